@@ -1,0 +1,549 @@
+"""GRPO, Group Relative Policy Optimization: PPO for language models, without a critic.
+
+For a question q, draw a group of G completions o_1 … o_G from the policy, let a verifier give each a reward R_i,
+and take a few gradient steps that maximise
+
+    J(θ) = mean over i of  1/|o_i| · Σ_t [ min(r_t A_i, clip(r_t, 1 − ε, 1 + ε) A_i) − β · k3_t ]
+
+    r_t  = π_θ(o_t | q, o_<t) / π_old(o_t | q, o_<t)     how far the policy has moved since the rollout
+    A_i  = (R_i − mean R) / (std R + 1e-4)               better or worse than the rest of its group
+    k3_t = e^d − d − 1,  d = log π_ref − log π_θ         an estimate of KL(π_θ ‖ π_ref), never negative
+
+The pain it cures. RLOO already replaced PPO's critic, a second network as large as the policy, by the average reward
+of a group; but it spends each rollout on one gradient step, and rollouts are where the time goes. GRPO brings back
+PPO's clipped ratio, which makes several steps on one rollout safe. Against rloo_llm.py three things change: advantages
+are z-scores, every completion counts the same however long, and the KL penalty moves from the reward to the loss.
+How it fails. 1/|o_i| makes a token of a long wrong answer cheap, and dividing by std R gives most weight to questions
+that are nearly always or nearly never solved: `--no-scale-rewards --length-norm constant` (Dr. GRPO) mends both.
+
+    python grpo_llm.py      # a tiny embedded model learns to reason, on a laptop
+    python grpo_llm.py --model Qwen/Qwen2.5-0.5B-Instruct --dataset gsm8k.jsonl --learning-rate 1e-6
+
+Shao et al. 2024, DeepSeekMath (GRPO), arXiv:2402.03300 · DeepSeek-AI 2025, DeepSeek-R1, arXiv:2501.12948
+Liu et al. 2025, Understanding R1-Zero-Like Training (Dr. GRPO), arXiv:2503.20783
+Schulman 2020, Approximating KL Divergence (k3), http://joschu.net/blog/kl-approx.html
+"""
+
+import copy
+import hashlib
+import inspect
+import json
+import math
+import os
+import random
+import re
+import shutil
+import sys
+import time
+import zlib
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, islice
+from pathlib import Path
+from statistics import fmean
+from typing import Literal, NamedTuple
+
+import tokenizers
+import torch
+import transformers
+import tyro
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
+@dataclass
+class Args:
+    clip_low: float = 0.2
+    """the ratio is clipped below at 1 - clip_low"""
+    clip_high: float = 0.2
+    """the ratio is clipped above at 1 + clip_high"""
+    beta: float = 0.01
+    """weight of the KL penalty in the loss; at 0 there is no reference model in memory"""
+    scale_rewards: bool = True
+    """divide advantages by the group's standard deviation (Dr. GRPO does not)"""
+    length_norm: Literal["response", "constant"] = "response"
+    """divide a completion's sum over tokens by its own length, or by max_new_tokens (Dr. GRPO)"""
+    minibatches: int = 4
+    """optimizer steps per rollout; with 1 the ratio is always 1 and the clip never acts"""
+
+    steps: int = 200
+    """rollouts"""
+    prompts_per_step: int = 32
+    """questions in a rollout (P)"""
+    group_size: int = 8
+    """completions drawn per question (G)"""
+    micro_batch_size: int = 0
+    """completions per forward pass of an update: changes memory, not the gradient; 0 = the whole minibatch"""
+    learning_rate: float = 4e-4
+    """AdamW's peak rate, for the tiny model; a pretrained one wants about 1e-6"""
+    warmup_steps: int = 10
+    """rollouts over which the rate rises to its peak; from there it falls linearly to 0"""
+    max_grad_norm: float = 1.0
+    """gradients longer than this are scaled down to it"""
+    temperature: float = 1.0
+    """softmax temperature of the policy, in the rollout and in the loss alike"""
+    max_new_tokens: int = 24
+    """completions are cut off at this length, in tokens"""
+    model: str = "tiny"
+    """Hugging Face hub id, local folder, or "tiny": the embedded model after its warm start"""
+    dataset: str = "arithmetic"
+    """"arithmetic" (generated), or a JSONL file in GSM8K's form: "question", and "answer" ending in #### 72"""
+    eval_dataset: str = ""
+    """likewise; if empty, held-out sums, or the first tenth of the data set"""
+    instruction: str = "Reason step by step, then end with #### and the number alone."
+    """follows each question, save for the tiny model, which reads nothing but sums"""
+    warm_start_steps: int = 1000
+    """imitation steps that make the tiny model; the result is cached"""
+    eval_every: int = 50
+    """rollouts between evaluations; each saves the model"""
+    eval_problems: int = 256
+    """held-out questions, at most"""
+    seed: int = 1
+    """same seed, same run, to the last digit (on a CPU)"""
+    device: str = "auto"
+    """cuda, mps or cpu; auto takes the first of them that is there"""
+    output_dir: str = "runs"
+    """each run puts its logs and its model into a folder of its own in here"""
+    cache_dir: str = "~/.cache/policy-gradients"
+    """where the tiny model is kept after its warm start"""
+
+
+def stop(message: str):
+    """End a run that cannot succeed: one line that names the flag and the mend, exit status 2."""
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def check_args(args):
+    """Stop at the first flag whose value no run can use."""
+    may_be_zero = "clip_low clip_high beta micro_batch_size learning_rate warmup_steps seed".split()
+    for name, value in asdict(args).items():
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if not (0 <= value < 2**63 and (value or name in may_be_zero)):  # NaN fails too
+                stop(f"--{name.replace('_', '-')} {value}: must be {'0 or more' if name in may_be_zero else 'above 0'}")
+    if args.group_size < 2:
+        stop("--group-size 1: a completion is judged by the others of its group; give at least 2")
+    if args.prompts_per_step * args.group_size % args.minibatches:
+        stop(f"--minibatches {args.minibatches}: must divide --prompts-per-step times --group-size")
+    if args.model == "tiny" and {args.dataset, args.eval_dataset} - {"arithmetic", ""}:
+        stop("--model tiny reads nothing but sums: leave --dataset and --eval-dataset alone, or name another --model")
+
+
+# --------------------------------------------------------------------------------------------------------------- Task
+class Problem(NamedTuple):
+    question: str
+    answer: str
+
+
+def make_sum(rng: random.Random, held_out: bool = False) -> Problem:
+    """A chain of 2 to 4 one-digit numbers, such as ("3+8+5=", "16")."""
+    while True:
+        terms = [rng.randint(0, 9) for _ in range(rng.randint(2, 4))]
+        question = "+".join(map(str, terms)) + "="
+        # A question's own checksum says on which side it belongs, so training and held-out problems cannot meet.
+        if held_out == (zlib.crc32(question.encode()) % 10 == 0):
+            return Problem(question, str(sum(terms)))
+
+
+def load_problems(flag: str, path: str) -> list[Problem]:
+    """Problems from a JSONL file in GSM8K's form; the first bad line, by its number, stops the run."""
+    if not os.path.isfile(path):
+        stop(f"{flag} {path}: no such file; give a JSONL file, or arithmetic")
+    problems = []
+    with open(path, encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+                problems.append(Problem(row["question"].strip(), row["answer"].rpartition("#")[2].strip()))
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                stop(f'{flag} {path}, line {number}: wanted JSON with texts "question" and "answer"')
+            if parse_number(problems[-1].answer) is None:
+                stop(f"{flag} {path}, line {number}: the answer must end in #### and a number")
+    return problems or stop(f"{flag} {path}: the file is empty")
+
+
+def load_data(args) -> tuple[list[Problem] | None, list[Problem]]:
+    """Training problems (None stands for sums without end) and held-out ones; no question is in both."""
+    train = None if args.dataset == "arithmetic" else load_problems("--dataset", args.dataset)
+    if (args.eval_dataset or args.dataset) == "arithmetic":
+        rng = random.Random(0)
+        return train, [make_sum(rng, held_out=True) for _ in range(args.eval_problems)]
+    held_out = load_problems("--eval-dataset", args.eval_dataset) if args.eval_dataset else train[: len(train) // 10 + 1]
+    if train is not None:
+        questions = {problem.question for problem in held_out}
+        train = [problem for problem in train if problem.question not in questions]
+        train or stop(f"--dataset {args.dataset}: no question is left to train on; give more, or another --eval-dataset")
+    return train, held_out[: args.eval_problems]
+
+
+def stream(train: list[Problem] | None, rng: random.Random):
+    """Training problems without end: fresh sums, or shuffled passes over the data set."""
+    while True:
+        yield from [make_sum(rng)] if train is None else rng.sample(train, len(train))
+
+
+NUMBER = re.compile(r"([-+]?)\\?\$?([0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.([0-9]*))?")
+
+
+def parse_number(text: str) -> str | None:
+    """'+1,234.50' → '1234.5'; None for what is no number. Text throughout: nothing rounds, overflows or is evaluated."""
+    match = NUMBER.fullmatch(text)
+    if match is None:
+        return None
+    sign, whole, fraction = match.groups(default="")
+    value = f"{whole.replace(',', '').lstrip('0') or '0'}.{fraction.rstrip('0')}".rstrip(".")
+    return "-" + value if sign == "-" and value != "0" else value
+
+
+def verify(completion: str, answer: str) -> float:
+    """1.0 if the completion ends in a marker of one or more `#` and then the right number, else 0.0.
+
+    Numbers are compared by value, through the wrappings that models like: `#14`, `#### 1,234.00`, `#### $5`,
+    `#### 5%`, `#### \\boxed{72}`, `#### **72**`. Hostile text is answered in time linear in its length.
+    """
+    _, marker, tail = completion.rpartition("#")
+    tail = tail.replace("\\boxed{", "{").lstrip(" \t\r\n*$\\{").rstrip(" \t\r\n*$%\\}.")
+    number = parse_number(tail)
+    return float(marker == "#" and number is not None and number == parse_number(answer))
+
+
+def verify_lenient(completion: str, answer: str) -> float:
+    """1.0 if the last number anywhere in the completion is right: skill without form, for evaluation only."""
+    numbers = [match[0] for match in NUMBER.finditer(completion)]
+    return float(numbers != [] and parse_number(numbers[-1]) == parse_number(answer))
+
+
+# -------------------------------------------------------------------------------------------------------------- Model
+def make_tiny_model(steps: int):
+    """A character-level Llama of 84 k parameters, taught by `steps` steps of imitation; returns it with its tokenizer.
+
+    The demonstrations come in two styles: working a sum out in running totals (3+8+5= → 11,16#16), and blurting out
+    a guess (→ #14). Guessing starts rare and ends as the habit of 85 %: the skill is learned first and then buried.
+    RL, told only right from wrong, can find out that working it out pays: answers grow longer as they get better.
+    """
+    vocabulary = {token: i for i, token in enumerate(["<eos>", "<unk>", *"0123456789+=,#"])}
+    characters = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    characters.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
+    characters.decoder = tokenizers.decoders.Fuse()
+    special = {"eos_token": "<eos>", "pad_token": "<eos>", "unk_token": "<unk>"}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=characters, **special)
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    ids = {"vocab_size": len(vocabulary), "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
+    # The usual initializer_range of 0.02 is meant for widths in the thousands: this model would learn far slower.
+    config = transformers.LlamaConfig(**shape, **ids, max_position_embeddings=128, initializer_range=0.1)
+    with torch.random.fork_rng():  # the same model for every --seed
+        torch.manual_seed(0)
+        model = transformers.LlamaForCausalLM(config)
+    rng = random.Random(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.99), weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: min((s + 1) / 50, 1 - s / steps))
+    for step in tqdm(range(steps), desc="warm start", unit="step"):
+        ids, labels = [], []
+        for question, answer in (make_sum(rng) for _ in range(128)):
+            terms = [int(term) for term in question[:-1].split("+")]
+            working = ",".join(map(str, list(accumulate(terms))[1:])) + "#" + answer
+            guess = "#" + str(sum(rng.randint(0, 9) for _ in terms))
+            demonstration = guess if rng.random() < 0.85 * step / steps else working
+            ids.append(torch.tensor([vocabulary[c] for c in question + demonstration] + [0]))
+            labels.append(ids[-1].index_fill(0, torch.arange(len(question)), -100))  # the question is given, not learned
+        ids, labels = (torch.nn.utils.rnn.pad_sequence(x, True, fill) for x, fill in ((ids, 0), (labels, -100)))
+        logits = model(ids, use_cache=False).logits[:, :-1]
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    return model, tokenizer
+
+
+def save_model(model, tokenizer, folder: Path):
+    """Write into a scratch folder, then rename it: nobody ever meets half a model."""
+    scratch = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
+    model.save_pretrained(scratch)
+    tokenizer.save_pretrained(scratch)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(scratch, folder)
+
+
+def load_policy(args, device):
+    """The model to train and its tokenizer. model.generation_config lists every stop id and names the pad id."""
+    source, tiny = args.model, args.model == "tiny"
+    if tiny:  # cached under all that shapes its weights: the code that makes them, its argument, its libraries
+        recipe = [inspect.getsource(function) for function in (make_tiny_model, make_sum)]
+        recipe += [str(args.warm_start_steps), torch.__version__, transformers.__version__]
+        source = Path(args.cache_dir).expanduser() / hashlib.sha256("".join(recipe).encode()).hexdigest()[:16]
+    for attempt in (1, 2):
+        if tiny and not source.exists():
+            source.parent.mkdir(parents=True, exist_ok=True)
+            save_model(*make_tiny_model(args.warm_start_steps), source)
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+            dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+            model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(device)
+            break
+        except Exception as error:  # each library has its own for a missing folder, a torn file, an unknown type
+            if not tiny or attempt == 2:
+                stop(f"--model {source}: neither a hub id nor a folder that loads ({str(error).splitlines()[0]})")
+            print(f"warning: the cached model in {source} is corrupt; making it anew", file=sys.stderr)
+            shutil.rmtree(source)
+    stops = set()
+    for ids in (tokenizer.eos_token_id, model.config.eos_token_id, model.generation_config.eos_token_id):
+        stops |= set(ids) if isinstance(ids, list) else {ids}
+    stops = sorted(stops - {None}) or stop(f"--model {source}: it has no end-of-sequence token")
+    model.generation_config.eos_token_id = stops
+    model.generation_config.pad_token_id = stops[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    return model.eval(), tokenizer  # eval() because dropout would make the ratio noisy; gradients flow all the same
+
+
+def encode_prompt(question: str, tokenizer, args) -> list[int]:
+    """Token ids of a question in the form that the model expects, BOS once if it has one."""
+    text = question if args.model == "tiny" else f"{question}\n{args.instruction}".strip()
+    if tokenizer.chat_template:  # which writes its own BOS
+        chat = [{"role": "user", "content": text}]
+        text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    ids = tokenizer.encode(text, add_special_tokens=not tokenizer.chat_template)
+    if not ids or tokenizer.unk_token_id in ids:
+        stop(f"--model {args.model}: its tokenizer cannot read the prompt {text!r}; see --dataset and --instruction")
+    return ids
+
+
+# ------------------------------------------------------------------------------------------------------------ Rollout
+def log_softmax(model, logits, temperature: float):
+    """Log-probabilities of the policy, (…, V) → (…, V) in float32, for the sampler and the loss alike.
+
+    Temperature and nothing else: top-k or top-p in the sampler alone would put a wrong π_old into the ratio. A pad
+    token that is no stop token has no business in a completion and is ruled out, here for both.
+    """
+    logits = logits.float() / temperature
+    if model.generation_config.pad_token_id not in model.generation_config.eos_token_id:
+        logits[..., model.generation_config.pad_token_id] = torch.finfo(logits.dtype).min
+    return logits.log_softmax(-1)
+
+
+@torch.no_grad()
+def generate(model, prompts: list[list[int]], num_samples: int, max_new_tokens: int, temperature: float) -> dict:
+    """Draw `num_samples` completions of each prompt (token ids); temperature 0 means greedy.
+
+    Returns tensors of B = len(prompts) · num_samples rows, the samples of a prompt side by side: prompt_ids and
+    prompt_mask (B, S), padded on the left; completion_ids (B, T); mask (B, T), 1 up to and including the first stop
+    token; old_logprobs (B, T) of what was drawn; ended (B,), False for what was cut off.
+    """
+    device, pad = model.device, model.generation_config.pad_token_id
+    stops = torch.tensor(model.generation_config.eos_token_id, device=device)
+    S = max(map(len, prompts))
+    prompt_ids = torch.tensor([[pad] * (S - len(p)) + p for p in prompts], device=device)
+    attention = torch.tensor([[0] * (S - len(p)) + [1] * (len(p) + max_new_tokens) for p in prompts], device=device)
+    positions = (attention.cumsum(1) - 1).clamp(min=0)  # counted from the first real token, not from the padding
+
+    # Each prompt is read once; what the cache then holds is copied to its whole group.
+    cache = transformers.DynamicCache(config=model.config)
+    output = model(prompt_ids, attention[:, :S], positions[:, :S], cache, use_cache=True, logits_to_keep=1)
+    cache.batch_repeat_interleave(num_samples)
+    prompt_ids, attention, positions, logits = (
+        x.repeat_interleave(num_samples, 0) for x in (prompt_ids, attention, positions, output.logits)
+    )
+    B = len(prompt_ids)
+    completion_ids = prompt_ids.new_full((B, max_new_tokens), pad)
+    mask, old_logprobs = torch.zeros(2, B, max_new_tokens, device=device)
+    rows = torch.arange(B, device=device)  # those still being written; the others have left the cache
+    for t in range(max_new_tokens):
+        logp = log_softmax(model, logits[:, -1], temperature or 1.0)
+        tokens = torch.multinomial(logp.exp(), 1) if temperature else logp.argmax(-1, keepdim=True)
+        completion_ids[rows, t], mask[rows, t] = tokens[:, 0], 1.0
+        old_logprobs[rows, t] = logp.gather(1, tokens)[:, 0]
+        going = ~torch.isin(tokens[:, 0], stops)
+        if not going.all():
+            rows, tokens = rows[going], tokens[going]
+            cache.batch_select_indices(going.nonzero()[:, 0])
+        if len(rows) == 0 or t == max_new_tokens - 1:
+            break
+        seen, position = attention[rows, : S + t + 1], positions[rows, S + t, None]
+        logits = model(tokens, seen, position, cache, use_cache=True).logits
+    drawn = {"completion_ids": completion_ids, "mask": mask, "old_logprobs": old_logprobs}
+    ended = torch.ones(B, dtype=torch.bool, device=device).index_fill(0, rows, False)
+    prompt = {"prompt_ids": prompt_ids, "prompt_mask": attention[:, :S]}
+    return prompt | {name: tensor[:, : t + 1] for name, tensor in drawn.items()} | {"ended": ended}
+
+
+def token_logprobs(model, batch: dict, temperature: float):
+    """log π of each completion token and the policy's entropy there, both (B, T), 0 where the mask is 0."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    attention = torch.cat([batch["prompt_mask"], batch["mask"].long()], 1)
+    positions = (attention.cumsum(1) - 1).clamp(min=0)
+    # Logits speak of the next token: those of the last prompt token are wanted, those of the last token are not.
+    keep = batch["mask"].shape[1] + 1
+    logits = model(ids, attention, positions, use_cache=False, logits_to_keep=keep).logits[:, :-1]
+    logp = log_softmax(model, logits, temperature)
+    entropy = -(logp.detach().exp() * logp.detach()).sum(-1)
+    return logp.gather(2, batch["completion_ids"][..., None])[..., 0] * batch["mask"], entropy * batch["mask"]
+
+
+# ---------------------------------------------------------------------------------------------------------- Algorithm
+def compute_advantages(rewards, args):
+    """Better or worse than its group, in standard deviations: rewards (P prompts, G samples) → advantages (P, G)."""
+    rewards = rewards - rewards[:, :1]  # changes nothing but rounding: equal rewards now give exactly 0
+    advantages = rewards - rewards.mean(1, keepdim=True)
+    return advantages / (rewards.std(1, keepdim=True) + 1e-4) if args.scale_rewards else advantages
+
+
+def token_weights(mask, args):
+    """Every completion counts the same, however long: mask (B, T) of a whole optimizer step → weights (B, T)."""
+    lengths = mask.sum(1, keepdim=True).clamp(min=1) if args.length_norm == "response" else args.max_new_tokens
+    return mask / (lengths * len(mask))
+
+
+def surrogate(logprobs, old_logprobs, advantages, mask, args):
+    """PPO's clipped objective for each token, to be maximised: all (B, T), but advantages (B,)."""
+    advantages = advantages[:, None]
+    ratio = ((logprobs - old_logprobs) * mask).exp()
+    return torch.minimum(ratio * advantages, ratio.clamp(1 - args.clip_low, 1 + args.clip_high) * advantages)
+
+
+def kl_k3(logprobs, ref_logprobs):
+    """Schulman's k3, an estimate of KL(π ‖ π_ref) from samples of π: unbiased, never negative; (B, T)."""
+    d = ref_logprobs - logprobs
+    return d.exp() - d - 1
+
+
+def train_minibatch(model, reference, optimizer, batch: dict, args) -> dict:
+    """One optimizer step on `batch`, a rollout's tensors with advantages (B,); returns what to log.
+
+    Weights are made once for the whole minibatch, so that micro-batches, however cut, sum to the same gradient.
+    """
+    batch = batch | {"weights": token_weights(batch["mask"], args)}
+    unclipped = replace(args, clip_low=math.inf, clip_high=math.inf)
+    stats = Counter()
+    optimizer.zero_grad()
+    for rows in torch.arange(len(batch["mask"])).split(args.micro_batch_size or len(batch["mask"])):
+        micro = {name: tensor[rows] for name, tensor in batch.items()}
+        mask, share = micro["mask"], micro["mask"] / batch["mask"].sum()
+        logprobs, entropy = token_logprobs(model, micro, args.temperature)
+        objective = surrogate(logprobs, micro["old_logprobs"], micro["advantages"], mask, args)
+        loss = -(micro["weights"] * objective).sum()
+        if reference is not None:
+            with torch.no_grad():
+                ref_logprobs, _ = token_logprobs(reference, micro, args.temperature)
+            kl = kl_k3(logprobs, ref_logprobs)
+            loss = loss + args.beta * (micro["weights"] * kl).sum()
+            stats["kl"] += (share * kl.detach()).sum()
+        loss.backward()
+        with torch.no_grad():  # a token is clipped where the clip changes its objective
+            free = surrogate(logprobs, micro["old_logprobs"], micro["advantages"], mask, unclipped)
+            stats["clip_ratio"] += (share * (objective != free)).sum()
+            stats["entropy"] += (share * entropy).sum()
+            stats["loss"] += loss
+    stats["grad_norm"] = torch.nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)
+    optimizer.step()
+    return {name: float(value) for name, value in stats.items()}
+
+
+# ---------------------------------------------------------------------------------------------------------- Main loop
+def decode(tokenizer, batch: dict) -> list[str]:
+    """The completions as text, special tokens left out."""
+    lengths = batch["mask"].sum(1).long().tolist()
+    rows = [ids[:length] for ids, length in zip(batch["completion_ids"].tolist(), lengths)]
+    return tokenizer.batch_decode(rows, skip_special_tokens=True)
+
+
+def evaluate(model, tokenizer, problems: list[Problem], args, k: int = 8) -> tuple[dict, str]:
+    """Scores on held-out problems, k samples each at temperature 1 and one greedy; and some completions to look at."""
+    sampled, greedy, lengths = [], [], []
+    with torch.random.fork_rng():  # the same dice at every evaluation, and none taken from the training's
+        torch.manual_seed(0)
+        for start in range(0, len(problems), args.prompts_per_step):
+            chunk = problems[start : start + args.prompts_per_step]
+            prompts = [encode_prompt(problem.question, tokenizer, args) for problem in chunk]
+            batch = generate(model, prompts, k, args.max_new_tokens, temperature=1.0)
+            lengths += batch["mask"].sum(1).tolist()
+            sampled += decode(tokenizer, batch)
+            greedy += decode(tokenizer, generate(model, prompts, 1, args.max_new_tokens, temperature=0.0))
+    answers = [problem.answer for problem in problems for _ in range(k)]
+    right = torch.tensor(list(map(verify, sampled, answers))).view(-1, k)
+    samples = [f"    {problem.question}{sampled[i * k]}" for i, problem in enumerate(problems[:8])]
+    return {
+        "eval/pass@1": right.mean().item(),
+        "eval/pass@1_greedy": fmean(map(verify, greedy, answers[::k])),
+        "eval/pass@1_lenient": fmean(map(verify_lenient, sampled, answers)),
+        f"eval/pass@{k}": right.amax(1).mean().item(),
+        "eval/mean_length": fmean(lengths),
+    }, "\n".join(samples)
+
+
+def main(args: Args) -> dict:
+    start = time.perf_counter()
+    check_args(args)
+    transformers.utils.logging.disable_progress_bar()
+    best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.empty(0, device=best if args.device == "auto" else args.device).device
+    except (RuntimeError, AssertionError):
+        stop(f"--device {args.device}: not on this machine; auto would take {best}")
+    train, held_out = load_data(args)
+    model, tokenizer = load_policy(args, device)
+    reference = copy.deepcopy(model).requires_grad_(False) if args.beta > 0 else None
+    torch.manual_seed(args.seed)
+    problems = stream(train, random.Random(args.seed))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)
+    warmup_then_decay = lambda s: min((s + 1) / (args.warmup_steps + 1), 1 - s / args.steps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_then_decay)
+
+    name = Path(__file__).stem
+    folder = Path(args.output_dir) / f"{name}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+    writer = SummaryWriter(folder)
+    rows = "".join(f"|{flag}|{value}|\n" for flag, value in asdict(args).items())
+    writer.add_text("hyperparameters", "|flag|value|\n|-|-|\n" + rows)
+
+    def evaluate_and_save(step: int) -> dict:
+        scores, samples = evaluate(model, tokenizer, held_out, args)
+        for key, value in scores.items():
+            writer.add_scalar(key, value, step)
+        writer.add_text("completions", samples, step)
+        save_model(model, tokenizer, folder / "model")
+        return scores
+
+    initial, num_tokens = evaluate_and_save(0), 0
+    bar = tqdm(range(1, args.steps + 1), desc=name, unit="step")
+    for step in bar:
+        step_start = time.perf_counter()
+        chunk = list(islice(problems, args.prompts_per_step))
+        prompts = [encode_prompt(problem.question, tokenizer, args) for problem in chunk]
+        batch = generate(model, prompts, args.group_size, args.max_new_tokens, args.temperature)
+        answers = [problem.answer for problem in chunk for _ in range(args.group_size)]
+        rewards = torch.tensor(list(map(verify, decode(tokenizer, batch), answers)), device=device)
+        rewards = rewards.view(args.prompts_per_step, args.group_size)
+        batch["advantages"] = compute_advantages(rewards, args).flatten()
+
+        stats = Counter()
+        for rows in torch.randperm(len(batch["mask"])).chunk(args.minibatches):
+            minibatch = {key: tensor[rows] for key, tensor in batch.items()}
+            update = train_minibatch(model, reference, optimizer, minibatch, args)
+            if not math.isfinite(update["loss"] + update["grad_norm"]):
+                sys.exit(f"error: step {step}: loss {update['loss']}, gradient norm {update['grad_norm']}; try a lower "
+                         f"--learning-rate. The last good model is in {folder / 'model'}")  # fmt: skip
+            stats.update({key: value / args.minibatches for key, value in update.items()})
+        schedule.step()
+
+        lengths = batch["mask"].sum(1)
+        num_tokens += int(lengths.sum())
+        seconds = time.perf_counter() - step_start
+        stats |= {"reward": rewards.mean(), "reward_std": rewards.std(1).mean()}
+        stats |= {"frac_reward_zero_std": (rewards == rewards[:, :1]).all(1).float().mean()}
+        stats |= {"completions/mean_length": lengths.mean(), "completions/clipped_ratio": (~batch["ended"]).float().mean()}
+        stats |= {"num_tokens": num_tokens, "tokens_per_second": lengths.sum() / seconds, "step_time": seconds}
+        for key, value in stats.items():
+            writer.add_scalar(key, float(value), step)
+        bar.set_postfix(reward=f"{stats['reward']:.2f}", length=f"{stats['completions/mean_length']:.1f}")
+        if step % args.eval_every == 0 or step == args.steps:
+            scores = evaluate_and_save(step)
+    writer.close()
+    seconds = time.perf_counter() - start
+    print(
+        f"held-out pass@1 {initial['eval/pass@1']:.3f} → {scores['eval/pass@1']:.3f}, mean length "
+        f"{initial['eval/mean_length']:.1f} → {scores['eval/mean_length']:.1f} tokens, {seconds:.0f} s; "
+        f"model: {folder / 'model'}, logs: tensorboard --logdir {args.output_dir}"
+    )
+    return scores | {"eval/pass@1_initial": initial["eval/pass@1"], "seconds": seconds, "folder": str(folder)}
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
