@@ -288,7 +288,8 @@ def generate(model, prompts: list[list[int]], num_samples: int, max_new_tokens: 
     positions = (attention.cumsum(1) - 1).clamp(min=0)  # counted from the first real token, not from the padding
     # Each prompt is read once; what the cache then holds is copied to its whole group.
     cache = transformers.DynamicCache(config=model.config)
-    output = model(prompt_ids, attention[:, :S], positions[:, :S], cache, use_cache=True, logits_to_keep=1)
+    inputs = {"input_ids": prompt_ids, "attention_mask": attention[:, :S], "position_ids": positions[:, :S]}
+    output = model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
     cache.batch_repeat_interleave(num_samples)
     tensors = (prompt_ids, attention, positions, output.logits)
     prompt_ids, attention, positions, logits = (x.repeat_interleave(num_samples, 0) for x in tensors)
@@ -306,7 +307,8 @@ def generate(model, prompts: list[list[int]], num_samples: int, max_new_tokens: 
             cache.batch_select_indices(going.nonzero()[:, 0])
         if len(rows) == 0 or t == max_new_tokens - 1:
             break
-        logits = model(tokens, attention[rows, : S + t + 1], positions[rows, S + t, None], cache, use_cache=True).logits
+        seen = {"attention_mask": attention[rows, : S + t + 1], "position_ids": positions[rows, S + t, None]}
+        logits = model(input_ids=tokens, **seen, past_key_values=cache, use_cache=True).logits
     T = t + 1
     batch = {"completion_ids": completion_ids[:, :T], "mask": mask[:, :T], "old_logprobs": old_logprobs[:, :T]}
     ended = torch.ones(B, dtype=torch.bool, device=device).index_fill(0, rows, False)
@@ -316,13 +318,19 @@ def token_logprobs(model, batch: dict, temperature: float):
     """log π of each completion token and the policy's entropy there, both (B, T), 0 where the mask is 0."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
     attention = torch.cat([batch["prompt_mask"], batch["mask"].long()], 1)
-    positions = (attention.cumsum(1) - 1).clamp(min=0)
+    inputs = {"input_ids": ids, "attention_mask": attention, "position_ids": (attention.cumsum(1) - 1).clamp(min=0)}
     # Logits speak of the next token: those of the last prompt token are wanted, those of the last token are not.
-    keep = batch["mask"].shape[1] + 1
-    logits = model(ids, attention, positions, use_cache=False, logits_to_keep=keep).logits[:, :-1]
+    logits = model(**inputs, use_cache=False, logits_to_keep=batch["mask"].shape[1] + 1).logits[:, :-1]
     logp = log_softmax(model, logits, temperature)
     entropy = -(logp.detach().exp() * logp.detach()).sum(-1)
     return logp.gather(2, batch["completion_ids"][..., None])[..., 0] * batch["mask"], entropy * batch["mask"]
+
+@torch.no_grad()
+def reference_logprobs(reference, batch: dict, args):
+    """log π_ref of the completion tokens (B, T), a few rows at a time to spare memory."""
+    rows = torch.arange(len(batch["mask"])).split(args.micro_batch_size or 64)
+    micros = ({name: tensor[r] for name, tensor in batch.items()} for r in rows)
+    return torch.cat([token_logprobs(reference, micro, args.temperature)[0] for micro in micros])
 
 # ---------------------------------------------------------------------------------------------------------- Algorithm
 
@@ -348,7 +356,7 @@ def kl_k3(logprobs, ref_logprobs):
     d = ref_logprobs - logprobs
     return d.exp() - d - 1
 
-def train_minibatch(model, reference, optimizer, batch: dict, args) -> dict:
+def train_minibatch(model, optimizer, batch: dict, args) -> dict:
     """One optimizer step on `batch`, a rollout's tensors with advantages (B,); returns what to log."""
     # Weights are made for the whole minibatch at once: micro-batches, however cut, sum to the same gradient.
     batch = batch | {"weights": token_weights(batch["mask"], args), "share": batch["mask"] / batch["mask"].sum()}
@@ -361,10 +369,8 @@ def train_minibatch(model, reference, optimizer, batch: dict, args) -> dict:
         inputs = (logprobs, micro["old_logprobs"], micro["advantages"], micro["mask"])
         objective = surrogate(*inputs, args)
         loss = -(micro["weights"] * objective).sum()
-        if reference is not None:
-            with torch.no_grad():
-                ref_logprobs, _ = token_logprobs(reference, micro, args.temperature)
-            kl = kl_k3(logprobs, ref_logprobs)
+        if args.beta > 0:
+            kl = kl_k3(logprobs, micro["ref_logprobs"])
             loss = loss + args.beta * (micro["weights"] * kl).sum()
             stats["kl"] += (micro["share"] * kl).sum().item()
         loss.backward()
@@ -424,7 +430,7 @@ def main(args: Args) -> dict:
     torch.manual_seed(args.seed)
     rng = random.Random(args.seed)  # fresh sums, or shuffled passes over the data set, without end
     problems = chain.from_iterable([make_sum(rng)] if train is None else rng.sample(train, len(train)) for _ in count())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0, fused=True)
     warmup_then_decay = lambda s: min((s + 1) / (args.warmup_steps + 1), 1 - s / args.steps)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_then_decay)
     name = Path(__file__).stem
@@ -438,11 +444,13 @@ def main(args: Args) -> dict:
         step_start = time.perf_counter()
         chunk = list(islice(problems, args.prompts_per_step))
         batch, _, rewards = attempt(model, tokenizer, chunk, args.group_size, args.temperature, args)
+        if args.beta > 0:
+            batch["ref_logprobs"] = reference_logprobs(reference, batch, args)
         batch["advantages"] = compute_advantages(rewards, args).flatten()
         stats = Counter()
         for rows in torch.randperm(len(batch["mask"])).chunk(args.minibatches):
             minibatch = {key: tensor[rows] for key, tensor in batch.items()}
-            update = train_minibatch(model, reference, optimizer, minibatch, args)
+            update = train_minibatch(model, optimizer, minibatch, args)
             if not math.isfinite(update["loss"] + update["grad_norm"]):
                 sys.exit(f"error: step {step}: the loss is not finite; the last good model is in {folder / 'model'}")
             stats.update({key: value / args.minibatches for key, value in update.items()})
@@ -454,7 +462,7 @@ def main(args: Args) -> dict:
         stats["frac_reward_zero_std"] = (rewards == rewards[:, :1]).all(1).float().mean()
         stats["completions/mean_length"] = lengths.mean()
         stats["completions/clipped_ratio"] = (~batch["ended"]).float().mean()
-        stats |= {"num_tokens": num_tokens, "step_time": seconds, "tokens_per_second": lengths.sum() / seconds}
+        stats.update(num_tokens=num_tokens, step_time=seconds, tokens_per_second=lengths.sum() / seconds)
         for key, value in stats.items():
             writer.add_scalar(key, float(value), step)
         bar.set_postfix(reward=f"{stats['reward']:.2f}", length=f"{stats['completions/mean_length']:.1f}")

@@ -1,0 +1,71 @@
+"""Small models, tokenizers and helpers that the tests share."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+LLM_SCRIPTS = sorted(path.stem for path in ROOT.glob("*_llm.py"))
+
+
+def script(name: str):
+    return importlib.import_module(name)
+
+
+def random_model(kind: str = "llama", vocab: int = 11, stops=(1,), pad: int = 0, seed: int = 0):
+    """A random causal LM with peaked distributions, so that a wrong position or shift cannot hide."""
+    torch.manual_seed(seed)
+    ids = {"vocab_size": vocab, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    if kind == "gpt2":  # learned absolute positions
+        config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=64, initializer_range=0.8, **ids)
+        model = transformers.GPT2LMHeadModel(config)
+    elif kind == "qwen2":
+        model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**shape, num_key_value_heads=1, initializer_range=0.4, **ids))
+    else:
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, initializer_range=0.4, **ids))
+    model.generation_config.eos_token_id = list(stops)
+    model.generation_config.pad_token_id = pad
+    return model.eval()
+
+
+@pytest.fixture(scope="session")
+def cache_dir(tmp_path_factory):
+    """One cache for the whole session: the warm start is made once."""
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def quick(tmp_path, cache_dir):
+    """Flags of a run of seconds: an undertrained tiny model, two small steps."""
+    return {
+        "steps": 2,
+        "prompts_per_step": 4,
+        "group_size": 4,
+        "warm_start_steps": 30,
+        "eval_problems": 8,
+        "output_dir": str(tmp_path / "runs"),
+        "cache_dir": cache_dir,
+        "device": "cpu",
+    }
+
+
+@pytest.fixture
+def refused(capsys):
+    """Call it with a function: that must end with exit status 2 and one line on stderr, which is returned."""
+
+    def check(function, *args):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            function(*args)
+        assert caught.value.code == 2
+        errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1
+        return errors[0]
+
+    return check

@@ -1,0 +1,157 @@
+"""The sampler and the log-probs, against plain forward passes of one unpadded sequence at a time."""
+
+import pytest
+import torch
+from conftest import random_model, script
+
+grpo = script("grpo_llm")
+PROMPTS = [[3, 4], [5, 6, 7, 8, 9], [10]]
+KINDS = ["llama", "qwen2", "gpt2"]
+
+
+def plain_logprobs(model, prompt, completion, temperature, forbidden=()):
+    """log π of each token of `completion`: one full forward per token, no cache, no padding, no mask."""
+    out = []
+    for t, token in enumerate(completion):
+        logits = model(torch.tensor([prompt + completion[:t]])).logits[0, -1].double() / temperature
+        for bad in forbidden:
+            logits[bad] = -torch.inf
+        out.append(logits.log_softmax(-1)[token].item())
+    return torch.tensor(out)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_of_sampler_and_trainer_are_the_models(kind, temperature):
+    """Catches a shift by one, a lost temperature, wrong positions under left padding, a cache in the wrong order."""
+    model = random_model(kind)
+    torch.manual_seed(1)
+    batch = grpo.generate(model, PROMPTS, 3, 10, temperature)
+    trained, _ = grpo.token_logprobs(model, batch, temperature)
+    assert batch["mask"].sum(1).unique().numel() > 2
+    for i in range(9):
+        completion = batch["completion_ids"][i][batch["mask"][i].bool()].tolist()
+        expected = plain_logprobs(model, PROMPTS[i // 3], completion, temperature, forbidden=[0])
+        for found in (batch["old_logprobs"], trained):
+            torch.testing.assert_close(found[i, : len(completion)], expected, rtol=0, atol=1e-5)
+            assert (found[i, len(completion) :] == 0).all()
+
+
+def test_ratio_is_one_right_after_the_rollout():
+    for kind in KINDS:
+        model = random_model(kind)
+        batch = grpo.generate(model, PROMPTS, 4, 10, 1.0)
+        logprobs, _ = grpo.token_logprobs(model, batch, 1.0)
+        assert ((logprobs - batch["old_logprobs"]).exp() - 1).abs().max() < 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_samples_follow_the_models_distribution(temperature):
+    """Chi-square over the first token of 20,000 samples: top-k, top-p or a wrong temperature fail it by miles."""
+    model, n = random_model("llama", vocab=7), 20_000
+    torch.manual_seed(2)
+    batch = grpo.generate(model, [[3, 4, 5]], n, 1, temperature)
+    counts = torch.bincount(batch["completion_ids"][:, 0], minlength=7).double()
+    logits = model(torch.tensor([[3, 4, 5]])).logits[0, -1].double() / temperature
+    logits[0] = -torch.inf
+    expected = logits.softmax(-1) * n
+    assert counts[0] == 0
+    chi_square = ((counts - expected)[1:] ** 2 / expected[1:]).sum()
+    assert chi_square < 27.9  # 5 degrees of freedom: passed with probability 1 − 4e-5
+
+
+@torch.no_grad()
+def test_second_token_follows_the_first():
+    """The joint distribution of two tokens: the cache must hold the row's own past, not its neighbour's."""
+    model, n = random_model("llama", vocab=5, stops=(4,)), 20_000
+    torch.manual_seed(3)
+    batch = grpo.generate(model, [[3]], n, 2, 1.0)
+    pairs = batch["completion_ids"][:, 0] * 5 + batch["completion_ids"][:, 1]
+    for first in (1, 2, 3):
+        chosen = pairs[batch["completion_ids"][:, 0] == first] % 5
+        logits = model(torch.tensor([[3, first]])).logits[0, -1]
+        logits[0] = -torch.inf
+        expected = logits.softmax(-1) * len(chosen)
+        counts = torch.bincount(chosen, minlength=5).float()
+        assert ((counts - expected)[1:] ** 2 / expected[1:]).sum() < 23  # 3 degrees of freedom, 4e-5
+
+
+def test_greedy_takes_the_most_likely():
+    model = random_model("gpt2")
+    batch = grpo.generate(model, PROMPTS, 1, 6, 0.0)
+    for i, prompt in enumerate(PROMPTS):
+        for token in batch["completion_ids"][i][batch["mask"][i].bool()].tolist():
+            logits = model(torch.tensor([prompt])).logits[0, -1]
+            logits[0] = -torch.inf
+            assert token == logits.argmax()
+            prompt = prompt + [token]
+
+
+def check_mask(batch, stops):
+    """1 up to and including the first stop token; ended exactly where there is one."""
+    for ids, mask, ended in zip(batch["completion_ids"].tolist(), batch["mask"].tolist(), batch["ended"].tolist()):
+        length = int(sum(mask))
+        assert mask == [1.0] * length + [0.0] * (len(mask) - length) and length >= 1
+        assert not set(ids[: length - 1]) & set(stops)
+        assert (ids[length - 1] in stops) == ended
+        assert ended or length == len(mask)
+
+
+@pytest.mark.parametrize("stops,pad", [((1,), 0), ((1, 5, 7), 0), ((4,), 4), ((4, 6), 6)])
+def test_mask_ends_with_the_first_of_several_stops(stops, pad):
+    torch.manual_seed(0)
+    batch = grpo.generate(random_model("llama", stops=stops, pad=pad), PROMPTS, 40, 12, 1.0)
+    check_mask(batch, stops)
+    last = batch["completion_ids"].gather(1, batch["mask"].sum(1).long()[:, None] - 1)
+    assert set(stops) <= set(last.flatten().tolist()), "each stop token must have ended something"
+    if pad not in stops:
+        assert (batch["completion_ids"][batch["mask"].bool()] != pad).all()
+
+
+def test_stop_at_once_and_never():
+    at_once = grpo.generate(random_model("llama", stops=range(11)), PROMPTS, 5, 8, 1.0)
+    assert at_once["mask"].shape == (15, 1) and at_once["ended"].all() and (at_once["mask"] == 1).all()
+    never = grpo.generate(random_model("llama", stops=(99,)), PROMPTS, 5, 8, 1.0)
+    assert never["mask"].shape == (15, 8) and not never["ended"].any() and (never["mask"] == 1).all()
+
+
+def test_prompts_are_left_padded_and_grouped():
+    batch = grpo.generate(random_model("llama"), PROMPTS, 2, 3, 1.0)
+    for i, (ids, mask) in enumerate(zip(batch["prompt_ids"], batch["prompt_mask"])):
+        assert ids[mask.bool()].tolist() == PROMPTS[i // 2] and mask.tolist() == sorted(mask.tolist())
+
+
+def test_prompt_is_read_once_and_finished_rows_leave(monkeypatch):
+    """The rows of each forward pass: P for the prompts, then only what is still being written."""
+    model, rows = random_model("llama"), []
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda input_ids, **k: rows.append(len(input_ids)) or forward(input_ids=input_ids, **k))
+    torch.manual_seed(0)
+    batch = grpo.generate(model, PROMPTS, 8, 12, 1.0)
+    assert rows[0] == 3
+    going = [int((batch["mask"].sum(1) > t + 1).sum() + ((batch["mask"].sum(1) == t + 1) & ~batch["ended"]).sum())
+             for t in range(batch["mask"].shape[1] - 1)]  # fmt: skip
+    assert rows[1:] == going
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_entropy_is_the_policys(kind):
+    model = random_model(kind)
+    batch = grpo.generate(model, [[3, 4]], 1, 1, 0.8)
+    logits = model(torch.tensor([[3, 4]])).logits[0, -1].double() / 0.8
+    logits[0] = -torch.inf
+    p = logits.softmax(-1)
+    _, entropy = grpo.token_logprobs(model, batch, 0.8)
+    assert entropy.item() == pytest.approx(-(p * p.clamp(min=1e-300).log()).sum().item(), abs=1e-4)
+
+
+def test_reference_logprobs_do_not_depend_on_the_cut():
+    model = random_model("llama")
+    torch.manual_seed(0)
+    batch = grpo.generate(model, PROMPTS, 4, 10, 1.0)
+    for size in (0, 1, 5):
+        found = grpo.reference_logprobs(model, batch, grpo.Args(micro_batch_size=size))
+        torch.testing.assert_close(found, batch["old_logprobs"], rtol=0, atol=1e-5)
+        assert not found.requires_grad

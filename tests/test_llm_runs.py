@@ -1,0 +1,277 @@
+"""Whole runs: learning, repeatability, the cache, real models and data, and what a user does wrong."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from conftest import ROOT, script
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+grpo = script("grpo_llm")
+
+
+def scalars(folder, name):
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    return [event.value for event in events.Scalars(name)]
+
+
+def weights(folder):
+    return transformers.AutoModelForCausalLM.from_pretrained(Path(folder) / "model").state_dict()
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# ---------------------------------------------------------------------------------------------------- learning
+
+
+@pytest.fixture(scope="session")
+def learned(cache_dir, tmp_path_factory):
+    """The default warm start and 30 of the default's 200 steps."""
+    return grpo.main(grpo.Args(steps=30, eval_every=15, eval_problems=128, device="cpu", cache_dir=cache_dir,
+                               output_dir=str(tmp_path_factory.mktemp("runs"))))  # fmt: skip
+
+
+def test_learns(learned):
+    """With the sign of the loss, of the advantage or of the ratio turned round, it falls from 0.2 instead of rising."""
+    assert learned["eval/pass@1_initial"] < 0.35
+    assert learned["eval/pass@1"] > 0.8 and learned["eval/pass@1_greedy"] > 0.9
+    assert learned["eval/pass@8"] >= learned["eval/pass@1"] and learned["eval/pass@1_lenient"] >= learned["eval/pass@1"]
+
+
+def test_answers_grow_longer(learned):
+    lengths = scalars(learned["folder"], "completions/mean_length")
+    assert lengths[-1] > lengths[0] + 1.5
+
+
+def test_clip_is_live_and_logs_are_complete(learned):
+    names = """reward reward_std frac_reward_zero_std completions/mean_length completions/clipped_ratio clip_ratio kl
+    entropy grad_norm step_time num_tokens tokens_per_second loss eval/pass@1 eval/pass@1_greedy eval/pass@1_lenient
+    eval/pass@8""".split()
+    logged = {name: scalars(learned["folder"], name) for name in names}
+    assert all(len(values) == (3 if name.startswith("eval") else 30) for name, values in logged.items())
+    assert 0 < sum(logged["clip_ratio"]) / 30 < 0.5
+    assert logged["kl"][-1] > logged["kl"][0] >= 0
+    assert logged["num_tokens"] == sorted(logged["num_tokens"])
+
+
+def test_first_minibatch_has_ratio_one(cache_dir):
+    """On the real default rollout: what the KV cache sampled with is what the training forward sees."""
+    args = grpo.Args(cache_dir=cache_dir)
+    model, tokenizer = grpo.load_policy(args, torch.device("cpu"))
+    import random
+
+    problems = [grpo.make_sum(random.Random(i)) for i in range(32)]
+    batch, _, rewards = grpo.attempt(model, tokenizer, problems, 8, 1.0, args)
+    logprobs, _ = grpo.token_logprobs(model, batch, 1.0)
+    assert rewards.shape == (32, 8) and batch["prompt_mask"].sum(1).unique().numel() == 3
+    assert ((logprobs - batch["old_logprobs"]).exp() - 1).abs().max() < 1e-5
+
+
+def test_saved_model_loads_and_solves(learned):
+    model = transformers.AutoModelForCausalLM.from_pretrained(Path(learned["folder"]) / "model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(Path(learned["folder"]) / "model")
+    inputs = tokenizer("3+8+5=", return_tensors="pt")
+    output = model.generate(input_ids=inputs["input_ids"], do_sample=False, max_new_tokens=20)
+    assert tokenizer.decode(output[0], skip_special_tokens=True) == "3+8+5=11,16#16"
+
+
+# ------------------------------------------------------------------------------------- repeatability and cache
+
+
+def test_same_seed_same_run_with_and_without_cache(quick, tmp_path):
+    """Second run: the warm start comes from the cache. Third: another seed."""
+    quick["cache_dir"] = str(tmp_path / "cache")
+    first, second = grpo.main(grpo.Args(**quick)), grpo.main(grpo.Args(**quick | {"output_dir": str(tmp_path / "b")}))
+    other = grpo.main(grpo.Args(**quick | {"output_dir": str(tmp_path / "c"), "seed": 2}))
+    assert equal(weights(first["folder"]), weights(second["folder"]))
+    assert not equal(weights(first["folder"]), weights(other["folder"]))
+    for name in ("loss", "reward", "clip_ratio", "kl", "eval/pass@1"):
+        assert scalars(first["folder"], name) == scalars(second["folder"], name)
+    assert first["eval/pass@1_initial"] == other["eval/pass@1_initial"]
+
+
+def test_evaluation_takes_no_dice_from_training(quick, tmp_path):
+    rare, often = (
+        grpo.main(grpo.Args(**quick | {"steps": 3, "eval_every": every, "output_dir": str(tmp_path / str(every))}))
+        for every in (3, 1)
+    )
+    assert equal(weights(rare["folder"]), weights(often["folder"]))
+
+
+def test_corrupt_cache_is_rebuilt_with_a_warning(quick, tmp_path, capsys):
+    args = grpo.Args(**quick | {"cache_dir": str(tmp_path / "cache")})
+    load = lambda: {k: v.clone() for k, v in grpo.load_policy(args, torch.device("cpu"))[0].state_dict().items()}
+    fresh = load()
+    (folder,) = (tmp_path / "cache").iterdir()
+    for damage in ("torn", "gone"):
+        file = folder / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:1000]) if damage == "torn" else file.unlink()
+        capsys.readouterr()
+        rebuilt = load()
+        assert "corrupt" in capsys.readouterr().err and equal(fresh, rebuilt)
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [folder.name], "nothing half-made is left behind"
+
+
+def test_cache_key_holds_what_shapes_the_weights(quick, tmp_path):
+    cache = tmp_path / "cache"
+    for steps in (5, 6):
+        grpo.load_policy(grpo.Args(**quick | {"cache_dir": str(cache), "warm_start_steps": steps}), torch.device("cpu"))
+    assert len(list(cache.iterdir())) == 2
+
+
+# --------------------------------------------------------------------------------------- reference and dropout
+
+
+def test_reference_stays_and_is_not_loaded_without_kl(quick, monkeypatch):
+    seen, loaded, real, load = [], [], grpo.reference_logprobs, grpo.load_policy
+
+    def spy(reference, batch, args):
+        seen.append({name: tensor.clone() for name, tensor in reference.state_dict().items()})
+        return real(reference, batch, args)
+
+    monkeypatch.setattr(grpo, "reference_logprobs", spy)
+    monkeypatch.setattr(grpo, "load_policy", lambda *a: loaded.append(1) or load(*a))
+    run = grpo.main(grpo.Args(**quick | {"steps": 3}))
+    assert len(seen) == 3 and equal(seen[0], seen[2]) and len(loaded) == 2
+    assert not equal(seen[0], weights(run["folder"]))
+    grpo.main(grpo.Args(**quick | {"beta": 0.0, "output_dir": quick["output_dir"] + "2"}))
+    assert len(seen) == 3 and len(loaded) == 3
+
+
+# ---------------------------------------------------------------------------------------- real models and data
+
+
+@pytest.fixture(scope="session")
+def pretrained(tmp_path_factory):
+    """A random Qwen2 with dropout and a BPE tokenizer with a chat template, saved as a hub would hold them."""
+    folder = tmp_path_factory.mktemp("qwen")
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400, special_tokens=special, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    )
+    backend.train_from_iterator(["What is 12 + 34? Reason step by step, then end with #### and the number."] * 9, trainer)
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tokenizer.save_pretrained(folder)
+    config = transformers.Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, tie_word_embeddings=True, attention_dropout=0.5, bos_token_id=None, eos_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Qwen2ForCausalLM(config)
+    model.generation_config.eos_token_id = [2, 0]  # as Qwen2.5's own: <|im_end|> and <|endoftext|>
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def gsm_file(tmp_path):
+    rows = [{"question": f"What is {i} + 1?", "answer": f"It is {i + 1:,}.\n#### {i + 1:,}"} for i in range(990, 1030)]
+    path = tmp_path / "gsm.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def test_real_model_and_data_from_the_command_line(pretrained, gsm_file, tmp_path):
+    command = [sys.executable, "grpo_llm.py", "--model", pretrained, "--dataset", gsm_file, "--steps", "2",
+               "--prompts-per-step", "4", "--group-size", "4", "--eval-problems", "4", "--max-new-tokens", "6",
+               "--output-dir", str(tmp_path), "--device", "cpu"]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "→" in done.stdout.splitlines()[-1] and "model in" in done.stdout.splitlines()[-1]
+    (folder,) = tmp_path.glob("grpo_llm__1__*")
+    assert weights(folder)["model.embed_tokens.weight"].shape[0] > 300
+
+
+def test_stop_ids_chat_template_and_dropout(pretrained):
+    args = grpo.Args(model=pretrained, instruction="Go.")
+    model, tokenizer = grpo.load_policy(args, torch.device("cpu"))
+    assert model.generation_config.eos_token_id == [0, 2] and model.generation_config.pad_token_id == 0
+    ids = grpo.encode_prompt("What is 1 + 1?", tokenizer, args)
+    assert tokenizer.decode(ids) == "<|im_start|>user\nWhat is 1 + 1?\nGo.<|im_end|>\n<|im_start|>assistant\n"
+    batch = grpo.generate(model, [ids], 2, 4, 1.0)
+    (a, _), (b, _) = (grpo.token_logprobs(model, batch, 1.0) for _ in range(2))
+    assert torch.equal(a, b), "dropout is on"
+
+
+def test_bos_comes_once_and_missing_pad_is_mended(pretrained, tmp_path):
+    shutil.copytree(pretrained, tmp_path / "m")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
+    tokenizer.add_special_tokens({"bos_token": "<s>"})
+    post = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", tokenizer.bos_token_id)])
+    tokenizer.backend_tokenizer.post_processor = post
+    tokenizer.pad_token = None
+    template, tokenizer.chat_template = tokenizer.chat_template, None
+    args = grpo.Args(model="m", instruction="")
+    assert grpo.encode_prompt("1 + 1", tokenizer, args).count(tokenizer.bos_token_id) == 1
+    tokenizer.chat_template = "{{ bos_token }}" + template
+    assert grpo.encode_prompt("1 + 1", tokenizer, args).count(tokenizer.bos_token_id) == 1
+    tokenizer.save_pretrained(tmp_path / "m")
+    model, tokenizer = grpo.load_policy(replace(args, model=str(tmp_path / "m")), torch.device("cpu"))
+    assert tokenizer.pad_token_id is None and model.generation_config.pad_token_id in model.generation_config.eos_token_id
+
+
+# --------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("flags,named", [
+    ({"group_size": 1}, "--group-size"), ({"minibatches": 7}, "--minibatches"), ({"steps": 0}, "--steps"),
+    ({"learning_rate": float("nan")}, "--learning-rate"), ({"temperature": 0.0}, "--temperature"),
+    ({"clip_low": -0.1}, "--clip-low"), ({"beta": float("inf")}, "--beta"), ({"max_new_tokens": -5}, "--max-new-tokens"),
+    ({"seed": -1}, "--seed"), ({"dataset": "x.jsonl"}, "--model"), ({"model": "/nowhere/at/all"}, "--model"),
+    ({"device": "mps" if torch.cuda.is_available() else "cuda"}, "--device"),
+])  # fmt: skip
+def test_bad_flags(quick, refused, flags, named):
+    assert named in refused(grpo.main, grpo.Args(**quick | flags))
+
+
+def test_tokenizer_that_cannot_read_the_prompt(quick, refused, learned, gsm_file):
+    own = str(Path(learned["folder"]) / "model")
+    flags = quick | {"model": own, "dataset": gsm_file}
+    assert "--instruction" in refused(grpo.main, grpo.Args(**flags))
+    grpo.main(grpo.Args(**quick | {"model": own, "instruction": ""}))  # its own sums it reads
+
+
+def test_command_line_errors_show_no_traceback(tmp_path):
+    for flags in (["--group-size", "1"], ["--steps", "many"], ["--no-such-flag"]):
+        done = subprocess.run([sys.executable, "grpo_llm.py", *flags], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 2 and "Traceback" not in done.stderr + done.stdout
+
+
+def test_non_finite_loss_stops_with_the_step_and_keeps_the_model(quick, monkeypatch, capsys):
+    real, calls = grpo.compute_advantages, []
+
+    def poisoned(rewards, args):
+        calls.append(1)
+        return real(rewards, args) + (float("nan") if len(calls) == 2 else 0.0)
+
+    monkeypatch.setattr(grpo, "compute_advantages", poisoned)
+    with pytest.raises(SystemExit, match="step 2"):
+        grpo.main(grpo.Args(**quick | {"steps": 4, "eval_every": 1}))
+    (folder,) = Path(quick["output_dir"]).iterdir()
+    assert all(tensor.isfinite().all() for tensor in weights(folder).values())
+
+
+def test_default_run_leaves_nothing_outside_its_folders(quick, tmp_path):
+    before = set(os.listdir(ROOT))
+    grpo.main(grpo.Args(**quick))
+    assert set(os.listdir(ROOT)) - before <= {"__pycache__"}

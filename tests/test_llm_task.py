@@ -1,0 +1,131 @@
+"""Problems, data files and the verifier."""
+
+import json
+import random
+import time
+
+import pytest
+from conftest import script
+
+grpo = script("grpo_llm")
+
+RIGHT = [
+    ("#14", "14"), ("11,16#16", "16"), ("so it is\n#### 1,234", "1234"), ("#### 1234", "1,234"), ("#### $72", "72"),
+    ("####72", "72"), ("#### 72.00", "72"), ("#### 72.", "72"), ("#### 0.50", ".5".replace(".5", "0.5")),
+    ("#### -3", "-3"), ("#### +3", "3"), ("#### -$1,000.0", "-1000"), ("#### $-5", "-5"), ("#### 5%", "5"),
+    ("#### 5\\%", "5"), ("#### \\boxed{72}", "72"), ("#### $\\boxed{72}$", "72"), ("#### \\boxed{\\$72}", "72"),
+    ("#### **72**", "72"), ("**#### 72**", "72"), ("#### 72 \n", "72"), ("# 1 # 2", "2"), ("#### 007", "7"),
+    ("#### -0", "0"), ("#### 1,234,567.50", "1234567.5"), ("#" * 1000 + "5", "5"),
+    ("#### 123456789012345678901234567890", "123456789012345678901234567890"),
+]  # fmt: skip
+WRONG = [
+    ("#15", "14"), ("14", "14"), ("", "14"), ("#", "14"), ("####", "0"), ("#14 apples", "14"), ("#14#", "14"),
+    ("#14#15", "14"), ("# 1 4", "14"), ("#1,4", "14"), ("#14,", "14"), ("#,14", "14"), ("#14\n15", "14"),
+    ("#2*7", "14"), ("#7+7", "14"), ("#14e0", "14"), ("#0xE", "14"), ("#--14", "14"), ("#-14", "14"), ("#.5", "5"),
+    ("#1.4", "14"), ("#14.5", "14"), ("#12,34", "1234"), ("#1,2345", "12345"), ("#１４", "14"), ("#١٤", "14"), ("#²", "2"),
+    ("#nan", "nan"), ("#inf", "inf"), ("#None", "None"), ("# answer 14", "14"), ("#\\boxed{1}4", "14"), ("#1_4", "14"),
+    ("#9**9**9**9", "14"), ("#__import__('os').abort()", "14"), ("#1.4.", "14"), ("#123456789012345678901234567891",
+    "123456789012345678901234567890"), ("#0.1000000000000000055", "0.1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("completion,answer", RIGHT)
+def test_right_completions(completion, answer):
+    assert grpo.verify(completion, answer) == 1.0
+
+
+@pytest.mark.parametrize("completion,answer", WRONG)
+def test_wrong_and_hostile_completions(completion, answer):
+    assert grpo.verify(completion, answer) == 0.0
+
+
+def test_lenient_reads_the_last_number():
+    assert grpo.verify("the answer is 16", "16", lenient=True) == 1.0
+    assert grpo.verify("11,16#16", "16", lenient=True) == 1.0
+    assert grpo.verify("first 16, then 17", "16", lenient=True) == 0.0
+    assert grpo.verify("no number", "16", lenient=True) == 0.0
+    assert grpo.verify("costs $1,234.00 in all", "1234", lenient=True) == 1.0
+
+
+@pytest.mark.parametrize("piece", ["7", "#", "#7", "1,", "1,234", " ", "\\boxed{", "{", "*", "7.", "-", "$", "0", "\n#"])
+def test_linear_in_the_length(piece):
+    """A megabyte of any of these in well under a second; a quadratic reader needs minutes."""
+    text = piece * (1_000_000 // len(piece))
+    for completion in (text, "#" + text, text + "x", "#" + text + "#1x"):
+        for lenient in (False, True):
+            start = time.perf_counter()
+            grpo.verify(completion, "7", lenient=lenient)
+            assert time.perf_counter() - start < 1.0
+
+
+def test_fuzz_never_raises_and_never_rewards_the_wrong_number():
+    """Random strings of the verifier's own alphabet: where it says 1.0, int() must read the same number."""
+    rng, rewarded = random.Random(0), 0
+    for _ in range(100_000):
+        text = "#" + "".join(rng.choice("0123#,.$%*{}\\+- \nx٣") for _ in range(rng.randint(0, 8)))
+        if grpo.verify(text, "12") == 1.0:
+            rewarded += 1
+            digits = text.rpartition("#")[2].translate(str.maketrans("", "", ",$%*{}\\+ \n"))
+            assert float(digits.rstrip(".") if digits.endswith(".") else digits) == 12
+    assert rewarded > 50
+
+
+def test_sums_are_right_and_sides_are_disjoint():
+    rng = random.Random(0)
+    train = {grpo.make_sum(rng) for _ in range(20_000)}
+    held_out = {grpo.make_sum(rng, held_out=True) for _ in range(5_000)}
+    assert len(held_out) > 800 and not {q for q, _ in train} & {q for q, _ in held_out}
+    for question, answer in train | held_out:
+        terms = question[:-1].split("+")
+        assert question.endswith("=") and 2 <= len(terms) <= 4 and sum(map(int, terms)) == int(answer)
+
+
+def write(path, rows):
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def gsm(n, offset=0):
+    return [{"question": f"What is {i} + {i}?", "answer": f"{i}+{i}=<<{i}+{i}={2*i}>>{2*i}\n#### {2*i:,}"}
+            for i in range(offset, offset + n)]  # fmt: skip
+
+
+def args_for(**kwargs):
+    return grpo.Args(model="somewhere", **kwargs)
+
+
+def test_jsonl_split_is_fixed_and_disjoint(tmp_path):
+    path = write(tmp_path / "d.jsonl", gsm(500, 600) + gsm(20, 600))  # twenty questions twice, on both ends
+    train, held_out = grpo.load_data(args_for(dataset=path))
+    assert held_out[0] == ("What is 600 + 600?", "1200") and len(held_out) == 53
+    assert not {q for q, _ in train} & {q for q, _ in held_out} and len(train) == 447
+    assert (train, held_out) == grpo.load_data(args_for(dataset=path))
+
+
+def test_eval_dataset_is_kept_out_of_training(tmp_path):
+    train_file, eval_file = write(tmp_path / "t.jsonl", gsm(20)), write(tmp_path / "e.jsonl", gsm(10, 15))
+    train, held_out = grpo.load_data(args_for(dataset=train_file, eval_dataset=eval_file, eval_problems=7))
+    assert len(train) == 15 and len(held_out) == 7
+    train, held_out = grpo.load_data(args_for(dataset=train_file, eval_dataset="arithmetic", eval_problems=7))
+    assert len(train) == 20 and all(q.endswith("=") for q, _ in held_out)
+
+
+@pytest.mark.parametrize("line", [
+    "{", "7", "[]", '{"question": "q"}', '{"question": "q", "answer": 5}', '{"question": "q", "answer": "no number"}',
+    '{"question": null, "answer": "#### 5"}', '{"question": "q", "answer": "#### five"}', "", "[" * 100_000,
+])  # fmt: skip
+def test_bad_line_is_named_by_its_number(tmp_path, refused, line):
+    path = write(tmp_path / "d.jsonl", gsm(2) + [line] + gsm(2))
+    assert "--dataset" in (error := refused(grpo.load_data, args_for(dataset=path))) and "line 3" in error
+
+
+def test_files_that_are_not_there_or_empty_or_binary(tmp_path, refused):
+    assert "--dataset" in refused(grpo.load_data, args_for(dataset=str(tmp_path / "none.jsonl")))
+    assert "--dataset" in refused(grpo.load_data, args_for(dataset=str(tmp_path)))
+    (tmp_path / "empty.jsonl").touch()
+    assert "empty" in refused(grpo.load_data, args_for(dataset=str(tmp_path / "empty.jsonl")))
+    (tmp_path / "binary.jsonl").write_bytes(bytes(range(256)))
+    assert "--dataset" in refused(grpo.load_data, args_for(dataset=str(tmp_path / "binary.jsonl")))
+    one = write(tmp_path / "one.jsonl", gsm(1))
+    assert "held out" in refused(grpo.load_data, args_for(dataset=one))
+    assert "--eval-dataset" in refused(grpo.load_data, args_for(dataset="arithmetic", eval_dataset=str(tmp_path / "x")))
