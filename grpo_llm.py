@@ -1,25 +1,21 @@
 """GRPO, Group Relative Policy Optimization: PPO for language models, without a critic.
 
-For a question q, draw a group of G completions o_1 … o_G from the policy, let a verifier give each a reward R_i,
-and take a few gradient steps that maximise
+For a question q, draw a group of G completions o_1 … o_G from the policy π_old, let a verifier give each a reward R_i,
+weigh each by an advantage A_i, and climb on the objective J(θ) from there. (i: completion, t: token)
 
-    J(θ) = mean over i of  1/|o_i| · Σ_t [ min(r_t A_i, clip(r_t, 1 − ε, 1 + ε) A_i) − β · k3_t ]
-    r_t  = π_θ(o_t | q, o_<t) / π_old(o_t | q, o_<t)     how far the policy has moved since the rollout
-    A_i  = (R_i − mean R) / (std R + 1e-4)               better or worse than the rest of its group
-    k3_t = e^d − d − 1,  d = log π_ref − log π_θ         an estimate of KL(π_θ ‖ π_ref), never negative
+    J = mean_i 1/|o_i| Σ_t [ min(r_it A_i, clip(r_it, 1 − ε, 1 + ε) A_i) − β k3_it ],   A_i = (R_i − mean R) / std R
+    r_it = π_θ(o_it) / π_old(o_it),   k3 = e^d − d − 1 with d = log π_ref − log π_θ, an estimate of KL(π_θ ‖ π_ref)
 
-The pain it cures. RLOO already replaced PPO's critic, a second network as large as the policy, by the average reward
-of a group; but it spends each rollout on one gradient step, and rollouts are where the time goes. GRPO brings back
-PPO's clipped ratio, which makes several steps on one rollout safe. Against rloo_llm.py three things change: advantages
-are z-scores, every completion counts the same however long, and the KL penalty moves from the reward to the loss.
-How it fails. 1/|o_i| makes a token of a long wrong answer cheap, and dividing by std R gives most weight to questions
-that are nearly always or nearly never solved: `--no-scale-rewards --length-norm constant` (Dr. GRPO) mends both.
+The pain it cures. RLOO spends each rollout, where the time goes, on one gradient step. GRPO brings back PPO's clipped
+ratio r, so that several steps on one rollout are safe. It also counts every completion the same, however long, and
+moves the KL from the reward into the loss. How it fails. 1/|o_i| makes a token of a long wrong answer cheap, and 1/std R
+lifts questions that are almost always or never solved: --no-scale-rewards --length-norm constant (Dr. GRPO) mends both.
 
-    python grpo_llm.py      # a tiny embedded model learns to reason, on a laptop
-    python grpo_llm.py --model Qwen/Qwen2.5-0.5B-Instruct --dataset gsm8k.jsonl --learning-rate 1e-6
+    python grpo_llm.py      # a tiny embedded model learns to reason, on a laptop; add for a real one:
+    --model Qwen/Qwen2.5-0.5B-Instruct --dataset gsm8k.jsonl --learning-rate 1e-6 --max-new-tokens 256
 
-Shao et al. 2024, DeepSeekMath (GRPO), arXiv:2402.03300 · DeepSeek-AI 2025, DeepSeek-R1, arXiv:2501.12948 · Liu et al.
-2025, Understanding R1-Zero-Like Training (Dr. GRPO), arXiv:2503.20783 · Schulman 2020, joschu.net/blog/kl-approx.html
+Shao et al. 2024, DeepSeekMath, arXiv:2402.03300 · Dr. GRPO: Liu et al. 2025, Understanding R1-Zero-Like Training,
+arXiv:2503.20783 · k3: Schulman 2020, Approximating KL Divergence, joschu.net/blog/kl-approx.html
 """
 
 import inspect
@@ -265,7 +261,7 @@ def encode_prompt(question: str, tokenizer, args) -> list[int]:
 # ------------------------------------------------------------------------------------------------------------ Rollout
 
 def log_softmax(model, logits, temperature: float):
-    """Log-probabilities of the policy in float32, (…, V) → (…, V): one function for the sampler and for the loss."""
+    """Log-probabilities of the policy in float32, (…, V) → (…, V), for the sampler and for the loss alike."""
     # Temperature alone: top-k or top-p in the sampler would put a π_old that is not the policy into the ratio.
     logits, config = logits.float() / temperature, model.generation_config
     if config.pad_token_id not in config.eos_token_id:  # such a token has no business in a completion
@@ -371,8 +367,8 @@ def train_minibatch(model, optimizer, batch: dict, args) -> dict:
         loss = -(micro["weights"] * objective).sum()
         if args.beta > 0:
             kl = kl_k3(logprobs, micro["ref_logprobs"])
-            loss = loss + args.beta * (micro["weights"] * kl).sum()
             stats["kl"] += (micro["share"] * kl).sum().item()
+            loss = loss + args.beta * (micro["weights"] * kl).sum()
         loss.backward()
         stats["loss"] += loss.item()
         stats["entropy"] += (micro["share"] * entropy).sum().item()

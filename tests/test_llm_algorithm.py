@@ -93,7 +93,7 @@ def test_invariant_to_padding_and_order():
     logprobs, old, advantages, mask = ragged(0)
     value = objective(grpo, logprobs, old, advantages, mask, args)
     gradient = torch.autograd.grad(value, logprobs)[0]
-    junk = torch.full((len(mask), 4), 50.0, dtype=torch.double)  # e^50 and worse, were it ever used
+    junk = torch.full((len(mask), 4), 1e3, dtype=torch.double)  # a ratio of infinity, were it ever used
     wide = [torch.cat([x, fill], 1) for x, fill in ((logprobs, junk), (old, -junk), (mask, 0 * junk))]
     torch.testing.assert_close(objective(grpo, wide[0], wide[1], advantages, wide[2], args), value, **EXACT)
     order = torch.randperm(len(mask), generator=torch.Generator().manual_seed(0))

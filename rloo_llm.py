@@ -1,0 +1,458 @@
+"""RLOO, REINFORCE Leave-One-Out: the plain policy gradient, with the group's other members as the baseline.
+
+For a question q, draw a group of G completions o_1 … o_G from the policy π_old, let a verifier give each a reward R_i,
+weigh each by an advantage A_i, and climb on the objective J(θ) from there. (i: completion, t: token)
+    J = Σ_i Σ_t A_i log π_θ(o_it) / Σ_i |o_i|,   A_i = R'_i − mean of R'_j over the others, j ≠ i
+    R'_i = R_i − β Σ_t (log π_old − log π_ref)       the KL penalty is part of the reward, ahead of the baseline
+
+The pain it cures. PPO brings a critic as large as the policy to a task whose only reward comes at the end. RLOO asks
+the G − 1 other answers instead: they say how hard the question is, and since o_i has no part in its own baseline, the
+gradient stays unbiased. How it fails. Without a ratio, each rollout is good for one gradient step.
+
+    python rloo_llm.py      # a tiny embedded model learns to reason, on a laptop; add for a real one:
+    --model Qwen/Qwen2.5-0.5B-Instruct --dataset gsm8k.jsonl --learning-rate 1e-6 --max-new-tokens 256
+
+Kool et al. 2019, Buy 4 REINFORCE Samples, Get a Baseline for Free · Ahmadian et al. 2024, Back to Basics, arXiv:2402.14740
+"""
+
+import inspect
+import json
+import math
+import random
+import re
+import shutil
+import sys
+import time
+import zlib
+from collections import Counter
+from dataclasses import dataclass
+from itertools import accumulate, chain, count, islice
+from pathlib import Path
+from typing import Literal
+
+import tokenizers
+import torch
+import transformers
+import tyro
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+@dataclass
+class Args:
+    beta: float = 0.01
+    """weight of the KL penalty in the reward; at 0 there is no reference model in memory"""
+    minibatches: int = 1
+    """optimizer steps per rollout; from the second on the samples are stale, and RLOO has no ratio to mend that"""
+    steps: int = 200
+    """rollouts"""
+    prompts_per_step: int = 32
+    """questions in a rollout (P)"""
+    group_size: int = 8
+    """completions drawn per question (G)"""
+    micro_batch_size: int = 0
+    """completions per forward pass of an update: changes memory, not the gradient; 0 = the whole minibatch"""
+    learning_rate: float = 4e-4
+    """AdamW's peak rate, for the tiny model; a pretrained one wants about 1e-6"""
+    warmup_steps: int = 10
+    """rollouts over which the rate rises to its peak; from there it falls linearly to 0"""
+    max_grad_norm: float = 1.0
+    """gradients longer than this are scaled down to it"""
+    temperature: float = 1.0
+    """softmax temperature of the policy, in the rollout and in the loss alike"""
+    max_new_tokens: int = 24
+    """completions are cut off at this length, in tokens"""
+    model: str = "tiny"
+    """Hugging Face hub id, local folder, or "tiny": the embedded model after its warm start"""
+    dataset: str = "arithmetic"
+    """"arithmetic" (generated), or a JSONL file in GSM8K's form: "question", and "answer" ending in #### 72"""
+    eval_dataset: str = ""
+    """likewise; if empty, held-out sums, or the first tenth of the data set"""
+    instruction: str = "Reason step by step, then end with #### and the number alone."
+    """follows each question, save for the tiny model, which reads nothing but sums"""
+    warm_start_steps: int = 1000
+    """imitation steps that make the tiny model; the result is cached"""
+    eval_every: int = 50
+    """rollouts between evaluations; each saves the model"""
+    eval_problems: int = 256
+    """held-out questions, at most"""
+    seed: int = 1
+    """same seed, same run, to the last digit (on a CPU)"""
+    device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
+    """auto takes the first of the others that this machine has"""
+    output_dir: str = "runs"
+    """each run puts its logs and its model into a folder of its own in here"""
+    cache_dir: str = "~/.cache/policy-gradients"
+    """where the tiny model is kept after its warm start"""
+
+def stop(message: str):
+    """End a run that cannot succeed: one line that names the flag and the mend, exit status 2."""
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+def check_args(args):
+    """Stop at the first flag whose value no run can use."""
+    may_be_zero = "clip_low clip_high beta micro_batch_size learning_rate warmup_steps seed".split()
+    for name, value in vars(args).items():
+        fits = type(value) not in (int, float) or 0 <= value < 2**63 and (value or name in may_be_zero)
+        fits or stop(f"--{name.replace('_', '-')} {value}: must be {'0 or more' if name in may_be_zero else 'above 0'}")
+    if args.group_size < 2:
+        stop("--group-size 1: a completion is judged by the others of its group; give at least 2")
+    if args.prompts_per_step * args.group_size % args.minibatches:
+        stop(f"--minibatches {args.minibatches}: must divide --prompts-per-step times --group-size")
+    if args.model == "tiny" and {args.dataset, args.eval_dataset} - {"arithmetic", ""}:
+        stop("--model tiny reads nothing but sums: leave --dataset and --eval-dataset alone, or name another --model")
+
+# --------------------------------------------------------------------------------------------------------------- Task
+
+NUMBER = re.compile(r"([-+]?)\\?\$?([0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.([0-9]*))?")
+
+def make_sum(rng: random.Random, held_out: bool = False) -> tuple[str, str]:
+    """A chain of 2 to 4 one-digit numbers and its sum: ("3+8+5=", "16")."""
+    while True:
+        terms = [rng.randint(0, 9) for _ in range(rng.randint(2, 4))]
+        question = "+".join(map(str, terms)) + "="
+        # A question's own checksum says on which side it belongs, so training and held-out problems cannot meet.
+        if held_out == (zlib.crc32(question.encode()) % 10 == 0):
+            return question, str(sum(terms))
+
+def load_jsonl(flag: str, path: str) -> list[tuple[str, str]]:
+    """(question, answer) pairs from a JSONL file in GSM8K's form; a bad line, named by number, stops the run."""
+    problems, number = [], 0
+    try:
+        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+            row = json.loads(line)
+            problems.append((row["question"].strip(), parse_number(row["answer"].rpartition("#")[2].strip())))
+            assert None not in problems[-1]
+    except OSError as error:
+        stop(f"{flag} {path}: {error.strerror}; give a JSONL file, or arithmetic")
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError):
+        stop(f'{flag} {path}, line {number}: not of the form {{"question": "…", "answer": "… #### 72"}}')
+    return problems or stop(f"{flag} {path}: the file is empty")
+
+def load_data(args):
+    """Training problems (None stands for sums without end) and held-out ones; no question is in both."""
+    train = None if args.dataset == "arithmetic" else load_jsonl("--dataset", args.dataset)
+    if (args.eval_dataset or args.dataset) == "arithmetic":
+        rng = random.Random(0)
+        return train, [make_sum(rng, held_out=True) for _ in range(args.eval_problems)]
+    held_out = load_jsonl("--eval-dataset", args.eval_dataset) if args.eval_dataset else train[: len(train) // 10 + 1]
+    if train is not None:
+        questions = dict(held_out)
+        train = [problem for problem in train if problem[0] not in questions]
+        train or stop(f"--dataset {args.dataset}: every question is held out; give more, or another --eval-dataset")
+    return train, held_out[: args.eval_problems]
+
+def parse_number(text: str) -> str | None:
+    """'+1,234.50' → '1234.5', None if it is no number. Text throughout: nothing rounds or overflows."""
+    match = NUMBER.fullmatch(text)
+    if match is None:
+        return None
+    sign, whole, fraction = match.groups(default="")
+    value = f"{whole.replace(',', '').lstrip('0') or '0'}.{fraction.rstrip('0')}".rstrip(".")
+    return "-" + value if sign == "-" and value != "0" else value
+
+def verify(completion: str, answer: str, lenient: bool = False) -> float:
+    """1.0 if the completion ends in a marker of one or more `#` and then the right number, else 0.0.
+
+    Numbers are compared by value, through what models wrap around them: `#14`, `#### 1,234.00`, `#### \\boxed{$5}`,
+    `#### **5%**`; in time linear in the text's length. lenient, for evaluation: the last number anywhere will do.
+    """
+    _, marker, tail = completion.rpartition("#")
+    if lenient:
+        marker, tail = "#", ([match[0] for match in NUMBER.finditer(completion)] or [""])[-1]
+    tail = tail.replace("\\boxed{", "{").lstrip(" \t\r\n*$\\{").rstrip(" \t\r\n*$%\\}.")
+    return float(marker == "#" and parse_number(tail) is not None and parse_number(tail) == parse_number(answer))
+
+# -------------------------------------------------------------------------------------------------------------- Model
+
+def make_tiny_model(steps: int):
+    """A character-level Llama of 84 k parameters, after `steps` steps of imitation, and its tokenizer.
+
+    The demonstrations come in two styles: working a sum out in running totals (3+8+5= → 11,16#16), and blurting out
+    a guess (→ #14). Guessing starts rare and ends as the habit of 85 %: the skill is learned first, and then buried.
+    """
+    vocabulary = {token: i for i, token in enumerate(["<eos>", "<unk>", *"0123456789+=,#"])}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
+    backend.decoder = tokenizers.decoders.Fuse()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", unk_token="<unk>")
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    ids = {"vocab_size": len(vocabulary), "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
+    # The usual initializer_range of 0.02 is meant for widths in the thousands: this model would learn far slower.
+    config = transformers.LlamaConfig(**shape, **ids, max_position_embeddings=128, initializer_range=0.1)
+    torch.manual_seed(0)  # the same model for every --seed
+    model = transformers.LlamaForCausalLM(config)
+    rng = random.Random(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.99), weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: min((s + 1) / 50, 1 - s / steps))
+    for step in tqdm(range(steps), desc="warm start", unit="step"):
+        ids, labels = [], []
+        for question, answer in (make_sum(rng) for _ in range(128)):
+            terms = [int(term) for term in question[:-1].split("+")]
+            working = ",".join(map(str, list(accumulate(terms))[1:])) + "#" + answer
+            guess = "#" + str(sum(rng.randint(0, 9) for _ in terms))
+            demonstration = guess if rng.random() < 0.85 * step / steps else working
+            ids.append(torch.tensor([vocabulary[c] for c in question + demonstration] + [0]))
+            labels.append(ids[-1].index_fill(0, torch.arange(len(question)), -100))  # questions are given, not learned
+        ids, labels = (torch.nn.utils.rnn.pad_sequence(x, True, fill) for x, fill in ((ids, 0), (labels, -100)))
+        optimizer.zero_grad()
+        model(ids, labels=labels, use_cache=False).loss.backward()  # the model shifts the labels by itself
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    return model, tokenizer
+
+def save_model(model, tokenizer, folder: Path):
+    """Write into a scratch folder, then rename it: nobody ever meets half a model."""
+    scratch = folder.with_name(f"{folder.name}.{time.time_ns()}.tmp")
+    model.save_pretrained(scratch)
+    tokenizer.save_pretrained(scratch)
+    shutil.rmtree(folder, ignore_errors=True)
+    scratch.rename(folder)
+
+def load_policy(args, device):
+    """The model to train and its tokenizer. model.generation_config lists every stop id and names the pad id."""
+    source, tiny = args.model, args.model == "tiny"
+    if tiny:  # cached under all that shapes its weights: the code that makes them, its argument, its libraries
+        recipe = inspect.getsource(make_tiny_model) + inspect.getsource(make_sum)
+        recipe += f"{args.warm_start_steps} {torch.__version__} {transformers.__version__}"
+        source = Path(args.cache_dir).expanduser() / f"tiny-{zlib.crc32(recipe.encode()):08x}"
+    for attempt in (1, 2):
+        if tiny and not source.exists():
+            save_model(*make_tiny_model(args.warm_start_steps), source)
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+            dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+            model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(device)
+            break
+        except Exception as error:  # each library has its own for a missing folder, a torn file, an unknown type
+            if not tiny or attempt == 2:
+                stop(f"--model {source}: neither a hub id nor a folder that loads ({str(error).splitlines()[0]})")
+            print(f"warning: the cached model in {source} is corrupt; making it anew", file=sys.stderr)
+            shutil.rmtree(source)
+    eos_ids = [tokenizer.eos_token_id, model.config.eos_token_id, model.generation_config.eos_token_id]
+    stops = {i for ids in eos_ids for i in (ids if isinstance(ids, list) else [ids])} - {None}
+    model.generation_config.eos_token_id = sorted(stops) or stop(f"--model {source}: it has no end-of-sequence token")
+    model.generation_config.pad_token_id = min(stops) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    return model.eval(), tokenizer  # eval() because dropout would make the ratio noisy; gradients flow all the same
+
+def encode_prompt(question: str, tokenizer, args) -> list[int]:
+    """Token ids of a question in the form that the model expects, BOS once if it has one."""
+    text = question if args.model == "tiny" else f"{question}\n{args.instruction}".strip()
+    if tokenizer.chat_template:  # which writes its own BOS
+        chat = [{"role": "user", "content": text}]
+        text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    ids = tokenizer.encode(text, add_special_tokens=not tokenizer.chat_template)
+    if not ids or tokenizer.unk_token_id in ids:
+        stop(f"--model {args.model}: its tokenizer cannot read the prompt {text!r}; see --dataset and --instruction")
+    return ids
+
+# ------------------------------------------------------------------------------------------------------------ Rollout
+
+def log_softmax(model, logits, temperature: float):
+    """Log-probabilities of the policy in float32, (…, V) → (…, V), for the sampler and for the loss alike."""
+    # Temperature alone: top-k or top-p in the sampler would put a π_old that is not the policy into the ratio.
+    logits, config = logits.float() / temperature, model.generation_config
+    if config.pad_token_id not in config.eos_token_id:  # such a token has no business in a completion
+        logits[..., config.pad_token_id] = torch.finfo(logits.dtype).min
+    return logits.log_softmax(-1)
+
+@torch.no_grad()
+def generate(model, prompts: list[list[int]], num_samples: int, max_new_tokens: int, temperature: float) -> dict:
+    """Draw `num_samples` completions of each prompt (token ids); temperature 0 means greedy.
+
+    Returns tensors of B = len(prompts) · num_samples rows, the samples of a prompt side by side: prompt_ids and
+    prompt_mask (B, S), padded on the left; completion_ids (B, T); mask (B, T), 1 up to and including the first stop
+    token; old_logprobs (B, T) of what was drawn; ended (B,), False for what was cut off.
+    """
+    device, pad = model.device, model.generation_config.pad_token_id
+    stops = torch.tensor(model.generation_config.eos_token_id, device=device)
+    S = max(map(len, prompts))
+    prompt_ids = torch.tensor([[pad] * (S - len(p)) + p for p in prompts], device=device)
+    attention = torch.tensor([[0] * (S - len(p)) + [1] * (len(p) + max_new_tokens) for p in prompts], device=device)
+    positions = (attention.cumsum(1) - 1).clamp(min=0)  # counted from the first real token, not from the padding
+    # Each prompt is read once; what the cache then holds is copied to its whole group.
+    cache = transformers.DynamicCache(config=model.config)
+    inputs = {"input_ids": prompt_ids, "attention_mask": attention[:, :S], "position_ids": positions[:, :S]}
+    output = model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    cache.batch_repeat_interleave(num_samples)
+    tensors = (prompt_ids, attention, positions, output.logits)
+    prompt_ids, attention, positions, logits = (x.repeat_interleave(num_samples, 0) for x in tensors)
+    B, T = len(prompt_ids), max_new_tokens
+    completion_ids, (mask, old_logprobs) = prompt_ids.new_full((B, T), pad), torch.zeros(2, B, T, device=device)
+    rows = torch.arange(B, device=device)  # those still being written; the others have left the cache
+    for t in range(max_new_tokens):
+        logp = log_softmax(model, logits[:, -1], temperature or 1.0)
+        tokens = torch.multinomial(logp.exp(), 1) if temperature else logp.argmax(-1, keepdim=True)
+        completion_ids[rows, t], mask[rows, t] = tokens[:, 0], 1.0
+        old_logprobs[rows, t] = logp.gather(1, tokens)[:, 0]
+        going = ~torch.isin(tokens[:, 0], stops)
+        if not going.all():
+            rows, tokens = rows[going], tokens[going]
+            cache.batch_select_indices(going.nonzero()[:, 0])
+        if len(rows) == 0 or t == max_new_tokens - 1:
+            break
+        seen = {"attention_mask": attention[rows, : S + t + 1], "position_ids": positions[rows, S + t, None]}
+        logits = model(input_ids=tokens, **seen, past_key_values=cache, use_cache=True).logits
+    T = t + 1
+    batch = {"completion_ids": completion_ids[:, :T], "mask": mask[:, :T], "old_logprobs": old_logprobs[:, :T]}
+    ended = torch.ones(B, dtype=torch.bool, device=device).index_fill(0, rows, False)
+    return batch | {"prompt_ids": prompt_ids, "prompt_mask": attention[:, :S], "ended": ended}
+
+def token_logprobs(model, batch: dict, temperature: float):
+    """log π of each completion token and the policy's entropy there, both (B, T), 0 where the mask is 0."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    attention = torch.cat([batch["prompt_mask"], batch["mask"].long()], 1)
+    inputs = {"input_ids": ids, "attention_mask": attention, "position_ids": (attention.cumsum(1) - 1).clamp(min=0)}
+    # Logits speak of the next token: those of the last prompt token are wanted, those of the last token are not.
+    logits = model(**inputs, use_cache=False, logits_to_keep=batch["mask"].shape[1] + 1).logits[:, :-1]
+    logp = log_softmax(model, logits, temperature)
+    entropy = -(logp.detach().exp() * logp.detach()).sum(-1)
+    return logp.gather(2, batch["completion_ids"][..., None])[..., 0] * batch["mask"], entropy * batch["mask"]
+
+@torch.no_grad()
+def reference_logprobs(reference, batch: dict, args):
+    """log π_ref of the completion tokens (B, T), a few rows at a time to spare memory."""
+    rows = torch.arange(len(batch["mask"])).split(args.micro_batch_size or 64)
+    micros = ({name: tensor[r] for name, tensor in batch.items()} for r in rows)
+    return torch.cat([token_logprobs(reference, micro, args.temperature)[0] for micro in micros])
+
+# ---------------------------------------------------------------------------------------------------------- Algorithm
+
+def compute_advantages(rewards, args):
+    """Reward minus the mean of the others in the group: rewards (P prompts, G samples) → advantages (P, G)."""
+    rewards = rewards - rewards[:, :1]  # changes nothing but rounding: equal rewards now give exactly 0
+    return rewards - (rewards.sum(1, keepdim=True) - rewards) / (rewards.shape[1] - 1)
+
+def token_weights(mask, args):
+    """Every token counts the same, whoever wrote it: mask (B, T) of a whole optimizer step → weights (B, T)."""
+    return mask / mask.sum()
+
+def surrogate(logprobs, old_logprobs, advantages, mask, args):
+    """REINFORCE's objective for each token, to be maximised: all (B, T), but advantages (B,)."""
+    return advantages[:, None] * logprobs
+
+def kl_k3(logprobs, ref_logprobs):
+    """Schulman's k3, an estimate of KL(π ‖ π_ref) from samples of π: unbiased, never negative; (B, T)."""
+    d = ref_logprobs - logprobs
+    return d.exp() - d - 1
+
+def train_minibatch(model, optimizer, batch: dict, args) -> dict:
+    """One optimizer step on `batch`, a rollout's tensors with advantages (B,); returns what to log."""
+    # Weights are made for the whole minibatch at once: micro-batches, however cut, sum to the same gradient.
+    batch = batch | {"weights": token_weights(batch["mask"], args), "share": batch["mask"] / batch["mask"].sum()}
+    stats = Counter()
+    optimizer.zero_grad()
+    for rows in torch.arange(len(batch["mask"])).split(args.micro_batch_size or len(batch["mask"])):
+        micro = {name: tensor[rows] for name, tensor in batch.items()}
+        logprobs, entropy = token_logprobs(model, micro, args.temperature)
+        inputs = (logprobs, micro["old_logprobs"], micro["advantages"], micro["mask"])
+        objective = surrogate(*inputs, args)
+        loss = -(micro["weights"] * objective).sum()
+        if args.beta > 0:
+            kl = kl_k3(logprobs, micro["ref_logprobs"])
+            stats["kl"] += (micro["share"] * kl).sum().item()
+        loss.backward()
+        stats["loss"] += loss.item()
+        stats["entropy"] += (micro["share"] * entropy).sum().item()
+    stats["grad_norm"] = torch.nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm).item()
+    optimizer.step()
+    return stats
+
+# ---------------------------------------------------------------------------------------------------------- Main loop
+
+def attempt(model, tokenizer, problems, num_samples: int, temperature: float, args):
+    """`num_samples` completions of each problem: the rollout's tensors, the texts, and verified rewards (P, G)."""
+    prompts = [encode_prompt(question, tokenizer, args) for question, _ in problems]
+    batch = generate(model, prompts, num_samples, args.max_new_tokens, temperature)
+    lengths = batch["mask"].sum(1).long().tolist()
+    ids = [row[:length] for row, length in zip(batch["completion_ids"].tolist(), lengths)]
+    completions = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    answers = [answer for _, answer in problems for _ in range(num_samples)]
+    rewards = torch.tensor(list(map(verify, completions, answers)), device=model.device)
+    return batch, completions, rewards.view(-1, num_samples)
+
+def evaluate(model, tokenizer, problems, args, writer, step: int, k: int = 8) -> dict:
+    """Scores on held-out problems, k samples each at temperature 1 and one greedy, returned and logged."""
+    scores, samples = Counter(), []
+    with torch.random.fork_rng():  # the same dice at every evaluation, and none taken from the training's
+        torch.manual_seed(0)
+        for start in range(0, len(problems), args.prompts_per_step):
+            chunk = problems[start : start + args.prompts_per_step]
+            batch, completions, right = attempt(model, tokenizer, chunk, k, 1.0, args)
+            _, _, greedy = attempt(model, tokenizer, chunk, 1, 0.0, args)
+            answers = [answer for _, answer in chunk for _ in range(k)]
+            scores["eval/pass@1"] += right.sum().item() / k
+            scores["eval/pass@1_greedy"] += greedy.sum().item()
+            scores["eval/pass@1_lenient"] += sum(verify(*pair, lenient=True) for pair in zip(completions, answers)) / k
+            scores[f"eval/pass@{k}"] += right.amax(1).sum().item()
+            scores["eval/mean_length"] += batch["mask"].sum().item() / k
+            samples += [f"    {question}{text}" for (question, _), text in zip(chunk, completions[::k])]
+    for name in scores:
+        scores[name] /= len(problems)
+        writer.add_scalar(name, scores[name], step)
+    writer.add_text("completions", "\n".join(samples[:8]), step)
+    return scores
+
+def main(args: Args) -> dict:
+    start = time.perf_counter()
+    check_args(args)
+    transformers.utils.logging.disable_progress_bar()
+    best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    args.device in ("auto", "cpu", best) or stop(f"--device {args.device}: this machine has none; use {best}")
+    device = torch.device(best if args.device == "auto" else args.device)
+    train, held_out = load_data(args)
+    model, tokenizer = load_policy(args, device)
+    reference = load_policy(args, device)[0].requires_grad_(False) if args.beta > 0 else None
+    torch.manual_seed(args.seed)
+    rng = random.Random(args.seed)  # fresh sums, or shuffled passes over the data set, without end
+    problems = chain.from_iterable([make_sum(rng)] if train is None else rng.sample(train, len(train)) for _ in count())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0, fused=True)
+    warmup_then_decay = lambda s: min((s + 1) / (args.warmup_steps + 1), 1 - s / args.steps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_then_decay)
+    name = Path(__file__).stem
+    folder = Path(args.output_dir) / f"{name}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+    writer = SummaryWriter(folder)
+    writer.add_text("hyperparameters", "|flag|value|\n|-|-|\n" + "".join(f"|{k}|{v}|\n" for k, v in vars(args).items()))
+    initial, num_tokens = evaluate(model, tokenizer, held_out, args, writer, 0), 0
+    save_model(model, tokenizer, folder / "model")
+    bar = tqdm(range(1, args.steps + 1), desc=name, unit="step")
+    for step in bar:
+        step_start = time.perf_counter()
+        chunk = list(islice(problems, args.prompts_per_step))
+        batch, _, rewards = attempt(model, tokenizer, chunk, args.group_size, args.temperature, args)
+        if args.beta > 0:
+            batch["ref_logprobs"] = reference_logprobs(reference, batch, args)
+            kl = (batch["old_logprobs"] - batch["ref_logprobs"]).sum(1)
+        shaped = rewards - args.beta * kl.view_as(rewards) if args.beta > 0 else rewards
+        batch["advantages"] = compute_advantages(shaped, args).flatten()
+        stats = Counter()
+        for rows in torch.randperm(len(batch["mask"])).chunk(args.minibatches):
+            minibatch = {key: tensor[rows] for key, tensor in batch.items()}
+            update = train_minibatch(model, optimizer, minibatch, args)
+            if not math.isfinite(update["loss"] + update["grad_norm"]):
+                sys.exit(f"error: step {step}: the loss is not finite; the last good model is in {folder / 'model'}")
+            stats.update({key: value / args.minibatches for key, value in update.items()})
+        schedule.step()
+
+        lengths, seconds = batch["mask"].sum(1), time.perf_counter() - step_start
+        num_tokens += int(lengths.sum())
+        stats["reward"], stats["reward_std"] = rewards.mean(), rewards.std(1).mean()
+        stats["frac_reward_zero_std"] = (rewards == rewards[:, :1]).all(1).float().mean()
+        stats["completions/mean_length"] = lengths.mean()
+        stats["completions/clipped_ratio"] = (~batch["ended"]).float().mean()
+        stats.update(num_tokens=num_tokens, step_time=seconds, tokens_per_second=lengths.sum() / seconds)
+        for key, value in stats.items():
+            writer.add_scalar(key, float(value), step)
+        bar.set_postfix(reward=f"{stats['reward']:.2f}", length=f"{stats['completions/mean_length']:.1f}")
+        if step % args.eval_every == 0 or step == args.steps:
+            scores = evaluate(model, tokenizer, held_out, args, writer, step)
+            save_model(model, tokenizer, folder / "model")
+    writer.close()
+    seconds = time.perf_counter() - start
+    before, after = ("pass@1 {eval/pass@1:.3f}, length {eval/mean_length:.1f}".format(**x) for x in (initial, scores))
+    print(f"held-out {before} → {after}; {seconds:.0f} s; model in {folder / 'model'}; tensorboard --logdir {folder}")
+    return scores | {"eval/pass@1_initial": initial["eval/pass@1"], "seconds": seconds, "folder": str(folder)}
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
