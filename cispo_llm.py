@@ -7,8 +7,8 @@ weigh each by an advantage A_i, and climb on the objective J(θ) from there. (i:
 
 The pain it cures. PPO's clip, in GRPO and DAPO alike, silences a token as soon as its ratio leaves the band: the rare
 "wait" that turns an answer round moves fast, is clipped first, and learns nothing more from this rollout. CISPO is
-REINFORCE with a truncated importance weight: each token keeps a gradient. How it fails. Nothing bounds how far a step
-goes, but the learning rate and ε_high; the paper does not print its ε_high, 4 is what a sweep on the tiny model gave.
+REINFORCE with a truncated importance weight: each token keeps a gradient. How it fails. Nothing but the learning rate
+bounds a step. The paper tunes ε_high and does not print it; on the tiny model a sweep found 0.2 to 4 equally good.
 
     python cispo_llm.py      # a tiny embedded model learns to reason, on a laptop; add for a real one:
     --model Qwen/Qwen2.5-0.5B-Instruct --dataset gsm8k.jsonl --learning-rate 1e-6 --max-new-tokens 256

@@ -8,8 +8,8 @@ weigh each by an advantage A_i, and climb on the objective J(θ) from there. (i:
 The pain it cures, in the order of the diff. A symmetric clip lets likely tokens grow but not rare ones, and entropy
 collapses: ε_high > ε_low (clip-higher). A mean per answer makes tokens of long answers cheap: the mean is over tokens.
 A cut-off answer is punished like a wrong one: the penalty comes on gradually. Groups all right or all wrong have no
-gradient and thin out the batch: sampling goes on until there are enough others (dynamic sampling). And no KL, which holds
-back a policy that is meant to move. How it fails. As the policy improves, more and more of what it samples is discarded.
+gradient and thin out the batch: sampling goes on until there are enough others (dynamic sampling). And no KL: it would
+hold back a policy that is meant to move. How it fails. The better the policy, the more of its samples are discarded.
 
     python dapo_llm.py      # a tiny embedded model learns to reason, on a laptop; add for a real one:
     --model Qwen/Qwen2.5-0.5B-Instruct --dataset gsm8k.jsonl --learning-rate 1e-6 --max-new-tokens 256
@@ -445,7 +445,7 @@ def main(args: Args) -> dict:
         batch, rewards = dynamic_rollout(model, tokenizer, problems, args)
         shaped = rewards + overlong_penalty(batch["mask"].sum(1), batch["ended"], args).view_as(rewards)
         batch["advantages"] = compute_advantages(shaped, args).flatten()
-        kept = torch.arange(rewards.numel()).view_as(rewards)[informative(rewards).cpu()]  # rows of the rollout, by group
+        kept = torch.arange(rewards.numel()).view_as(rewards)[informative(rewards).cpu()]  # row numbers by group
         kept = kept[: args.prompts_per_step].flatten()
         len(kept) or tqdm.write(f"step {step}: all of {len(rewards)} groups are all right or all wrong; no update")
         stats = Counter(discarded_groups=len(rewards) - len(kept) // args.group_size)

@@ -8,7 +8,7 @@ weigh each by an advantage A_i, and climb on the objective J(θ) from there. (i:
 
 The pain it cures. RLOO spends each rollout, where the time goes, on one gradient step. GRPO brings back PPO's clipped
 ratio r, so that several steps on one rollout are safe. It also counts every completion the same, however long, and
-moves the KL from the reward into the loss. How it fails. 1/|o_i| makes a token of a long wrong answer cheap, and 1/std R
+moves the KL from the reward to the loss. How it fails. 1/|o_i| makes a token of a long wrong answer cheap; 1/std R
 lifts questions that are almost always or never solved: --no-scale-rewards --length-norm constant (Dr. GRPO) mends both.
 
     python grpo_llm.py      # a tiny embedded model learns to reason, on a laptop; add for a real one:

@@ -12,7 +12,7 @@ gradient stays unbiased. How it fails. Without a ratio, each rollout is good for
     python rloo_llm.py      # a tiny embedded model learns to reason, on a laptop; add for a real one:
     --model Qwen/Qwen2.5-0.5B-Instruct --dataset gsm8k.jsonl --learning-rate 1e-6 --max-new-tokens 256
 
-Kool et al. 2019, Buy 4 REINFORCE Samples, Get a Baseline for Free · Ahmadian et al. 2024, Back to Basics, arXiv:2402.14740
+Kool et al. 2019, Buy 4 REINFORCE Samples, Get a Baseline for Free! · Ahmadian et al. 2024, arXiv:2402.14740
 """
 
 import inspect

@@ -1,0 +1,94 @@
+"""The five LLM scripts side by side on their default task: each with its defaults, one process after the other.
+
+    python tests/benchmarks/llm_compare.py              # every script, seeds 1 to 3, and grpo_llm.py with an empty cache
+    python tests/benchmarks/llm_compare.py --sweep      # the clip bounds of gspo_llm.py and cispo_llm.py
+
+Prints a table in Markdown and writes it, with machine and versions, into tests/benchmarks/results/.
+"""
+
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+import transformers
+import tyro
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ("rloo_llm", "grpo_llm", "dapo_llm", "gspo_llm", "cispo_llm")
+SWEEP = {
+    "gspo_llm": [(3e-4, 4e-4), (3e-3, 4e-3), (0.01, 0.013), (0.03, 0.04), (0.1, 0.13), (0.2, 0.28)],
+    "cispo_llm": [(None, 0.2), (None, 0.5), (None, 1.0), (None, 2.0), (None, 4.0)],
+}
+COLUMNS = ("pass@1 before", "at step 50", "after", "length before", "length after", "clip_ratio", "discarded", "seconds", "MB")
+
+
+def run(script: str, seed: int, *flags: str) -> dict:
+    """One run in a process of its own; the whole process is timed, imports included."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, f"{script}.py", "--seed", str(seed), "--output-dir", folder, "--device", "cpu", *flags]
+        start = time.perf_counter()
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - start
+        assert status == 0, f"{' '.join(command)} failed"
+        events = EventAccumulator(next(Path(folder).iterdir()).as_posix(), size_guidance={"scalars": 0})
+        events.Reload()
+    log = {name: [event.value for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    mean = lambda name: sum(log[name]) / len(log[name]) if name in log else float("nan")
+    return {
+        "pass@1 before": log["eval/pass@1"][0],
+        "at step 50": log["eval/pass@1"][1],
+        "after": log["eval/pass@1"][-1],
+        "length before": log["eval/mean_length"][0],
+        "length after": log["eval/mean_length"][-1],
+        "clip_ratio": mean("clip_ratio"),
+        "discarded": sum(log.get("discarded_groups", [float("nan")])),
+        "seconds": seconds,
+        "MB": usage.ru_maxrss / 1024,
+    }
+
+
+def row(name: str, runs: list[dict]) -> str:
+    """Median over the seeds, and the worst of pass@1."""
+    cells = [median(run[column] for run in runs) for column in COLUMNS]
+    form = ["{:.3f}"] * 3 + ["{:.1f}"] * 2 + ["{:.4f}"] + ["{:.0f}"] * 3
+    worst = min(run["after"] for run in runs)
+    return f"| {name} | {worst:.3f} | " + " | ".join(f.format(cell) for f, cell in zip(form, cells)).replace("nan", "–") + " |"
+
+
+def main(sweep: bool = False, seeds: int = 3):
+    lines = ["| run | worst after | " + " | ".join(COLUMNS) + " |", "|-" * (len(COLUMNS) + 2) + "|"]
+    print("\n".join(lines), flush=True)
+
+    def add(name, script, *flags):
+        lines.append(row(name, [run(script, seed, *flags) for seed in range(1, seeds + 1)]))
+        print(lines[-1], flush=True)
+
+    if sweep:
+        for script, bounds in SWEEP.items():
+            for low, high in bounds:
+                flags = ["--clip-high", str(high)] + (["--clip-low", str(low)] if low else [])
+                add(f"{script} {' '.join(flags)}", script, *flags)
+    else:
+        run("grpo_llm", 1, "--steps", "1")  # fills the cache
+        for script in SCRIPTS:
+            add(script, script)
+        caches = [tempfile.mkdtemp() for _ in range(seeds)]
+        runs = [run("grpo_llm", seed, "--cache-dir", cache) for seed, cache in enumerate(caches, 1)]
+        lines.append(row("grpo_llm, empty cache", runs))
+        print(lines[-1])
+    where = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}, "
+    where += f"transformers {transformers.__version__}, {time.strftime('%Y-%m-%d')}, median of {seeds} seeds"
+    result = Path(__file__).parent / "results" / ("llm_sweep.md" if sweep else "llm_compare.md")
+    result.write_text("\n".join([*lines, "", where, ""]))
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

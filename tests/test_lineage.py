@@ -1,0 +1,154 @@
+"""The scripts may differ in nothing but the algorithm: same text, same order, small diffs."""
+
+import ast
+import difflib
+import re
+import subprocess
+from itertools import combinations
+
+import pytest
+from conftest import LLM_SCRIPTS, ROOT
+
+# What an algorithm may change. Everything else that two scripts share must be the same text, byte for byte.
+LLM_MAY_DIFFER = {
+    "compute_advantages": {"rloo_llm"},
+    "token_weights": {"rloo_llm", "dapo_llm", "cispo_llm"},
+    "surrogate": {"rloo_llm", "gspo_llm", "cispo_llm"},
+    "train_minibatch": {"rloo_llm", "dapo_llm", "cispo_llm"},
+    "main": {"rloo_llm", "dapo_llm"},
+    "check_args": {"dapo_llm"},
+}
+LLM_ARGS_MAY_DIFFER = {
+    "clip_low": {"gspo_llm"},
+    "clip_high": {"dapo_llm", "gspo_llm", "cispo_llm"},
+    "beta": {"rloo_llm", "gspo_llm", "cispo_llm"},
+    "minibatches": {"rloo_llm"},
+}
+LLM_ONLY_IN = {
+    "kl_k3": set(LLM_SCRIPTS) - {"dapo_llm"},
+    "reference_logprobs": set(LLM_SCRIPTS) - {"dapo_llm"},
+    "overlong_penalty": {"dapo_llm"},
+    "informative": {"dapo_llm"},
+    "dynamic_rollout": {"dapo_llm"},
+}
+LLM_ARGS_ONLY_IN = {
+    "clip_low": {"grpo_llm", "dapo_llm", "gspo_llm"},
+    "clip_high": set(LLM_SCRIPTS) - {"rloo_llm"},
+    "beta": set(LLM_SCRIPTS) - {"dapo_llm"},
+    "scale_rewards": set(LLM_SCRIPTS) - {"rloo_llm"},
+    "length_norm": {"grpo_llm", "gspo_llm"},
+    "max_resample": {"dapo_llm"},
+    "overlong_cache": {"dapo_llm"},
+}
+BUDGETS = [("rloo_llm", "grpo_llm", 60), ("grpo_llm", "gspo_llm", 60), ("grpo_llm", "cispo_llm", 60), ("grpo_llm", "dapo_llm", 110)]
+
+
+def definitions(name):
+    """Name → source of every top-level function and class but Args, decorators included, in order."""
+    source = (ROOT / f"{name}.py").read_text()
+    lines, found = source.splitlines(), {}
+    for node in ast.parse(source).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name != "Args":
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            found[node.name] = "\n".join(lines[first - 1 : node.end_lineno])
+    return found
+
+
+def fields(name):
+    """Name → source of every field of Args with the docstring under it, in order."""
+    source = (ROOT / f"{name}.py").read_text()
+    body = next(node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "Args").body
+    found = {}
+    for field, doc in zip(body, body[1:]):
+        if isinstance(field, ast.AnnAssign):
+            assert isinstance(doc, ast.Expr) and isinstance(doc.value.value, str), f"{name}.py: {field.target.id} has no docstring"
+            found[field.target.id] = ast.get_source_segment(source, field) + "\n" + ast.get_source_segment(source, doc)
+    return found
+
+
+def compare(parts, may_differ):
+    """Compares each named part of two scripts, unless one of the two is declared to have its own; fails with the diff."""
+    for a, b in combinations(parts, 2):
+        for name in parts[a].keys() & parts[b].keys():
+            if not may_differ.get(name, set()) & {a, b} and parts[a][name] != parts[b][name]:
+                diff = difflib.unified_diff(parts[a][name].splitlines(), parts[b][name].splitlines(), a, b, lineterm="")
+                pytest.fail(f"`{name}` differs between {a}.py and {b}.py; carry the change over:\n" + "\n".join(diff))
+
+
+def check_presence(parts, only_in):
+    for name in {name for part in parts.values() for name in part}:
+        wanted = only_in.get(name, set(parts))
+        assert {script for script in parts if name in parts[script]} == wanted, f"`{name}` is declared for {sorted(wanted)}"
+
+
+def check_order(parts):
+    for a, b in combinations(parts, 2):
+        shared = [name for name in parts[a] if name in parts[b]]
+        assert shared == [name for name in parts[b] if name in parts[a]], f"{a}.py and {b}.py order these differently"
+
+
+@pytest.mark.parametrize("read,may_differ,only_in", [
+    (definitions, LLM_MAY_DIFFER, LLM_ONLY_IN), (fields, LLM_ARGS_MAY_DIFFER, LLM_ARGS_ONLY_IN),
+])  # fmt: skip
+def test_llm_scripts_share_their_text(read, may_differ, only_in):
+    parts = {name: read(name) for name in LLM_SCRIPTS}
+    compare(parts, may_differ)
+    check_presence(parts, only_in)
+    check_order(parts)
+
+
+def test_declarations_are_needed():
+    """Whoever is declared to differ does: a stale entry would let the next slip through."""
+    for read, declared in ((definitions, LLM_MAY_DIFFER), (fields, LLM_ARGS_MAY_DIFFER)):
+        parts = {name: read(name) for name in LLM_SCRIPTS}
+        for name, scripts in declared.items():
+            for script in scripts - {"grpo_llm"}:
+                assert name not in parts["grpo_llm"] or parts[script][name] != parts["grpo_llm"][name], f"{script} {name}"
+
+
+def test_the_check_sees_a_changed_byte():
+    parts = {name: definitions(name) for name in LLM_SCRIPTS}
+    parts["cispo_llm"]["verify"] += " "
+    with pytest.raises(pytest.fail.Exception, match="`verify` differs"):
+        compare(parts, LLM_MAY_DIFFER)
+
+
+def test_what_is_not_a_definition_is_shared_too():
+    """Imports, section rules and constants."""
+
+    def rest(name):
+        source = (ROOT / f"{name}.py").read_text()
+        lines = source.splitlines()
+        for node in ast.parse(source).body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Expr)):  # Expr: the module's docstring
+                lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+        return [line for line in lines if line and not line.startswith("@")]
+
+    for name in LLM_SCRIPTS:
+        own = {"from dataclasses import dataclass"} if name == "rloo_llm" else set()
+        shared = {"from dataclasses import dataclass, replace"} if own else set()
+        assert set(rest(name)) ^ set(rest("grpo_llm")) == own | shared, f"{name}.py"
+
+
+@pytest.mark.parametrize("a,b,budget", BUDGETS)
+def test_diff_budgets(a, b, budget):
+    diff = subprocess.run(["diff", f"{a}.py", f"{b}.py"], cwd=ROOT, capture_output=True, text=True).stdout
+    changed = len(re.findall(r"^[<>]", diff, re.M))
+    assert changed <= budget, f"diff {a}.py {b}.py has {changed} changed lines; the budget is {budget}"
+
+
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_length(name):
+    lines = (ROOT / f"{name}.py").read_text().splitlines()
+    assert len(lines) <= 480 and max(map(len, lines)) <= 120
+
+
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_self_contained(name):
+    text = (ROOT / f"{name}.py").read_text()
+    imported = {word for node in ast.walk(ast.parse(text)) for word in
+                ([alias.name for alias in node.names] if isinstance(node, ast.Import) else
+                 [node.module] if isinstance(node, ast.ImportFrom) else [])}  # fmt: skip
+    assert not imported & {path.stem for path in ROOT.glob("*.py")}
+    called = {node.func.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    assert "trust_remote_code" not in text and not called & {"eval", "exec"}
