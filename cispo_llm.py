@@ -2,13 +2,15 @@
 
 For a question q, draw a group of G completions o_1 … o_G from the policy π_old, let a verifier give each a reward R_i,
 weigh each by an advantage A_i, and climb on the objective J(θ) from there. (i: completion, t: token)
+
     J = Σ_i Σ_t sg[min(r_it, 1 + ε_high)] A_i log π_θ(o_it) / Σ_i |o_i|,   A_i = (R_i − mean R) / std R
     r_it = π_θ(o_it) / π_old(o_it),   sg: stop-gradient, a plain number to autograd
 
 The pain it cures. PPO's clip, in GRPO and DAPO alike, silences a token as soon as its ratio leaves the band: the rare
 "wait" that turns an answer round moves fast, is clipped first, and learns nothing more from this rollout. CISPO is
 REINFORCE with a truncated importance weight: each token keeps a gradient. How it fails. Nothing but the learning rate
-bounds a step. The paper tunes ε_high and does not print it; on the tiny model a sweep found 0.2 to 4 equally good.
+bounds a step. The paper tunes ε_high and does not print it; for the tiny model a sweep found 0.2 to 4 equally good
+(tests/benchmarks/results/llm_sweep.md).
 
     python cispo_llm.py      # a tiny embedded model learns to reason, on a laptop; add for a real one:
     --model Qwen/Qwen2.5-0.5B-Instruct --dataset gsm8k.jsonl --learning-rate 1e-6 --max-new-tokens 256
@@ -40,7 +42,7 @@ from tqdm import tqdm
 
 @dataclass
 class Args:
-    clip_high: float = 0.5
+    clip_high: float = 0.2
     """a token's weight, the ratio, is clipped above at 1 + clip_high; there is no lower bound"""
     beta: float = 0.0
     """weight of the KL penalty in the loss; at 0 there is no reference model in memory"""

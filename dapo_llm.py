@@ -2,14 +2,14 @@
 
 For a question q, draw a group of G completions o_1 … o_G from the policy π_old, let a verifier give each a reward R_i,
 weigh each by an advantage A_i, and climb on the objective J(θ) from there. (i: completion, t: token)
+
     J = Σ_i Σ_t min(r_it A_i, clip(r_it, 1 − ε_low, 1 + ε_high) A_i) / Σ_i |o_i|,   A_i = (R'_i − mean R') / std R'
     r_it = π_θ(o_it) / π_old(o_it),   R'_i = R_i + a penalty for running out of room,   0 < right answers < G
 
-The pain it cures, in the order of the diff. A symmetric clip lets likely tokens grow but not rare ones, and entropy
-collapses: ε_high > ε_low (clip-higher). A mean per answer makes tokens of long answers cheap: the mean is over tokens.
-A cut-off answer is punished like a wrong one: the penalty comes on gradually. Groups all right or all wrong have no
-gradient and thin out the batch: sampling goes on until there are enough others (dynamic sampling). And no KL: it would
-hold back a policy that is meant to move. How it fails. The better the policy, the more of its samples are discarded.
+The pains it cures. A symmetric clip lets likely tokens grow but not rare ones: ε_high > ε_low (clip-higher). A mean per
+answer makes tokens of long answers cheap: the mean is over tokens. A cut-off answer counts as wrong at one blow: the
+penalty comes on gradually. Groups all right or all wrong have no gradient: sampling goes on until enough others are
+there (dynamic sampling). No KL holds the policy back. How it fails. The better it is, the more samples it discards.
 
     python dapo_llm.py      # a tiny embedded model learns to reason, on a laptop; add for a real one:
     --model Qwen/Qwen2.5-0.5B-Instruct --dataset gsm8k.jsonl --learning-rate 1e-6 --max-new-tokens 256

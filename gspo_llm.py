@@ -2,14 +2,15 @@
 
 For a question q, draw a group of G completions o_1 … o_G from the policy π_old, let a verifier give each a reward R_i,
 weigh each by an advantage A_i, and climb on the objective J(θ) from there. (i: completion, t: token)
+
     J = mean_i min(s_i A_i, clip(s_i, 1 − ε_low, 1 + ε_high) A_i),   A_i = (R_i − mean R) / std R
     s_i = (π_θ(o_i) / π_old(o_i))^(1/|o_i|) = exp(mean_t log r_it), the geometric mean of the token ratios
 
 The pain it cures. GRPO weighs each token by a ratio of its own, a one-sample estimate that is mostly noise, the more
-so the longer the answer, and ruinous for mixtures of experts. The mean over tokens varies far less, hence an ε this
-small. It is the paper's, for large models and long answers; a tiny one moves further in a step and has more clipped,
-but learns as well with it (tests/benchmarks/results/llm_sweep.md). How it fails. A completion is clipped whole or not
-at all: one wild token takes the rest of its answer with it.
+so the longer the answer, and ruinous for mixtures of experts. The mean over tokens varies far less, so ε is smaller.
+The paper's 3e-4 and 4e-4 suit large models and long answers; a tiny model moves further in a step and would learn more
+slowly, so the defaults are wider, by a sweep (tests/benchmarks/results/llm_sweep.md). How it fails. A completion is
+clipped whole or not at all: one wild token takes the rest of its answer with it.
 
     python gspo_llm.py      # a tiny embedded model learns to reason, on a laptop; add for a real one:
     --model Qwen/Qwen2.5-0.5B-Instruct --dataset gsm8k.jsonl --learning-rate 1e-6 --max-new-tokens 256
@@ -41,10 +42,10 @@ from tqdm import tqdm
 
 @dataclass
 class Args:
-    clip_low: float = 3e-4
-    """the sequence ratio is clipped below at 1 - clip_low"""
-    clip_high: float = 4e-4
-    """the sequence ratio is clipped above at 1 + clip_high"""
+    clip_low: float = 0.01
+    """the sequence ratio is clipped below at 1 - clip_low; the paper, for large models: 3e-4"""
+    clip_high: float = 0.013
+    """the sequence ratio is clipped above at 1 + clip_high; the paper, for large models: 4e-4"""
     beta: float = 0.0
     """weight of the KL penalty in the loss; at 0 there is no reference model in memory"""
     scale_rewards: bool = True

@@ -2,6 +2,7 @@
 
 For a question q, draw a group of G completions o_1 … o_G from the policy π_old, let a verifier give each a reward R_i,
 weigh each by an advantage A_i, and climb on the objective J(θ) from there. (i: completion, t: token)
+
     J = Σ_i Σ_t A_i log π_θ(o_it) / Σ_i |o_i|,   A_i = R'_i − mean of R'_j over the others, j ≠ i
     R'_i = R_i − β Σ_t (log π_old − log π_ref)       the KL penalty is part of the reward, ahead of the baseline
 
