@@ -14,6 +14,7 @@ RESULTS = (ROOT / "tests/benchmarks/results/llm_compare.md").read_text()
 
 def test_results_are_the_committed_ones():
     assert RESULTS.strip() in README
+    assert (ROOT / "tests/benchmarks/results/trl_speed.md").read_text().strip() in README
 
 
 def test_headline_numbers_are_in_the_results():

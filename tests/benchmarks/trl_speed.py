@@ -4,10 +4,12 @@
     python tests/benchmarks/trl_speed.py
 
 Both draw 32 × 8 completions of at most 24 tokens a step and take four optimizer steps on them, with the same learning
-rate and KL weight. Rounds alternate between the two, so that a noisy machine troubles both. Prints completions per
-second, the ratio of each round, and the median ratio.
+rate and KL weight. Rounds alternate between the two, so that a noisy machine troubles both. Writes a table into
+tests/benchmarks/results/.
 """
 
+import os
+import random
 import sys
 import tempfile
 import time
@@ -15,14 +17,13 @@ from pathlib import Path
 from statistics import median
 
 import torch
+import trl
 import tyro
 from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-import random
-
 import grpo_llm
 
 WARM = 5  # untimed steps at the start of each measurement
@@ -110,14 +111,22 @@ def trls(args, steps: int) -> float:
     return steps * args.prompts_per_step * args.group_size / seconds
 
 
-def main(rounds: int = 3, steps: int = 30):
-    args = grpo_llm.Args()
-    ratios = []
+def main(rounds: int = 5, steps: int = 30):
+    args, rates = grpo_llm.Args(), []
     for _ in range(rounds):
-        theirs, mine = trls(args, steps), ours(args, steps)
-        ratios.append(mine / theirs)
-        print(f"completions/s: grpo_llm.py {mine:.0f}, TRL {theirs:.0f}, ratio {ratios[-1]:.2f}", flush=True)
-    print(f"median ratio over {rounds} rounds: {median(ratios):.2f}")
+        rates.append((trls(args, steps), ours(args, steps)))
+        print("TRL {:.0f}, grpo_llm.py {:.0f} completions/s".format(*rates[-1]), flush=True)
+    ratios = sorted(mine / theirs for theirs, mine in rates)
+    theirs, mine = (median(column) for column in zip(*rates))
+    lines = [
+        "| completions per second, rollout and update | TRL's GRPOTrainer | grpo_llm.py | ratio | range of the ratio |",
+        "|-|-|-|-|-|",
+        f"| median of {rounds} alternating rounds | {theirs:.0f} | {mine:.0f} | {median(ratios):.2f} | {ratios[0]:.2f} to {ratios[-1]:.2f} |",
+        "",
+        f"{os.cpu_count()} cores, torch {torch.__version__}, trl {trl.__version__}, {time.strftime('%Y-%m-%d')}",
+    ]
+    print("\n".join(lines))
+    (Path(__file__).parent / "results" / "trl_speed.md").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
