@@ -220,6 +220,13 @@ def test_step_gradient_against_finite_differences():
     assert slope == pytest.approx((values[0] - values[1]) / 2e-4, rel=2e-2)
 
 
+def test_gradients_do_not_pile_up_over_steps():
+    model = random_model("llama")
+    batch, optimizer = rollout_batch(model, ARGS), torch.optim.SGD(model.parameters(), lr=0.0)
+    norms = [grpo.train_minibatch(model, optimizer, batch, ARGS)["grad_norm"] for _ in range(2)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+
+
 def test_clip_ratio_counts_clipped_tokens():
     batch = rollout_batch(random_model("llama"), ARGS)
     model = random_model("llama")

@@ -305,10 +305,13 @@ def dapo_args(tmp_path, cache_dir, **flags):
                      cache_dir=cache_dir, device="cpu", **flags)  # fmt: skip
 
 
-def test_a_run_of_dead_groups_says_so_and_goes_on(monkeypatch, tmp_path, cache_dir, capsys):
-    monkeypatch.setattr(dapo, "verify", lambda completion, answer, lenient=False: 0.0)
-    result = dapo.main(dapo_args(tmp_path, cache_dir, steps=2, max_resample=2))
-    assert capsys.readouterr().out.count("no update") == 2 and result["eval/pass@1"] == 0
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # there was no optimizer step, on purpose
+@pytest.mark.parametrize("verdict", [0.0, 1.0])
+def test_a_run_of_dead_groups_says_so_and_goes_on(monkeypatch, tmp_path, cache_dir, capsys, verdict):
+    """All wrong or all right, and the overlong penalty differs within each group: that must not bring it to life."""
+    monkeypatch.setattr(dapo, "verify", lambda completion, answer, lenient=False: verdict)
+    result = dapo.main(dapo_args(tmp_path, cache_dir, steps=2, max_resample=2, max_new_tokens=6, overlong_cache=6))
+    assert capsys.readouterr().out.count("no update") == 2 and result["eval/pass@1"] == verdict
 
 
 def test_dapo_trains_on_informative_groups_alone_and_counts_what_it_discards(monkeypatch, tmp_path, cache_dir):
@@ -331,7 +334,7 @@ def test_dapo_trains_on_informative_groups_alone_and_counts_what_it_discards(mon
     (batch,) = batches
     groups = batch["advantages"].sort().values  # 4 groups of z-scores, none of them zero
     assert len(groups) == 16 and (groups != 0).all()
-    assert scalars(result["folder"], "discarded_groups")[0] > 0
+    assert scalars(result["folder"], "discarded_groups")[0] == 4 * (len(drawn) - 4) - 4 > 0
     assert scalars(result["folder"], "num_tokens")[0] == sum(drawn[2:-2])  # less the two evaluations, each twice
 
 
