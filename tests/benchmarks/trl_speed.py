@@ -111,7 +111,7 @@ def trls(args, steps: int) -> float:
     return steps * args.prompts_per_step * args.group_size / seconds
 
 
-def main(rounds: int = 5, steps: int = 30):
+def main(rounds: int = 9, steps: int = 30):
     args, rates = grpo_llm.Args(), []
     for _ in range(rounds):
         rates.append((trls(args, steps), ours(args, steps)))
