@@ -218,7 +218,7 @@ def load_policy(args, device):
         recipe = inspect.getsource(make_tiny_model) + inspect.getsource(make_sum)
         recipe += f"{args.warm_start_steps} {torch.__version__} {transformers.__version__}"
         source = Path(args.cache_dir).expanduser() / f"tiny-{zlib.crc32(recipe.encode()):08x}"
-    for attempt in (1, 2):
+    for last_try in (False, True):
         if tiny and not source.exists():
             save_model(*make_tiny_model(args.warm_start_steps), source)
         try:
@@ -227,7 +227,7 @@ def load_policy(args, device):
             model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(device)
             break
         except Exception as error:  # each library has its own for a missing folder, a torn file, an unknown type
-            if not tiny or attempt == 2:
+            if not tiny or last_try:
                 stop(f"--model {source}: neither a hub id nor a folder that loads ({str(error).splitlines()[0]})")
             print(f"warning: the cached model in {source} is corrupt; making it anew", file=sys.stderr)
             shutil.rmtree(source)
@@ -362,7 +362,7 @@ def train_minibatch(model, optimizer, batch: dict, args) -> dict:
 
 # ---------------------------------------------------------------------------------------------------------- Main loop
 
-def attempt(model, tokenizer, problems, num_samples: int, temperature: float, args):
+def rollout(model, tokenizer, problems, num_samples: int, temperature: float, args):
     """`num_samples` completions of each problem: the rollout's tensors, the texts, and verified rewards (P, G)."""
     prompts = [encode_prompt(question, tokenizer, args) for question, _ in problems]
     batch = generate(model, prompts, num_samples, args.max_new_tokens, temperature)
@@ -380,8 +380,8 @@ def evaluate(model, tokenizer, problems, args, writer, step: int, k: int = 8) ->
         torch.manual_seed(0)
         for start in range(0, len(problems), args.prompts_per_step):
             chunk = problems[start : start + args.prompts_per_step]
-            batch, completions, right = attempt(model, tokenizer, chunk, k, 1.0, args)
-            _, _, greedy = attempt(model, tokenizer, chunk, 1, 0.0, args)
+            batch, completions, right = rollout(model, tokenizer, chunk, k, 1.0, args)
+            _, _, greedy = rollout(model, tokenizer, chunk, 1, 0.0, args)
             answers = [answer for _, answer in chunk for _ in range(k)]
             scores["eval/pass@1"] += right.sum().item() / k
             scores["eval/pass@1_greedy"] += greedy.sum().item()
@@ -421,7 +421,7 @@ def main(args: Args) -> dict:
     for step in bar:
         step_start = time.perf_counter()
         chunk = list(islice(problems, args.prompts_per_step))
-        batch, _, rewards = attempt(model, tokenizer, chunk, args.group_size, args.temperature, args)
+        batch, _, rewards = rollout(model, tokenizer, chunk, args.group_size, args.temperature, args)
         if args.beta > 0:
             batch["ref_logprobs"] = reference_logprobs(reference, batch, args)
             kl = (batch["old_logprobs"] - batch["ref_logprobs"]).sum(1)

@@ -72,7 +72,7 @@ def test_first_minibatch_has_ratio_one(cache_dir):
     import random
 
     problems = [grpo.make_sum(random.Random(i)) for i in range(32)]
-    batch, _, rewards = grpo.attempt(model, tokenizer, problems, 8, 1.0, args)
+    batch, _, rewards = grpo.rollout(model, tokenizer, problems, 8, 1.0, args)
     logprobs, _ = grpo.token_logprobs(model, batch, 1.0)
     assert rewards.shape == (32, 8) and batch["prompt_mask"].sum(1).unique().numel() == 3
     assert ((logprobs - batch["old_logprobs"]).exp() - 1).abs().max() < 1e-5

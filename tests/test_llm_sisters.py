@@ -210,14 +210,14 @@ def run_one_step(module, monkeypatch, tmp_path, cache_dir, drift):
     monkeypatch.setattr(module, "compute_advantages", lambda rewards, args: seen.append(rewards.clone()) or real(rewards, args))
     monkeypatch.setattr(module, "reference_logprobs", lambda ref, batch, args: batch["old_logprobs"] - drift * batch["mask"])
     monkeypatch.setattr(module, "verify", lambda completion, answer, lenient=False: 0.0)
-    lengths, attempt = [], module.attempt
+    lengths, rollout = [], module.rollout
 
     def spy(*args):
-        result = attempt(*args)
+        result = rollout(*args)
         lengths.append(result[0]["mask"].sum(1))
         return result
 
-    monkeypatch.setattr(module, "attempt", spy)
+    monkeypatch.setattr(module, "rollout", spy)
     module.main(module.Args(steps=1, prompts_per_step=4, group_size=4, warm_start_steps=30, eval_problems=4, beta=0.5,
                             output_dir=str(tmp_path), cache_dir=cache_dir, device="cpu"))  # fmt: skip
     return seen[0], lengths[2].view(4, 4)  # before: a sampled and a greedy evaluation
@@ -251,11 +251,11 @@ def test_overlong_penalty_by_hand():
 
 
 def scripted(monkeypatch, rewards):
-    """attempt() replaced: hands out these groups, two at a time, with tensors of growing width."""
+    """rollout() replaced: hands out these groups, two at a time, with tensors of growing width."""
     stream = iter(rewards)
     calls = []
 
-    def attempt(model, tokenizer, problems, num_samples, temperature, args):
+    def rollout(model, tokenizer, problems, num_samples, temperature, args):
         S, T = 3 + len(calls), 2 + len(calls)
         calls.append(len(problems))
         B = len(problems) * num_samples
@@ -264,7 +264,7 @@ def scripted(monkeypatch, rewards):
                  "mask": torch.ones(B, T), "old_logprobs": -mark, "ended": torch.ones(B).bool()}  # fmt: skip
         return batch, [], torch.tensor([next(stream) for _ in problems])
 
-    monkeypatch.setattr(dapo, "attempt", attempt)
+    monkeypatch.setattr(dapo, "rollout", rollout)
     return calls
 
 
@@ -319,14 +319,14 @@ def test_dapo_trains_on_informative_groups_alone_and_counts_what_it_discards(mon
 
     batches, real = [], dapo.train_minibatch
     monkeypatch.setattr(dapo, "train_minibatch", lambda m, o, batch, a: batches.append(batch) or real(m, o, batch, a))
-    drawn, attempt = [], dapo.attempt
+    drawn, rollout = [], dapo.rollout
 
     def spy(*args):
-        result = attempt(*args)
+        result = rollout(*args)
         drawn.append(int(result[0]["mask"].sum()))
         return result
 
-    monkeypatch.setattr(dapo, "attempt", spy)
+    monkeypatch.setattr(dapo, "rollout", spy)
     coin = torch.Generator().manual_seed(0)
     monkeypatch.setattr(dapo, "verify", lambda *a, **k: float(torch.rand((), generator=coin) < 0.05))
     args = dapo_args(tmp_path, cache_dir, steps=1, minibatches=1, max_resample=50, overlong_cache=0)

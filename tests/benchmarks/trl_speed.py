@@ -41,7 +41,7 @@ def ours(args, steps: int) -> float:
         if step == WARM:
             start = time.perf_counter()
         problems = [grpo_llm.make_sum(rng) for _ in range(args.prompts_per_step)]
-        batch, _, rewards = grpo_llm.attempt(model, tokenizer, problems, args.group_size, args.temperature, args)
+        batch, _, rewards = grpo_llm.rollout(model, tokenizer, problems, args.group_size, args.temperature, args)
         batch["ref_logprobs"] = grpo_llm.reference_logprobs(reference, batch, args)
         batch["advantages"] = grpo_llm.compute_advantages(rewards, args).flatten()
         for rows in torch.randperm(len(batch["mask"])).chunk(args.minibatches):
