@@ -1,6 +1,7 @@
 """RLOO, DAPO, GSPO and CISPO: each against a loop of its own, exact unbiasedness, and where they must agree."""
 
 import math
+import random
 from itertools import product
 from types import SimpleNamespace
 
@@ -191,14 +192,38 @@ def test_grpo_silences_tokens_that_cispo_keeps():
     assert silent > 5 and kept == 0
 
 
-def test_the_sequence_ratio_varies_far_less_than_the_token_ratios():
-    g = torch.Generator().manual_seed(0)
-    old, mask = -torch.rand(200, 25, generator=g), torch.ones(200, 25)
-    logprobs = old + 0.1 * torch.randn(200, 25, generator=g)
-    one = torch.ones(200)
-    free = SimpleNamespace(clip_low=math.inf, clip_high=math.inf)  # then the surrogate at A = 1 is the ratio itself
-    token, sequence = (m.surrogate(logprobs, old, one, mask, free) for m in (grpo, gspo))
-    assert sequence[:, 0].var() < token.var() / 15  # 25 independent tokens: 1/25
+@pytest.fixture(scope="module")
+def moved(cache_dir):
+    """The default's tiny model, three minibatch updates into a rollout: log-probs and old log-probs of the whole rollout."""
+    args = grpo.Args(cache_dir=cache_dir, beta=0.0)
+    torch.manual_seed(0)
+    model, tokenizer = grpo.load_policy(args, torch.device("cpu"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
+    problems = [grpo.make_sum(random.Random(i)) for i in range(32)]
+    batch, _, rewards = grpo.rollout(model, tokenizer, problems, 8, 1.0, args)
+    batch["advantages"] = grpo.compute_advantages(rewards, args).flatten()
+    for rows in torch.randperm(256).chunk(4)[:3]:
+        grpo.train_minibatch(model, optimizer, {name: tensor[rows] for name, tensor in batch.items()}, args)
+    logprobs, _ = grpo.token_logprobs(model, batch, 1.0)
+    return logprobs.detach().requires_grad_(), batch["old_logprobs"], batch["advantages"], batch["mask"]
+
+
+def test_the_sequence_ratio_varies_far_less_than_the_token_ratios(moved):
+    """With an infinite band and A = 1 the surrogate is the ratio itself."""
+    logprobs, old, _, mask = moved
+    free = SimpleNamespace(clip_low=math.inf, clip_high=math.inf)
+    token, sequence = (m.surrogate(logprobs, old, torch.ones(len(mask)), mask, free).detach() for m in (grpo, gspo))
+    token_variance, sequence_variance = token[mask > 0].var(), sequence[:, 0].var()
+    print(f"variance of the ratio: per token {token_variance:.2e}, per sequence {sequence_variance:.2e}")
+    assert sequence_variance < token_variance / 2
+
+
+def test_grpo_silences_tokens_of_a_real_rollout_and_cispo_none(moved):
+    args = SimpleNamespace(clip_low=0.2, clip_high=0.2, length_norm="response")
+    alive = (moved[3] > 0) & (moved[2] != 0)[:, None]
+    silent, kept = (((gradient(m, moved, args) == 0) & alive).sum().item() for m in (grpo, cispo))
+    print(f"tokens without a gradient, of {alive.sum()}: GRPO {silent}, CISPO {kept}")
+    assert silent > 0 and kept == 0
 
 
 # ------------------------------------------------------------------------------------------------- KL, in its place
