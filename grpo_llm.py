@@ -448,7 +448,7 @@ def main(args: Args) -> dict:
             minibatch = {key: tensor[rows] for key, tensor in batch.items()}
             update = train_minibatch(model, optimizer, minibatch, args)
             if not math.isfinite(update["loss"] + update["grad_norm"]):
-                sys.exit(f"error: step {step}: the loss is not finite; the last good model is in {folder / 'model'}")
+                sys.exit(f"error: step {step}: loss or gradient not finite; last good model in {folder / 'model'}")
             stats.update({key: value / args.minibatches for key, value in update.items()})
         schedule.step()
 

@@ -2,7 +2,6 @@
 
 import math
 import random
-from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -390,7 +389,3 @@ def test_same_seed_same_weights(name, cache_dir, tmp_path):
     runs = [module.main(module.Args(steps=2, prompts_per_step=4, group_size=4, warm_start_steps=30, eval_problems=4,
                                     output_dir=str(tmp_path / str(i)), cache_dir=cache_dir, device="cpu")) for i in range(2)]  # fmt: skip
     assert equal(weights(runs[0]["folder"]), weights(runs[1]["folder"]))
-
-
-def test_enumeration_covers_everything():
-    assert len(list(product(range(9), repeat=2))) == 81 and Table().logprobs().sum(1).exp().sum().item() == pytest.approx(1)
