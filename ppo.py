@@ -61,9 +61,9 @@ class Args:
     """steps per rollout in each environment (T)"""
     num_envs: int = 16
     """environments that step in parallel (N)"""
-    learning_rate: float = 2e-3
+    learning_rate: float = 3e-3
     """Adam's rate; falls linearly to 0"""
-    total_timesteps: int = 150_000
+    total_timesteps: int = 200_000
     """environment steps, over all environments"""
     env_id: str = "CartPole-v1"
     """any gymnasium environment with Box observations and Discrete or Box actions"""
@@ -87,7 +87,7 @@ def stop(message: str):
 
 def check_args(args):
     """Stop at the first flag whose value no run can use."""
-    may_be_zero = "seed gamma gae_lambda learning_rate ent_coef clip_low clip_high beta".split()
+    may_be_zero = "seed gamma gae_lambda learning_rate ent_coef clip_low clip_high beta damping".split()
     for name, value in vars(args).items():
         low, high = 0 if name in may_be_zero else 1e-9, 1 if name in ("gamma", "gae_lambda") else 2**31
         if type(value) in (int, float) and name != "target_return" and not low <= value <= high:
@@ -98,16 +98,15 @@ def check_args(args):
 
 # ---------------------------------------------------------------------------------------------- Environment and agent
 
-def make_envs(env_id: str, num_envs: int, render_mode: str | None = None):
+def make_envs(env_id: str, num_envs: int, **options):
     """num_envs environments that step as one; natively vectorised where gymnasium has that (CartPole)."""
     try:
-        envs = gym.make_vec(env_id, num_envs=num_envs, render_mode=render_mode)
+        envs = gym.make_vec(env_id, num_envs=num_envs, **options)
     except (gym.error.Error, ImportError) as error:
         stop(f"--env-id {env_id}: {str(error).splitlines()[0]}")
     obs, action, box = envs.single_observation_space, envs.single_action_space, gym.spaces.Box
-    discrete = isinstance(action, gym.spaces.Discrete) and action.start == 0
     continuous = isinstance(action, box) and len(action.shape) == 1
-    fits = isinstance(obs, box) and (discrete or continuous)
+    fits = isinstance(obs, box) and (continuous or isinstance(action, gym.spaces.Discrete) and action.start == 0)
     if not fits or envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
         stop(f"--env-id {env_id}: needs Box observations, Discrete or flat Box actions and next-step autoreset")
     return gym.wrappers.vector.ClipAction(envs) if continuous else envs  # log π remains that of the action drawn
@@ -162,7 +161,7 @@ def load_agent(agent, args):
     try:
         agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
     except Exception as error:  # a missing, torn or foreign file has many ways to fail
-        stop(f"--load {args.load}: holds no agent for --env-id {args.env_id} ({str(error).splitlines()[0]})")
+        stop(f"--load {args.load}: holds no agent for --env-id {args.env_id} ({type(error).__name__})")
 
 # ---------------------------------------------------------------------------------------------------------- Algorithm
 
@@ -258,7 +257,7 @@ def update(agent, optimizer, batch: dict, ent_coef: float, args) -> dict:
 @torch.no_grad()
 def evaluate(agent, args, greedy: bool, episodes: int = 100, gif: Path | None = None) -> float:
     """Mean return of fresh episodes, one in each of as many environments; of a single one, filmed, if given a `gif`."""
-    envs = make_envs(args.env_id, 1 if gif else episodes, "rgb_array" if gif else None)
+    envs = make_envs(args.env_id, 1 if gif else episodes, **{"render_mode": "rgb_array"} if gif else {})
     obs, _ = envs.reset(seed=args.seed + 10**6)
     returns, running, frames = np.zeros(envs.num_envs), np.ones(envs.num_envs, bool), []
     while running.any():
@@ -273,6 +272,7 @@ def main(args: Args) -> dict:
     start = time.perf_counter()
     check_args(args)
     torch.set_num_threads(1)  # networks this small only get slower with more
+    torch.distributions.Distribution.set_default_validate_args(False)  # and so they do with checks of every tensor
     torch.manual_seed(args.seed)
     envs = make_envs(args.env_id, args.num_envs)
     agent = Agent(envs)
@@ -303,7 +303,8 @@ def main(args: Args) -> dict:
         batch = prepare(agent, rollout, args)
         stats = update(agent, optimizer, batch, args.ent_coef * left, args)
         agent.obs_norm.update(batch["obs"])  # not earlier: the policy would not be π_old any more
-        if not np.isfinite([float(value) for value in stats.values()]).all():
+        stats = {key: torch.as_tensor(value).item() for key, value in stats.items()}
+        if not np.isfinite(list(stats.values())).all():
             sys.exit(f"error: step {global_step}: loss not finite; lower --learning-rate; last good agent in {path}")
         stats["explained_variance"] = 1 - (batch["returns"] - batch["values"]).var() / batch["returns"].var()
         scalars = {f"losses/{key}": value for key, value in stats.items()} | {"charts/SPS": global_step / seconds}

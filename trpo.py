@@ -4,11 +4,10 @@
 
     max_θ L = mean_t r_t A_t   subject to   mean_t KL(π_old ‖ π) ≤ δ,   r_t = π(a_t | s_t) / π_old(a_t | s_t)
 
-to first order in L, second in the KL, whose Hessian is F: conjugate gradients solve F s = ∇L, the step is √(2δ / sᵀFs) s,
-and a line search halves it until L and KL, computed exactly, agree. The pain it cures. A learning rate bounds the step
-in θ, where the same length may be nothing or ruin the policy; here it is bounded in π. And A_t = Σ_l (γλ)^l δ_{t+l}
-(GAE) lies between the actor-critic's TD error δ_t, biased, and REINFORCE's returns, noisy. How it fails. One step per
-rollout, and some twenty passes to find it.
+to first order in L, second in the KL, whose Hessian is F: conjugate gradients solve F s = ∇L, the step is
+√(2δ / sᵀFs) s, and a line search halves it until L and KL agree. The pain it cures. A learning rate bounds a step in θ,
+where the same length may be nothing or ruin the policy; here it is bounded in π. And A_t = Σ_l (γλ)^l δ_{t+l} (GAE)
+lies between the TD error, biased, and REINFORCE's returns, noisy. How it fails. One step for twenty passes.
 
     python trpo.py      # CartPole-v1, solved in seconds; for continuous actions, add --env-id Pendulum-v1 --gamma 0.9
 
@@ -50,9 +49,9 @@ class Args:
     """steps per rollout in each environment (T)"""
     num_envs: int = 16
     """environments that step in parallel (N)"""
-    learning_rate: float = 2e-3
+    learning_rate: float = 3e-3
     """Adam's rate; falls linearly to 0"""
-    total_timesteps: int = 150_000
+    total_timesteps: int = 200_000
     """environment steps, over all environments"""
     env_id: str = "CartPole-v1"
     """any gymnasium environment with Box observations and Discrete or Box actions"""
@@ -76,7 +75,7 @@ def stop(message: str):
 
 def check_args(args):
     """Stop at the first flag whose value no run can use."""
-    may_be_zero = "seed gamma gae_lambda learning_rate damping".split()
+    may_be_zero = "seed gamma gae_lambda learning_rate ent_coef clip_low clip_high beta damping".split()
     for name, value in vars(args).items():
         low, high = 0 if name in may_be_zero else 1e-9, 1 if name in ("gamma", "gae_lambda") else 2**31
         if type(value) in (int, float) and name != "target_return" and not low <= value <= high:
@@ -87,16 +86,15 @@ def check_args(args):
 
 # ---------------------------------------------------------------------------------------------- Environment and agent
 
-def make_envs(env_id: str, num_envs: int, render_mode: str | None = None):
+def make_envs(env_id: str, num_envs: int, **options):
     """num_envs environments that step as one; natively vectorised where gymnasium has that (CartPole)."""
     try:
-        envs = gym.make_vec(env_id, num_envs=num_envs, render_mode=render_mode)
+        envs = gym.make_vec(env_id, num_envs=num_envs, **options)
     except (gym.error.Error, ImportError) as error:
         stop(f"--env-id {env_id}: {str(error).splitlines()[0]}")
     obs, action, box = envs.single_observation_space, envs.single_action_space, gym.spaces.Box
-    discrete = isinstance(action, gym.spaces.Discrete) and action.start == 0
     continuous = isinstance(action, box) and len(action.shape) == 1
-    fits = isinstance(obs, box) and (discrete or continuous)
+    fits = isinstance(obs, box) and (continuous or isinstance(action, gym.spaces.Discrete) and action.start == 0)
     if not fits or envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
         stop(f"--env-id {env_id}: needs Box observations, Discrete or flat Box actions and next-step autoreset")
     return gym.wrappers.vector.ClipAction(envs) if continuous else envs  # log π remains that of the action drawn
@@ -151,7 +149,7 @@ def load_agent(agent, args):
     try:
         agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
     except Exception as error:  # a missing, torn or foreign file has many ways to fail
-        stop(f"--load {args.load}: holds no agent for --env-id {args.env_id} ({str(error).splitlines()[0]})")
+        stop(f"--load {args.load}: holds no agent for --env-id {args.env_id} ({type(error).__name__})")
 
 # ---------------------------------------------------------------------------------------------------------- Algorithm
 
@@ -218,8 +216,7 @@ def conjugate_gradient(product, g, steps: int, tolerance: float = 1e-10):
             image = product(direction)
             alpha = square / (direction @ image)
             x, residual = x + alpha * direction, residual - alpha * image
-            square, last_square = residual @ residual, square
-            direction = residual + square / last_square * direction
+            direction, square = residual + (residual @ residual) / square * direction, residual @ residual
     return x
 
 @torch.no_grad()
@@ -247,7 +244,7 @@ def update(agent, optimizer, batch: dict, args) -> dict:
     g, kl_gradient = flat_gradient(objective, parameters), flat_gradient(kl, parameters, twice=True)
     product = lambda vector: fisher_vector_product(kl_gradient, parameters, vector, args.damping)
     s = conjugate_gradient(product, g, args.cg_steps)  # F⁻¹g, the natural gradient
-    step = s * (2 * args.max_kl / (s @ product(s))).sqrt()  # as far as a quadratic KL of max_kl leads
+    step = s * (2 * args.max_kl / (s @ product(s) + 1e-20)).sqrt()  # to where a quadratic KL would be max_kl
     gain, kl, backtracks = line_search(measure, parameters, step, args)
     for _ in range(args.update_epochs):
         for rows in torch.randperm(len(batch["obs"])).chunk(args.num_minibatches):
@@ -265,7 +262,7 @@ def update(agent, optimizer, batch: dict, args) -> dict:
 @torch.no_grad()
 def evaluate(agent, args, greedy: bool, episodes: int = 100, gif: Path | None = None) -> float:
     """Mean return of fresh episodes, one in each of as many environments; of a single one, filmed, if given a `gif`."""
-    envs = make_envs(args.env_id, 1 if gif else episodes, "rgb_array" if gif else None)
+    envs = make_envs(args.env_id, 1 if gif else episodes, **{"render_mode": "rgb_array"} if gif else {})
     obs, _ = envs.reset(seed=args.seed + 10**6)
     returns, running, frames = np.zeros(envs.num_envs), np.ones(envs.num_envs, bool), []
     while running.any():
@@ -280,6 +277,7 @@ def main(args: Args) -> dict:
     start = time.perf_counter()
     check_args(args)
     torch.set_num_threads(1)  # networks this small only get slower with more
+    torch.distributions.Distribution.set_default_validate_args(False)  # and so they do with checks of every tensor
     torch.manual_seed(args.seed)
     envs = make_envs(args.env_id, args.num_envs)
     agent = Agent(envs)
@@ -310,7 +308,8 @@ def main(args: Args) -> dict:
         batch = prepare(agent, rollout, args)
         stats = update(agent, optimizer, batch, args)
         agent.obs_norm.update(batch["obs"])  # not earlier: the policy would not be π_old any more
-        if not np.isfinite([float(value) for value in stats.values()]).all():
+        stats = {key: torch.as_tensor(value).item() for key, value in stats.items()}
+        if not np.isfinite(list(stats.values())).all():
             sys.exit(f"error: step {global_step}: loss not finite; lower --learning-rate; last good agent in {path}")
         stats["explained_variance"] = 1 - (batch["returns"] - batch["values"]).var() / batch["returns"].var()
         scalars = {f"losses/{key}": value for key, value in stats.items()} | {"charts/SPS": global_step / seconds}

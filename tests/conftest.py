@@ -11,6 +11,7 @@ import transformers
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 LLM_SCRIPTS = sorted(path.stem for path in ROOT.glob("*_llm.py"))
+CLASSIC_SCRIPTS = ["reinforce", "actor_critic", "trpo", "ppo"]  # in the order of the lineage
 
 
 def script(name: str):

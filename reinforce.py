@@ -1,0 +1,284 @@
+"""REINFORCE, Monte-Carlo policy gradient: make likely what went well.
+
+The policy π plays one whole episode in each of N environments, and climbs on the expected return:
+
+    ∇J = E[ Σ_t Ψ_t ∇log π(a_t | s_t) ]                                    where --psi says what Ψ_t is:
+    return           R_0 + γ R_1 + γ² R_2 + …           the whole episode's; every action is praised for all of it
+    reward-to-go     G_t = R_t + γ R_{t+1} + …          what came before an action is no merit of it
+    baseline         G_t − V(s_t)                       nor is what was to be expected; V is learned from the G_t
+
+All three have the same mean, for γ = 1 the gradient itself: a baseline that does not look at the action adds nothing to
+it. But each has less variance than the one before, and variance is what REINFORCE is made of.
+How it fails. Even so, one episode's luck stands for all that could have come after an action; the episode must end
+before anything is learned, and what a time limit cuts off is lost.
+
+    python reinforce.py      # CartPole-v1, solved in seconds; then see how --psi return fares
+
+Williams 1992, Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement Learning · baselines:
+Greensmith et al. 2004, Variance Reduction Techniques for Gradient Estimates in Reinforcement Learning
+"""
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from PIL import Image
+from torch import nn
+from torch.distributions import Categorical, Independent, Normal
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+@dataclass
+class Args:
+    psi: Literal["return", "reward-to-go", "baseline"] = "baseline"
+    """what weighs an action: the episode's return, what came after the action, or that less the critic's expectation"""
+    update_epochs: int = 4
+    """passes of the critic over each rollout"""
+    num_minibatches: int = 4
+    """optimizer steps per pass"""
+    ent_coef: float = 0.01
+    """weight of the entropy bonus; falls linearly to 0"""
+    gamma: float = 0.99
+    """γ, the discount factor"""
+    num_envs: int = 24
+    """environments that step in parallel (N)"""
+    learning_rate: float = 4e-3
+    """Adam's rate; falls linearly to 0"""
+    total_timesteps: int = 300_000
+    """environment steps, over all environments"""
+    env_id: str = "CartPole-v1"
+    """any gymnasium environment with Box observations and Discrete or Box actions"""
+    target_return: float | None = None
+    """stop training once the mean return of the last 100 episodes reaches this"""
+    seed: int = 1
+    """same seed, same run, to the last digit"""
+    load: str = ""
+    """start from this agent.pt"""
+    eval_only: bool = False
+    """do not train: evaluate the agent of --load"""
+    record: bool = False
+    """film one greedy episode, as a GIF beside the agent"""
+    output_dir: str = "runs"
+    """each run puts its logs and agent.pt into a folder of its own in here"""
+
+def stop(message: str):
+    """End a run that cannot succeed: one line that names the flag and the mend, exit status 2."""
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+def check_args(args):
+    """Stop at the first flag whose value no run can use."""
+    may_be_zero = "seed gamma gae_lambda learning_rate ent_coef clip_low clip_high beta damping".split()
+    for name, value in vars(args).items():
+        low, high = 0 if name in may_be_zero else 1e-9, 1 if name in ("gamma", "gae_lambda") else 2**31
+        if type(value) in (int, float) and name != "target_return" and not low <= value <= high:
+            stop(f"--{name.replace('_', '-')} {value}: must be {'above' if low else 'at least'} 0 and at most {high}")
+    args.eval_only and not args.load and stop("--eval-only: name the agent with --load PATH")
+
+# ---------------------------------------------------------------------------------------------- Environment and agent
+
+def make_envs(env_id: str, num_envs: int, **options):
+    """num_envs environments that step as one; natively vectorised where gymnasium has that (CartPole)."""
+    try:
+        envs = gym.make_vec(env_id, num_envs=num_envs, **options)
+    except (gym.error.Error, ImportError) as error:
+        stop(f"--env-id {env_id}: {str(error).splitlines()[0]}")
+    obs, action, box = envs.single_observation_space, envs.single_action_space, gym.spaces.Box
+    continuous = isinstance(action, box) and len(action.shape) == 1
+    fits = isinstance(obs, box) and (continuous or isinstance(action, gym.spaces.Discrete) and action.start == 0)
+    if not fits or envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
+        stop(f"--env-id {env_id}: needs Box observations, Discrete or flat Box actions and next-step autoreset")
+    return gym.wrappers.vector.ClipAction(envs) if continuous else envs  # log π remains that of the action drawn
+
+class RunningNorm(nn.Module):
+    """Shifts and scales to mean 0 and standard deviation 1 over all rows that `update` was shown."""
+    def __init__(self, *shape):
+        super().__init__()
+        self.register_buffer("sums", torch.zeros(3, *shape, dtype=torch.float64))  # of 1, x and x²
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("std", torch.ones(shape))
+
+    def update(self, x):
+        self.sums += torch.stack([x.double() ** power for power in range(3)]).sum(1)
+        mean, square = self.sums[1:] / self.sums[0]
+        self.mean, self.std = mean.float(), (square - mean**2).clamp(min=1e-8).sqrt().float()
+
+    def forward(self, x):
+        return ((x - self.mean) / self.std).clamp(-10, 10)
+
+class Agent(nn.Module):
+    """A policy π(a|s), Categorical for Discrete actions and Gaussian for Box, and a critic V(s): two networks."""
+    def __init__(self, envs, hidden: int = 64):
+        super().__init__()
+        obs_size, space = np.prod(envs.single_observation_space.shape), envs.single_action_space
+        self.discrete = isinstance(space, gym.spaces.Discrete)
+        self.obs_norm, self.return_norm = RunningNorm(obs_size), RunningNorm()
+        for name, outputs in ("actor", space.n if self.discrete else space.shape[0]), ("critic", 1):
+            body = nn.Linear(obs_size, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh()
+            self.add_module(name, nn.Sequential(*body, nn.Linear(hidden, outputs)))
+        self.actor[-1].weight.data *= 0.01  # close to uniform at first
+        if not self.discrete:
+            self.actor.log_std = nn.Parameter(torch.zeros(space.shape))
+
+    def policy(self, obs):
+        """π(·|s): obs (…, D) → a distribution over actions, (…) or (…, A)."""
+        out = self.actor(self.obs_norm(obs))
+        return Categorical(logits=out) if self.discrete else Independent(Normal(out, self.actor.log_std.exp()), 1)
+
+    def value(self, obs):
+        """V(s): obs (…, D) → (…). The network speaks in standard deviations of the return, so any scale will do."""
+        return self.critic(self.obs_norm(obs))[..., 0] * self.return_norm.std + self.return_norm.mean
+
+    @torch.no_grad()
+    def act(self, obs: np.ndarray, greedy: bool = False) -> np.ndarray:
+        """Actions for the observations of N environments: drawn from π, or its mode."""
+        policy = self.policy(torch.as_tensor(obs, dtype=torch.float32).flatten(1))
+        return (policy.mode if greedy else policy.sample()).numpy()
+
+def load_agent(agent, args):
+    """Fill `agent` from the file of --load."""
+    try:
+        agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
+    except Exception as error:  # a missing, torn or foreign file has many ways to fail
+        stop(f"--load {args.load}: holds no agent for --env-id {args.env_id} ({type(error).__name__})")
+
+# ---------------------------------------------------------------------------------------------------------- Algorithm
+
+def rollouts(envs, agent, args):
+    """Yield, without end, one whole episode of each of N environments, and the returns of these episodes.
+
+    Tensors: obs (T + 1, N, D), actions (T, N) or (T, N, A), the others (T, N), T being the length of the longest. done:
+    terminated or out of time. mask: 0 after an episode's end, when its environment waits for the others.
+    """
+    seed = args.seed
+    while True:
+        obs, _ = envs.reset(seed=seed)
+        seed, steps, mask, returns = None, [], np.ones(args.num_envs, bool), np.zeros(args.num_envs)
+        while mask.any():
+            actions = agent.act(obs)
+            next_obs, rewards, terminated, truncated, _ = envs.step(actions)
+            done = terminated | truncated
+            steps.append((obs, actions, rewards, terminated, done, mask))
+            returns += rewards * mask
+            obs, mask = next_obs, mask & ~done
+        columns = (torch.as_tensor(np.stack(column)) for column in zip(*steps))
+        rollout = dict(zip("obs actions rewards terminated done mask".split(), columns))
+        rollout["obs"] = torch.cat([rollout["obs"], torch.as_tensor(obs)[None]]).float().flatten(2)
+        yield rollout | {"rewards": rollout["rewards"].float()}, returns.tolist()
+
+def compute_advantages(rewards, values, terminated, done, args):
+    """Ψ: values (T + 1, N), all others (T, N) → (T, N)."""
+    returns, following = torch.zeros_like(rewards), 0.0
+    for t in reversed(range(len(rewards))):
+        returns[t] = following = rewards[t] + args.gamma * following * ~done[t]
+    return returns[:1].expand_as(returns) if args.psi == "return" else returns - values[:-1]
+
+@torch.no_grad()
+def prepare(agent, rollout: dict, args) -> dict:
+    """The B steps of a rollout that are real, in rows: obs (B, D), actions (B,) or (B, A), all others (B,)."""
+    values, mask = agent.value(rollout["obs"]) * (args.psi == "baseline"), rollout["mask"]
+    advantages = compute_advantages(rollout["rewards"], values, rollout["terminated"], rollout["done"], args)
+    batch = {"obs": rollout["obs"][:-1][mask], "actions": rollout["actions"][mask], "values": values[:-1][mask]}
+    batch["returns"] = batch["values"] + advantages[mask]  # what the critic should have said
+    agent.return_norm.update(batch["returns"])
+    # In standard deviations of the return. A z-score per batch would, once all goes well, blow up what is only noise.
+    batch["advantages"] = advantages[mask] / agent.return_norm.std
+    return batch
+
+def update(agent, optimizer, batch: dict, ent_coef: float, args) -> dict:
+    """One step of the policy, then passes of the critic over the batch; returns what to log."""
+    policy = agent.policy(batch["obs"])
+    entropy = policy.entropy().mean()
+    policy_loss = -(batch["advantages"] * policy.log_prob(batch["actions"])).sum() / args.num_envs  # mean over episodes
+    optimizer.zero_grad()
+    (policy_loss - ent_coef * entropy).backward()
+    nn.utils.clip_grad_norm_(agent.actor.parameters(), 1.0)
+    optimizer.step()
+    value_loss = 0.0
+    for _ in range(args.update_epochs * (args.psi == "baseline")):
+        for rows in torch.randperm(len(batch["obs"])).chunk(args.num_minibatches):
+            error = agent.value(batch["obs"][rows]) - batch["returns"][rows]
+            value_loss = 0.5 * (error / agent.return_norm.std).square().mean()
+            optimizer.zero_grad()
+            value_loss.backward()
+            nn.utils.clip_grad_norm_(agent.critic.parameters(), 1.0)
+            optimizer.step()
+    return {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+
+# ---------------------------------------------------------------------------------------------------------- Main loop
+
+@torch.no_grad()
+def evaluate(agent, args, greedy: bool, episodes: int = 100, gif: Path | None = None) -> float:
+    """Mean return of fresh episodes, one in each of as many environments; of a single one, filmed, if given a `gif`."""
+    envs = make_envs(args.env_id, 1 if gif else episodes, **{"render_mode": "rgb_array"} if gif else {})
+    obs, _ = envs.reset(seed=args.seed + 10**6)
+    returns, running, frames = np.zeros(envs.num_envs), np.ones(envs.num_envs, bool), []
+    while running.any():
+        frames += [Image.fromarray(envs.render()[0])] if gif else []
+        obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
+        returns += rewards * running
+        running &= ~(terminated | truncated)
+    gif and frames[0].save(gif, save_all=True, append_images=frames[1:], duration=1000 / envs.metadata["render_fps"])
+    return float(returns.mean())
+
+def main(args: Args) -> dict:
+    start = time.perf_counter()
+    check_args(args)
+    torch.set_num_threads(1)  # networks this small only get slower with more
+    torch.distributions.Distribution.set_default_validate_args(False)  # and so they do with checks of every tensor
+    torch.manual_seed(args.seed)
+    envs = make_envs(args.env_id, args.num_envs)
+    agent = Agent(envs)
+    args.load and load_agent(agent, args)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
+    folder = Path(args.output_dir) / f"{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+    path = Path(args.load) if args.eval_only else folder / "agent.pt"
+    writer = SummaryWriter(path.parent)
+    writer.add_text("hyperparameters", "|flag|value|\n|-|-|\n" + "".join(f"|{k}|{v}|\n" for k, v in vars(args).items()))
+    threshold = envs.spec.reward_threshold or np.inf if args.target_return is None else args.target_return
+    global_step, recent, solved_step, solved_seconds = 0, [], None, None
+    bar = tqdm(total=args.total_timesteps, desc=args.env_id, unit="step", disable=args.eval_only)
+    train_start = time.perf_counter()
+    for rollout, episodes in () if args.eval_only else rollouts(envs, agent, args):
+        torch.save({args.env_id: agent.state_dict()}, path.with_suffix(".tmp"))
+        path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole file
+        steps, seconds = int(rollout["mask"].sum()), time.perf_counter() - train_start
+        global_step += steps
+        recent = (recent + episodes)[-100:]
+        bar.update(steps)
+        bar.set_postfix(mean_return=f"{np.mean(recent or [np.nan]):.1f}", refresh=False)
+        if solved_step is None and len(recent) == 100 and np.mean(recent) >= threshold:
+            solved_step, solved_seconds = global_step, seconds
+        left = 1 - global_step / args.total_timesteps
+        if left <= 0 or solved_step and args.target_return is not None:
+            break
+        optimizer.param_groups[0]["lr"] = args.learning_rate * left
+        batch = prepare(agent, rollout, args)
+        stats = update(agent, optimizer, batch, args.ent_coef * left, args)
+        agent.obs_norm.update(batch["obs"])  # not earlier: the policy would not be π_old any more
+        stats = {key: torch.as_tensor(value).item() for key, value in stats.items()}
+        if not np.isfinite(list(stats.values())).all():
+            sys.exit(f"error: step {global_step}: loss not finite; lower --learning-rate; last good agent in {path}")
+        stats["explained_variance"] = 1 - (batch["returns"] - batch["values"]).var() / batch["returns"].var()
+        scalars = {f"losses/{key}": value for key, value in stats.items()} | {"charts/SPS": global_step / seconds}
+        scalars |= {"charts/episodic_return": np.mean(episodes)} if episodes else {}
+        for key, value in scalars.items():
+            writer.add_scalar(key, float(value), global_step)
+    bar.close()
+    scores = {"eval/return": evaluate(agent, args, True), "eval/return_stochastic": evaluate(agent, args, False)}
+    writer.close()
+    args.record and evaluate(agent, args, True, gif=path.with_suffix(".gif"))
+    result = {"solved_step": solved_step, "solved_seconds": solved_seconds, "seconds": time.perf_counter() - start}
+    solved = f"solved in {solved_step} steps, {solved_seconds:.1f} s; " if solved_step else ""
+    print("mean return {eval/return:.1f} greedy, {eval/return_stochastic:.1f} sampled; ".format(**scores), end=solved)
+    print(f"{result['seconds']:.0f} s; agent in {path}; tensorboard --logdir {path.parent}")
+    return scores | result | {"agent": str(path)}
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

@@ -1,0 +1,362 @@
+"""The algorithms against closed forms, enumeration and independent implementations."""
+
+from itertools import product
+from types import SimpleNamespace
+
+import classic_envs  # noqa: F401
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import CLASSIC_SCRIPTS, script
+from torch import nn
+from torch.func import functional_call
+
+reinforce, actor_critic, trpo, ppo = map(script, CLASSIC_SCRIPTS)
+
+
+def make_agent(module, action, obs_size=3, hidden=4, seed=0):
+    """A small agent in float64 whose policy is not uniform."""
+    torch.manual_seed(seed)
+    envs = SimpleNamespace(single_observation_space=gym.spaces.Box(-1, 1, (obs_size,)), single_action_space=action)
+    agent = module.Agent(envs, hidden).double()
+    agent.actor[-1].weight.data *= 100
+    if not agent.discrete:
+        agent.actor.log_std.data.uniform_(-1, 0.5)
+    return agent
+
+
+ACTIONS = [gym.spaces.Discrete(3), gym.spaces.Box(-1, 1, (2,))]
+
+# ------------------------------------------------------------------------------------------------ the policies
+
+
+@pytest.mark.parametrize("module", [reinforce, actor_critic, trpo, ppo])
+def test_gaussian_policy(module):
+    agent = make_agent(module, ACTIONS[1])
+    obs, actions = torch.randn(7, 3, dtype=torch.float64), torch.randn(7, 2, dtype=torch.float64)
+    mean, std = agent.actor(agent.obs_norm(obs)), agent.actor.log_std.exp()
+    expected = (-0.5 * ((actions - mean) / std) ** 2 - std.log() - 0.5 * np.log(2 * np.pi)).sum(-1)
+    assert torch.allclose(agent.policy(obs).log_prob(actions), expected)
+    assert torch.allclose(agent.policy(obs).entropy(), (std.log() + 0.5 * np.log(2 * np.pi * np.e)).sum().expand(7))
+    assert np.allclose(agent.float().act(obs.numpy(), greedy=True), mean.detach(), atol=1e-5)
+
+
+def test_discrete_policy():
+    agent = make_agent(ppo, ACTIONS[0])
+    obs, actions = torch.randn(7, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    probs = agent.actor(agent.obs_norm(obs)).softmax(-1)
+    assert torch.allclose(agent.policy(obs).log_prob(actions), probs[range(7), actions].log())
+    assert agent.float().act(obs.numpy(), greedy=True).tolist() == probs.argmax(-1).tolist()
+    drawn = torch.as_tensor(np.stack([agent.act(obs.numpy()) for _ in range(4000)]))
+    assert torch.allclose(nn.functional.one_hot(drawn, 3).double().mean(0), probs, atol=0.04)
+
+
+# ------------------------------------------------------------------------------------------------ REINFORCE, exactly
+
+# A game of at most three moves: the state is where one stands, moves are 0 and 1, and move 1 from state 2 ends it early.
+NEXT = {0: (1, 2), 1: (3, 4), 2: (4, None), 3: (5, 5), 4: (5, 5)}
+REWARD = {(0, 0): 1.0, (0, 1): 4.0, (1, 0): 5.0, (1, 1): 2.0, (2, 0): 3.0, (2, 1): 6.0, (3, 0): 2.0, (3, 1): 7.0, (4, 0): 1.0, (4, 1): 3.0}
+
+
+def play(moves):
+    """States, moves and rewards of one game."""
+    state, states, taken, rewards = 0, [], [], []
+    for move in moves:
+        states, taken, rewards = states + [state], taken + [move], rewards + [REWARD[state, move]]
+        state = NEXT[state][move]
+        if state is None:
+            break
+    return states, taken, rewards
+
+
+GAMES = sorted({tuple(map(tuple, play(moves))) for moves in product((0, 1), repeat=3)})
+
+
+def observe(states):
+    return torch.eye(6, dtype=torch.float64)[list(states)]
+
+
+def as_rollout(states, moves, rewards):
+    """A game as the rollout of one environment."""
+    T = len(moves)
+    done = torch.zeros(T, 1, dtype=torch.bool)
+    done[-1] = True
+    return {"obs": observe([*states, 5])[:, None], "actions": torch.tensor(moves)[:, None], "done": done, "terminated": done,
+            "rewards": torch.tensor(rewards, dtype=torch.float64)[:, None], "mask": torch.ones(T, 1, dtype=torch.bool)}  # fmt: skip
+
+
+def estimates(psi, agent, monkeypatch):
+    """Each game with its probability and the gradient that reinforce.py takes from it, by its own prepare and update."""
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *args: None)
+    agent.return_norm.update = lambda returns: None
+    args = reinforce.Args(psi=psi, gamma=1.0, num_envs=1, update_epochs=0)
+    optimizer = torch.optim.SGD(agent.parameters(), lr=0.0)
+    for game in GAMES:
+        states, moves, _ = game
+        probability = agent.policy(observe(states)).log_prob(torch.tensor(moves)).sum().exp().item()
+        reinforce.update(agent, optimizer, reinforce.prepare(agent, as_rollout(*game), args), 0.0, args)
+        yield probability, -torch.cat([p.grad.flatten() for p in agent.actor.parameters()])
+
+
+def value_of(agent, state):
+    """What the policy can expect from a state on, by recursion."""
+    if state in (None, 5):
+        return 0.0
+    probs = agent.policy(observe([state])).probs[0].tolist()
+    return sum(p * (REWARD[state, move] + value_of(agent, NEXT[state][move])) for move, p in enumerate(probs))
+
+
+def test_reinforce_is_unbiased_and_each_psi_less_noisy(monkeypatch):
+    agent = make_agent(reinforce, gym.spaces.Discrete(2), obs_size=6)
+    parameters = list(agent.actor.parameters())
+    J = sum(agent.policy(observe(states)).log_prob(torch.tensor(moves)).sum().exp() * sum(rewards) for states, moves, rewards in GAMES)
+    exact = torch.cat([gradient.flatten() for gradient in torch.autograd.grad(J, parameters)])
+    assert J.item() == pytest.approx(value_of(agent, 0)) and exact.norm() > 0.1
+    values = torch.tensor([value_of(agent, state) for state in range(6)], dtype=torch.float64)
+    variance = {}
+    for psi in ("return", "reward-to-go", "baseline"):
+        if psi == "baseline":  # any critic leaves the mean where it is; the right one takes most of the variance
+            wrong = sum(p * g for p, g in estimates(psi, agent, monkeypatch))
+            assert torch.allclose(wrong, exact, atol=1e-9)
+            agent.value = lambda obs: obs @ values
+        games = list(estimates(psi, agent, monkeypatch))
+        assert sum(p for p, _ in games) == pytest.approx(1.0)
+        assert torch.allclose(sum(p * g for p, g in games), exact, atol=1e-9)
+        variance[psi] = sum(p * (g - exact).square().sum().item() for p, g in games)
+    assert variance["return"] > 1.2 * variance["reward-to-go"] > 1.2 * 1.2 * variance["baseline"]
+
+
+# ------------------------------------------------------------------------------------------------ actor-critic
+
+
+def test_critic_climbs_down_the_td_error_with_its_target_held():
+    """One minibatch of one pass, against the semi-gradient written out; with the target attached it would be another."""
+    agent = make_agent(actor_critic, ACTIONS[0])
+    batch = {"obs": torch.randn(6, 3).double(), "next_obs": torch.randn(6, 3).double(), "rewards": torch.randn(6).double(),
+             "terminated": torch.tensor([True, False] * 3), "actions": torch.zeros(6).long(), "advantages": torch.randn(6).double()}  # fmt: skip
+    parameters = list(agent.critic.parameters())
+    with torch.no_grad():
+        target = batch["rewards"] + 0.9 * agent.value(batch["next_obs"]) * torch.tensor([0.0, 1.0] * 3)
+    expected = torch.autograd.grad(0.5 * (agent.value(batch["obs"]) - target).square().mean(), parameters)
+    norm = torch.cat([gradient.flatten() for gradient in expected]).norm().clamp(min=1)
+    before = [p.detach().clone() for p in parameters]
+    args = actor_critic.Args(gamma=0.9, update_epochs=1, num_minibatches=1)
+    actor_critic.update(agent, torch.optim.SGD(agent.parameters(), lr=0.1), batch, 0.0, args)
+    for old, new, gradient in zip(before, parameters, expected):
+        assert torch.allclose(new, old - 0.1 * gradient / norm, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ TRPO
+
+
+def kl_of(agent, obs, names, old, vector):
+    """KL(π_old ‖ π) as a function of all the policy's parameters in one vector, by formula."""
+    parts = vector.split([agent.get_parameter(f"actor.{name}").numel() for name in names])
+    params = {name: part.view_as(agent.get_parameter(f"actor.{name}")) for name, part in zip(names, parts)}
+    out = functional_call(agent.actor, params, (agent.obs_norm(obs),))
+    if agent.discrete:
+        return (old["probs"] * (old["probs"].log() - out.log_softmax(-1))).sum(-1).mean()
+    log_std = params["log_std"]
+    kl = log_std - old["log_std"] + (old["log_std"].exp() ** 2 + (old["mean"] - out) ** 2) / (2 * log_std.exp() ** 2) - 0.5
+    return kl.sum(-1).mean()
+
+
+def old_policy(agent, obs):
+    with torch.no_grad():
+        out = agent.actor(agent.obs_norm(obs))
+        return {"probs": out.softmax(-1)} if agent.discrete else {"mean": out, "log_std": agent.actor.log_std.clone()}
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_fisher_vector_product_is_the_hessian_s(action):
+    agent = make_agent(trpo, action)
+    obs, names = torch.randn(20, 3, dtype=torch.float64), [name for name, _ in agent.actor.named_parameters()]
+    parameters = list(agent.actor.parameters())
+    old = old_policy(agent, obs)
+    theta = nn.utils.parameters_to_vector(parameters).detach()
+    F = torch.autograd.functional.hessian(lambda vector: kl_of(agent, obs, names, old, vector), theta)
+    with torch.no_grad():
+        frozen = agent.policy(obs)
+    kl_gradient = trpo.flat_gradient(torch.distributions.kl_divergence(frozen, agent.policy(obs)).mean(), parameters, twice=True)
+    assert F.norm() > 0.1
+    for _ in range(3):
+        v = torch.randn_like(theta)
+        assert torch.allclose(trpo.fisher_vector_product(kl_gradient, parameters, v, 0.1), F @ v + 0.1 * v, atol=1e-9)
+
+
+def test_conjugate_gradient_solves():
+    torch.manual_seed(0)
+    root = torch.randn(12, 12, dtype=torch.float64)
+    F, g = root @ root.T + 0.1 * torch.eye(12), torch.randn(12, dtype=torch.float64)
+    x = trpo.conjugate_gradient(lambda v: F @ v, g, steps=50, tolerance=1e-16)
+    assert torch.allclose(F @ x, g, atol=1e-7)
+    calls = []
+    trpo.conjugate_gradient(lambda v: calls.append(1) or 2 * v, g, steps=50)
+    assert len(calls) == 1  # solved after one step, it stops
+    assert not trpo.conjugate_gradient(lambda v: F @ v, g * 0, steps=5).any()
+
+
+def batch_for(module, agent, B=64, seed=1):
+    torch.manual_seed(seed)
+    obs = torch.randn(B, 3, dtype=torch.float64)
+    with torch.no_grad():
+        actions = agent.policy(obs).sample()
+        logprobs = agent.policy(obs).log_prob(actions)
+    advantages, returns = torch.randn(B, dtype=torch.float64), torch.randn(B, dtype=torch.float64)
+    return {"obs": obs, "actions": actions, "values": agent.value(obs).detach(), "returns": returns, "advantages": advantages, "logprobs": logprobs}
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("max_kl", [0.001, 0.1, 3.0])
+def test_trpo_step_stays_in_the_region_and_gains(action, max_kl):
+    agent = make_agent(trpo, action)
+    batch, names = batch_for(trpo, agent), [name for name, _ in agent.actor.named_parameters()]
+    old, before = old_policy(agent, batch["obs"]), nn.utils.parameters_to_vector(agent.actor.parameters()).detach()
+    objective = lambda: ((agent.policy(batch["obs"]).log_prob(batch["actions"]) - batch["logprobs"]).exp() * batch["advantages"]).mean().item()
+    start = objective()
+    stats = trpo.update(agent, torch.optim.Adam(agent.parameters()), batch, trpo.Args(max_kl=max_kl, damping=1e-3))
+    theta = nn.utils.parameters_to_vector(agent.actor.parameters()).detach()
+    kl = kl_of(agent, batch["obs"], names, old, theta).item()
+    assert not torch.equal(theta, before) and 0 < kl <= max_kl
+    assert float(stats["approx_kl"]) == pytest.approx(kl) and float(stats["surrogate_gain"]) == pytest.approx(objective() - start)
+    assert objective() > start
+    if max_kl == 0.001:  # where the quadratic is right, the first step is taken and nearly fills the region
+        assert stats["backtracks"] <= 1 and kl > max_kl / 8
+
+
+def test_trpo_step_is_the_natural_gradient_s():
+    """Small, undamped and with many iterations, it points where F⁻¹g does."""
+    agent = make_agent(trpo, ACTIONS[1])
+    batch, names, parameters = batch_for(trpo, agent), [name for name, _ in agent.actor.named_parameters()], list(agent.actor.parameters())
+    before, old = nn.utils.parameters_to_vector(parameters).detach(), old_policy(agent, batch["obs"])
+    F = torch.autograd.functional.hessian(lambda vector: kl_of(agent, batch["obs"], names, old, vector), before)
+    ratio = (agent.policy(batch["obs"]).log_prob(batch["actions"]) - batch["logprobs"]).exp()
+    g = torch.cat([gradient.flatten() for gradient in torch.autograd.grad((ratio * batch["advantages"]).mean(), parameters)])
+    s = torch.linalg.solve(F + 0.01 * torch.eye(len(F)), g)
+    expected = s * (2 * 1e-6 / (s @ (F @ s + 0.01 * s))).sqrt()
+    trpo.update(agent, torch.optim.Adam(agent.parameters()), batch, trpo.Args(max_kl=1e-6, damping=0.01, cg_steps=200))
+    taken = nn.utils.parameters_to_vector(parameters).detach() - before
+    assert (taken - expected).norm() < 1e-3 * expected.norm()  # what the tolerance of the conjugate gradient leaves
+
+
+@pytest.mark.parametrize("measured", [(1.0, 0.5), (-1.0, 0.0), (float("nan"), float("nan"))])
+def test_a_search_that_finds_nothing_leaves_the_parameters(measured):
+    """KL too large, no gain, or not a number, at every length of the step."""
+    agent = make_agent(trpo, ACTIONS[0])
+    parameters = list(agent.actor.parameters())
+    before = [p.detach().clone() for p in parameters]
+    outcomes = iter([(0.0, 0.0)] + [measured] * 100)
+    gain, kl, backtracks = trpo.line_search(lambda: next(outcomes), parameters, torch.ones(sum(p.numel() for p in parameters)), trpo.Args())
+    assert (gain, kl, backtracks) == (0.0, 0.0, 10) and all(torch.equal(a, b) for a, b in zip(before, parameters))
+
+
+def test_trpo_without_advantages_stands_still():
+    agent = make_agent(trpo, ACTIONS[0])
+    batch = batch_for(trpo, agent)
+    batch["advantages"] *= 0
+    before = [p.detach().clone() for p in agent.actor.parameters()]
+    trpo.update(agent, torch.optim.Adam(agent.parameters()), batch, trpo.Args())
+    assert all(torch.equal(a, b) for a, b in zip(before, agent.actor.parameters()))
+
+
+# ------------------------------------------------------------------------------------------------ PPO
+
+
+def test_the_clip_silences_exactly_what_it_says():
+    ratios, args = torch.linspace(0.5, 1.5, 41, dtype=torch.float64), ppo.Args(clip_low=0.2, clip_high=0.3)
+    ratios = ratios[(ratios - 0.8).abs().minimum((ratios - 1.3).abs()) > 1e-9]  # at the bound itself either is right
+    for advantage in (1.0, -2.0):
+        logprobs = ratios.log().requires_grad_()
+        objective = ppo.surrogate(logprobs, torch.zeros_like(ratios), torch.full_like(ratios, advantage), args)
+        (gradient,) = torch.autograd.grad(objective.sum(), logprobs)
+        silent = ratios > 1.3 if advantage > 0 else ratios < 0.8
+        assert torch.equal(gradient == 0, silent) and silent.any()
+        assert torch.allclose(gradient[~silent], advantage * ratios[~silent])
+        assert torch.allclose(objective, torch.where(silent, torch.tensor(1.3 if advantage > 0 else 0.8), ratios) * advantage)
+
+
+def test_the_penalty_is_the_kl_and_pulls_back():
+    """Summed over a policy's actions, what is subtracted is β KL(π_old ‖ π), value and gradient."""
+    old, args = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64), ppo.Args(surrogate="penalty", beta=2.0)
+    logits = torch.tensor([0.1, 0.4, -0.3], dtype=torch.float64, requires_grad=True)
+    new = logits.log_softmax(-1)
+    found = (old * ppo.surrogate(new, old.log(), torch.zeros(3), args)).sum()
+    exact = -2.0 * (old * (old.log() - new)).sum()
+    assert found.item() == pytest.approx(exact.item()) and exact.item() < -0.1
+    assert torch.allclose(*(torch.autograd.grad(value, logits, retain_graph=True)[0] for value in (found, exact)))
+
+
+def test_beta_adapts_the_right_way():
+    assert ppo.adapt_beta(1.0, 0.016, 0.01) == 2.0 and ppo.adapt_beta(1.0, 0.006, 0.01) == 0.5
+    assert ppo.adapt_beta(1.0, 0.0149, 0.01) == ppo.adapt_beta(1.0, 0.0068, 0.01) == 1.0
+
+
+def spy(monkeypatch):
+    """Collects the ratios of every minibatch that reaches the surrogate."""
+    ratios, surrogate = [], ppo.surrogate
+    monkeypatch.setattr(ppo, "surrogate", lambda new, old, *rest: ratios.append((new - old).exp().detach()) or surrogate(new, old, *rest))
+    return ratios
+
+
+def test_first_minibatch_has_ratio_1_and_later_ones_not(monkeypatch, tmp_path):
+    ratios = spy(monkeypatch)
+    ppo.main(ppo.Args(total_timesteps=5000, num_minibatches=4, update_epochs=2, output_dir=str(tmp_path)))
+    assert len(ratios) == 16
+    for start in (0, 8):
+        assert (ratios[start] - 1).abs().max() < 1e-5
+        assert (ratios[start + 7] - 1).abs().max() > 0.01
+
+
+def test_target_kl_ends_the_passes(monkeypatch):
+    for target_kl, passes in ((1e-9, 1), (None, 5), (1e9, 5)):
+        agent, ratios = make_agent(ppo, ACTIONS[0]), spy(monkeypatch)
+        args = ppo.Args(target_kl=target_kl, update_epochs=5, num_minibatches=2)
+        ppo.update(agent, torch.optim.Adam(agent.parameters(), lr=0.01), batch_for(ppo, agent), 0.0, args)
+        monkeypatch.undo()
+        assert len(ratios) == 2 * passes
+
+
+@pytest.mark.parametrize("clip_values", [False, True])
+def test_value_loss_by_hand(clip_values):
+    """The critic has moved from 0 to 1 (2 to 2.1): clipped, its change counts as 0.2, if that is the larger error."""
+    agent = make_agent(ppo, ACTIONS[0])
+    batch = batch_for(ppo, agent, B=2)
+    batch["values"], batch["returns"] = torch.tensor([0.0, 2.0]).double(), torch.tensor([3.0, 1.0]).double()
+    agent.value = lambda obs: torch.tensor([1.0, 2.1], dtype=torch.float64, requires_grad=True)
+    stats = ppo.update(agent, torch.optim.Adam(agent.parameters()), batch, 0.0, ppo.Args(clip_values=clip_values, update_epochs=1, num_minibatches=1))
+    first = 2.8 if clip_values else 2.0
+    # randperm may turn the two rows round, and with them the fixed critic's answers
+    expected = {0.25 * (first**2 + 1.1**2)}
+    if clip_values:
+        expected.add(0.25 * (max(0.9, 3 - 0.2) ** 2 + max(0.0, (2 - 0.2) - 1) ** 2))
+    else:
+        expected.add(0.25 * (0.9**2 + 0.0**2))
+    assert any(stats["value_loss"].item() == pytest.approx(value) for value in expected)
+
+
+def test_penalty_moves_beta_during_training(tmp_path):
+    args = ppo.Args(surrogate="penalty", target_kl=1e-7, total_timesteps=10_000, output_dir=str(tmp_path))
+    ppo.main(args)
+    assert args.beta > 4  # every step is too long for such a target
+
+
+# ------------------------------------------------------------------------------------------------ all four
+
+
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_advantages_are_in_deviations_of_the_return(name):
+    """The same game for ten times the reward: the same advantages, and ten times the value after the same training."""
+    found = []
+    for scale in (1.0, 10.0):
+        module = script(name)
+        torch.manual_seed(0)
+        envs = module.make_envs("Guess-v0", 4)
+        agent, args = module.Agent(envs), module.Args(num_envs=4)
+        rollout, _ = next(module.rollouts(envs, agent, args))
+        rollout["rewards"] = rollout["rewards"] * scale
+        agent.critic[-1].weight.data *= 0  # a critic that says 0 says so at either scale
+        agent.critic[-1].bias.data *= 0
+        found.append(module.prepare(agent, rollout, args))
+    assert torch.allclose(found[0]["advantages"], found[1]["advantages"], atol=1e-4)
+    assert torch.allclose(found[0]["returns"] * 10, found[1]["returns"], atol=1e-3)

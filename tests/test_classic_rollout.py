@@ -1,0 +1,224 @@
+"""Rollouts, returns and advantages, where episodes end, are cut off and begin anew in the middle of it all."""
+
+from types import SimpleNamespace
+
+import classic_envs  # noqa: F401
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import CLASSIC_SCRIPTS, script
+
+STEPPED = CLASSIC_SCRIPTS[1:]
+
+
+def random_tensors(T=40, N=6, seed=0):
+    """Rewards, values, terminated, done and mask with a dummy row after each end, as next-step autoreset makes them."""
+    rng = np.random.default_rng(seed)
+    rewards, values = rng.normal(size=(T, N)), rng.normal(size=(T + 1, N))
+    terminated, truncated, mask = rng.random((T, N)) < 0.12, rng.random((T, N)) < 0.12, np.ones((T, N), bool)
+    for t in range(1, T):
+        mask[t] = ~(terminated | truncated)[t - 1]
+        terminated[t] &= mask[t]
+        truncated[t] &= mask[t]
+    assert (terminated & ~truncated).any() and (truncated & ~terminated).any() and (~mask).any()
+    return [torch.as_tensor(x) for x in (rewards, values, terminated, terminated | truncated, mask)]
+
+
+def brute_force(rewards, values, terminated, done, t, n, gamma, lam):
+    """Σ_l (γλ)^l δ_{t+l} up to the episode's end or the rollout's, by its definition."""
+    total, weight = 0.0, 1.0
+    for k in range(t, len(rewards)):
+        future = 0.0 if terminated[k, n] else values[k + 1, n].item()
+        total += weight * (rewards[k, n].item() + gamma * future - values[k, n].item())
+        weight *= gamma * lam
+        if done[k, n]:
+            break
+    return total
+
+
+@pytest.mark.parametrize("name", ["trpo", "ppo"])
+@pytest.mark.parametrize("lam", [0.0, 0.7, 1.0])
+def test_gae_by_brute_force(name, lam):
+    rewards, values, terminated, done, mask = random_tensors()
+    args = SimpleNamespace(gamma=0.9, gae_lambda=lam)
+    found = script(name).compute_advantages(rewards, values, terminated, done, args)
+    for t, n in mask.nonzero().tolist():
+        assert found[t, n].item() == pytest.approx(brute_force(rewards, values, terminated, done, t, n, 0.9, lam), abs=1e-9)
+
+
+def test_td_error_is_gae_at_lambda_0():
+    *tensors, mask = random_tensors(seed=1)
+    args = SimpleNamespace(gamma=0.9, gae_lambda=0.0)
+    td, gae = (script(name).compute_advantages(*tensors, args) for name in ("actor_critic", "ppo"))
+    assert torch.allclose(td[mask], gae[mask])
+
+
+def test_lambda_1_is_monte_carlo_less_the_baseline():
+    rewards, values, terminated, _, mask = random_tensors(seed=2)
+    terminated[-1] = True  # every episode ends, so nothing is bootstrapped
+    args = SimpleNamespace(gamma=0.9, gae_lambda=1.0, psi="baseline")
+    monte_carlo, gae = (script(name).compute_advantages(rewards, values, terminated, terminated, args) for name in ("reinforce", "ppo"))
+    kept = mask & (terminated.flip(0).cumsum(0).flip(0) > 0)
+    assert torch.allclose(monte_carlo[kept], gae[kept])
+
+
+@pytest.mark.parametrize("psi", ["return", "reward-to-go", "baseline"])
+def test_reinforce_psi_by_brute_force(psi):
+    """Whole episodes, one in each column from row 0 on; what comes after them is another's."""
+    rng = np.random.default_rng(3)
+    T, N, gamma = 12, 5, 0.9
+    rewards, values = torch.as_tensor(rng.normal(size=(T, N))), torch.as_tensor(rng.normal(size=(T + 1, N)))
+    lengths = [12, 1, 5, 9, 2]
+    done = torch.zeros(T, N, dtype=torch.bool)
+    for n, length in enumerate(lengths):
+        done[length - 1, n] = True
+    found = script("reinforce").compute_advantages(rewards, values, done, done, SimpleNamespace(gamma=gamma, psi=psi))
+    for n, length in enumerate(lengths):
+        for t in range(length):
+            first = 0 if psi == "return" else t
+            expected = sum(gamma ** (k - first) * rewards[k, n].item() for k in range(first, length))
+            expected -= values[t, n].item() if psi == "baseline" else 0.0
+            # "return" leaves the critic to prepare(), which makes its values 0
+            at = SimpleNamespace(gamma=gamma, psi=psi)
+            if psi == "reward-to-go":
+                found = script("reinforce").compute_advantages(rewards, values * 0, done, done, at)
+            assert found[t, n].item() == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["actor_critic", "trpo", "ppo"])
+def test_truncation_bootstraps_and_termination_does_not(name):
+    compute = script(name).compute_advantages
+    rewards, values, args = torch.zeros(1, 2), torch.tensor([[0.0, 0.0], [5.0, 5.0]]), SimpleNamespace(gamma=0.9, gae_lambda=0.5)
+    terminated, done = torch.tensor([[True, False]]), torch.tensor([[True, True]])
+    assert compute(rewards, values, terminated, done, args).tolist() == [[0.0, 4.5]]
+
+
+@pytest.mark.parametrize("name", ["actor_critic", "trpo", "ppo"])
+def test_dummy_rows_reach_no_real_one(name):
+    rewards, values, terminated, done, mask = random_tensors(seed=4)
+    args = SimpleNamespace(gamma=0.9, gae_lambda=0.7)
+    compute = lambda r, v: script(name).compute_advantages(r, v, terminated, done, args)[mask]
+    assert torch.equal(compute(rewards, values), compute(rewards.masked_fill(~mask, 1e6), values))
+
+
+def play(name, env_id="Diary-v0", num_envs=3, num_steps=25, rounds=3):
+    """The script, an agent, and some rollouts of it with their episodes."""
+    module = script(name)
+    torch.manual_seed(0)
+    envs = module.make_envs(env_id, num_envs)
+    agent = module.Agent(envs)
+    args = module.Args(env_id=env_id, num_envs=num_envs, **({} if name == "reinforce" else {"num_steps": num_steps}))
+    generator = module.rollouts(envs, agent, args)
+    return module, agent, args, [next(generator) for _ in range(rounds)]
+
+
+@pytest.mark.parametrize("name", STEPPED)
+def test_rollout_tells_where_each_step_led(name):
+    """Diary counts: within an episode steps follow one another, to the last observation; then a dummy row; then step 0."""
+    *_, rounds = play(name)
+    obs = torch.cat([rollout["obs"][:-1] for rollout, _ in rounds] + [rounds[-1][0]["obs"][-1:]])
+    mask, done, terminated = (torch.cat([rollout[key] for rollout, _ in rounds]) for key in ("mask", "done", "terminated"))
+    assert mask[0].all() and torch.equal(mask[1:], ~done[:-1])
+    assert (done & ~terminated).any() and terminated.any() and not done[~mask].any()
+    for t, n in mask.nonzero().tolist():
+        assert obs[t + 1, n].tolist() == [obs[t, n, 0], obs[t, n, 1] + 1]
+        assert (done & ~terminated)[t, n] == (not terminated[t, n] and obs[t + 1, n, 1] == 6)
+    for t, n in (~mask).nonzero().tolist():
+        assert obs[t + 1, n].tolist() == [obs[t, n, 0] + 1, 0]
+
+
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_episode_returns_are_gymnasium_s(name):
+    """Against RecordEpisodeStatistics, fed with the same actions."""
+    *_, args, rounds = play(name)
+    if name == "reinforce":
+        for rollout, returns in rounds:
+            assert torch.allclose((rollout["rewards"] * rollout["mask"]).sum(0), torch.tensor(returns, dtype=torch.float32), atol=1e-5)
+        return
+    envs = gym.wrappers.vector.RecordEpisodeStatistics(gym.make_vec("Diary-v0", num_envs=args.num_envs))
+    envs.reset(seed=args.seed)
+    for rollout, returns in rounds:
+        expected = []
+        for actions in rollout["actions"]:
+            *_, infos = envs.step(actions.numpy())
+            expected += infos["episode"]["r"][infos["_episode"]].tolist() if "episode" in infos else []
+        assert returns == pytest.approx(expected, abs=1e-5) and expected
+
+
+def test_reinforce_plays_one_whole_episode_per_environment():
+    *_, rounds = play("reinforce")
+    for rollout, returns in rounds:
+        obs, mask, done = rollout["obs"], rollout["mask"], rollout["done"]
+        assert len(returns) == 3 and len(mask) == mask.sum(0).max()
+        for n in range(3):
+            length = int(mask[:, n].sum())
+            assert mask[:length, n].all() and done[length - 1, n] and not done[: length - 1, n].any()
+            assert obs[: length + 1, n, 1].tolist() == list(range(length + 1))
+
+
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_batch_holds_the_real_steps_and_nothing_else(name):
+    module, agent, args, rounds = play(name)
+    for rollout, _ in rounds:
+        batch = module.prepare(agent, rollout, args)
+        expected = [rollout["obs"][t, n].tolist() for t, n in rollout["mask"].nonzero().tolist()]
+        assert batch["obs"].tolist() == expected
+        assert all(len(column) == len(expected) for column in batch.values())
+        if name == "actor_critic":
+            assert torch.equal(batch["next_obs"], batch["obs"] + torch.tensor([0.0, 1.0]))
+
+
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_dummy_rows_enter_no_statistic(name):
+    """Rewards, actions and flags of dummy rows are junk; what the update is given does not change by a bit."""
+    module, agent, args, rounds = play(name)
+    rollout = rounds[0][0]
+    junk = {**rollout, "rewards": rollout["rewards"].masked_fill(~rollout["mask"], 1e6),
+            "actions": rollout["actions"].masked_fill(~rollout["mask"], 1)}  # fmt: skip
+    fresh = {key: value.clone() for key, value in agent.state_dict().items()}
+    clean = module.prepare(agent, rollout, args)
+    agent.load_state_dict(fresh)
+    dirty = module.prepare(agent, junk, args)
+    assert (~rollout["mask"]).any() and all(torch.equal(clean[key], dirty[key]) for key in clean)
+
+
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_steps_counted_are_the_real_ones(name, tmp_path, monkeypatch):
+    module, counted, counts = script(name), [], []
+    prepare = module.prepare
+    monkeypatch.setattr(module, "prepare", lambda agent, rollout, args: counted.append(int(rollout["mask"].sum())) or prepare(agent, rollout, args))
+    monkeypatch.setattr(module.SummaryWriter, "add_scalar", lambda self, key, value, step: counts.append(step))
+    module.main(module.Args(env_id="Diary-v0", total_timesteps=2500, num_envs=4, output_dir=str(tmp_path)))
+    assert len(counted) > 2 and sorted(set(counts)) == np.cumsum(counted).tolist()
+
+
+def test_running_norm_is_mean_and_deviation_of_all_rows():
+    torch.manual_seed(0)
+    norm, rows = script("ppo").RunningNorm(3), [torch.randn(n, 3) * torch.tensor([1.0, 5.0, 0.1]) + 7 for n in (1, 50, 300)]
+    for part in rows:
+        norm.update(part)
+    seen = torch.cat(rows)
+    assert torch.allclose(norm.mean, seen.mean(0), atol=1e-4) and torch.allclose(norm.std, seen.std(0, unbiased=False), rtol=1e-4)
+    assert torch.allclose(norm(seen).std(0, unbiased=False), torch.ones(3), atol=1e-2)
+    assert norm(torch.full((1, 3), 1e6)).tolist() == [[10.0] * 3]
+
+
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_actions_are_clipped_for_the_environment_alone(name):
+    module, agent, args, rounds = play(name, "Mirror-v0")
+    rollout = rounds[0][0]
+    mask, actions = rollout["mask"], rollout["actions"]
+    assert actions.shape[2:] == (3,) and (actions.abs() > 1).any()
+    assert torch.allclose(rollout["obs"][1:][mask], actions[mask].clamp(-1, 1))
+    batch = module.prepare(agent, rollout, args)
+    assert torch.equal(batch["actions"], actions[mask])
+    if "logprobs" in batch:
+        policy = agent.policy(batch["obs"])
+        expected = torch.distributions.Normal(policy.base_dist.loc, policy.base_dist.scale).log_prob(actions[mask]).sum(-1)
+        assert torch.allclose(batch["logprobs"], expected)
+
+
+def test_observations_of_any_shape_are_flattened():
+    *_, rounds = play("ppo", "Pixels-v0", rounds=1)
+    assert rounds[0][0]["obs"].shape == (26, 3, 12) and rounds[0][0]["obs"].dtype == torch.float32

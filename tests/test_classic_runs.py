@@ -1,0 +1,195 @@
+"""Whole runs of the classic scripts: learning, repeatability, saved agents, logs, and what a user does wrong."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import classic_envs  # noqa: F401
+import gymnasium as gym
+import pytest
+import torch
+from conftest import CLASSIC_SCRIPTS, ROOT, script
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+LOSSES = ["policy_loss", "value_loss", "entropy", "explained_variance"]
+OWN = {"trpo": ["approx_kl", "surrogate_gain", "backtracks"], "ppo": ["approx_kl", "clipfrac", "beta"]}
+
+
+def run(name, folder, **flags):
+    module = script(name)
+    return module.main(module.Args(output_dir=str(folder), **flags))
+
+
+def scalars(agent):
+    events = EventAccumulator(str(Path(agent).parent), size_guidance={"scalars": 0})
+    events.Reload()
+    return {key: [(event.step, event.value) for event in events.Scalars(key)] for key in events.Tags()["scalars"]}
+
+
+def saved(agent):
+    return next(iter(torch.load(agent, weights_only=True).values()))
+
+
+# ---------------------------------------------------------------------------------------------------- learning
+
+
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_solves_cartpole(name, tmp_path):
+    """The defaults, until solved. Sign errors end near 10."""
+    result = run(name, tmp_path, target_return=475.0)
+    assert result["solved_step"] < 200_000 and 0 < result["solved_seconds"] < result["seconds"]
+    assert result["eval/return"] > 450 and result["eval/return_stochastic"] > 400
+
+
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+@pytest.mark.parametrize("env_id", ["Guess-v0", "GuessBox-v0"])
+def test_pays_each_action_its_own_reward(name, env_id, tmp_path):
+    """The coin is new in each step: a return that is off by one step holds no word of the action's own reward (4 of 8)."""
+    assert run(name, tmp_path, env_id=env_id, total_timesteps=40_000)["eval/return"] > 7.5
+
+
+@pytest.mark.parametrize("psi", ["return", "reward-to-go"])
+def test_reinforce_learns_without_a_critic(psi, tmp_path):
+    assert run("reinforce", tmp_path, psi=psi, env_id="Guess-v0", total_timesteps=60_000)["eval/return"] > 7.5
+
+
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS[1:])
+def test_bootstraps_beyond_the_time_limit(name, tmp_path):
+    """A point a step for ever is worth 1 / (1 - γ) = 10; who takes the limit of 10 steps for the end finds about 4."""
+    result = run(name, tmp_path, env_id="Endless-v0", gamma=0.9, total_timesteps=60_000)
+    module = script(name)
+    agent = module.Agent(module.make_envs("Endless-v0", 1))
+    agent.load_state_dict(saved(result["agent"]))
+    assert agent.value(torch.ones(1)).item() == pytest.approx(10, rel=0.1)
+
+
+@pytest.mark.parametrize("flags", [{"surrogate": "penalty"}, {"clip_values": True}, {"target_kl": 0.03}])
+def test_ppo_variants_learn(flags, tmp_path):
+    assert run("ppo", tmp_path, target_return=400.0, **flags)["solved_step"] < 200_000
+
+
+# ---------------------------------------------------------------------------------------------------- runs
+
+
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_same_seed_same_run(name, tmp_path):
+    runs = [run(name, tmp_path / str(i), seed=seed, total_timesteps=20_000) for i, seed in enumerate((1, 1, 2))]
+    logs = [{key: value for key, value in scalars(result["agent"]).items() if key != "charts/SPS"} for result in runs]
+    weights = [saved(result["agent"]) for result in runs]
+    assert logs[0] == logs[1] and all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    assert logs[0] != logs[2]
+
+
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_logs_have_cleanrl_s_keys(name, tmp_path, capsys):
+    result = run(name, tmp_path, total_timesteps=20_000)
+    log = scalars(result["agent"])
+    wanted = {"charts/episodic_return", "charts/SPS"} | {f"losses/{key}" for key in LOSSES + OWN.get(name, [])}
+    assert wanted <= log.keys()
+    assert all(value == value for events in log.values() for _, value in events)
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 1 and str(result["agent"]) in out and "Warning" not in err
+    if name == "trpo":
+        assert all(0 <= kl <= 0.01 for _, kl in log["losses/approx_kl"])
+
+
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_saved_agent_replays(name, tmp_path):
+    trained = run(name, tmp_path, total_timesteps=5000)
+    before = Path(trained["agent"]).read_bytes()
+    replayed = run(name, tmp_path, load=trained["agent"], eval_only=True, record=True)
+    assert replayed["eval/return"] == trained["eval/return"] and replayed["agent"] == trained["agent"]
+    assert Path(trained["agent"]).read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+    film = Image.open(Path(trained["agent"]).with_suffix(".gif"))
+    assert film.n_frames > 5 and film.size == (600, 400)
+    assert not list(Path(trained["agent"]).parent.glob("*.tmp"))
+
+
+def test_an_agent_goes_on_from_where_it_was(tmp_path):
+    first = run("ppo", tmp_path / "a", total_timesteps=60_000)
+    second = run("trpo", tmp_path / "b", total_timesteps=1, load=first["agent"])  # they all make the same agent
+    assert second["eval/return"] == first["eval/return"]
+
+
+def test_target_return_stops(tmp_path):
+    stopped, whole = (run("ppo", tmp_path / str(target), target_return=target, total_timesteps=100_000) for target in (50.0, None))
+    assert stopped["solved_step"] < 30_000 and scalars(stopped["agent"])["charts/SPS"][-1][0] < stopped["solved_step"]
+    assert scalars(whole["agent"])["charts/SPS"][-1][0] > 95_000
+
+
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_diverging_run_stops_with_a_line_and_keeps_the_last_good_agent(name, tmp_path):
+    command = [sys.executable, f"{name}.py", "--env-id", "classic_envs:Broken-v0", "--num-envs", "4", "--output-dir", str(tmp_path)]
+    ended = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": "tests"}, capture_output=True, text=True)
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr
+    assert re.search(r"error: step \d+: loss not finite", ended.stderr)
+    assert all(value.isfinite().all() for value in saved(next(tmp_path.glob("*/agent.pt"))).values())
+
+
+# ---------------------------------------------------------------------------------------------------- bad input
+
+BAD = [
+    ({"env_id": "Nowhere-v0"}, "--env-id Nowhere-v0"),
+    ({"env_id": "CartPole-v99"}, "--env-id CartPole-v99"),
+    ({"env_id": "no_such_module:Env-v0"}, "--env-id no_such_module:Env-v0"),
+    ({"env_id": "DiscreteObs-v0"}, "--env-id DiscreteObs-v0"),
+    ({"env_id": "MultiDiscreteAct-v0"}, "--env-id MultiDiscreteAct-v0"),
+    ({"env_id": "FromOne-v0"}, "--env-id FromOne-v0"),
+    ({"env_id": "SquareAct-v0"}, "--env-id SquareAct-v0"),
+    ({"num_envs": -1}, "--num-envs -1"),
+    ({"num_envs": 0}, "--num-envs 0"),
+    ({"num_minibatches": 0}, "--num-minibatches 0"),
+    ({"total_timesteps": 0}, "--total-timesteps 0"),
+    ({"seed": -1}, "--seed -1"),
+    ({"gamma": 1.5}, "--gamma 1.5"),
+    ({"learning_rate": -1.0}, "--learning-rate -1.0"),
+    ({"learning_rate": float("nan")}, "--learning-rate nan"),
+    ({"eval_only": True}, "--load"),
+    ({"load": "nowhere.pt"}, "--load nowhere.pt"),
+]
+
+
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+@pytest.mark.parametrize("flags,named", BAD)
+def test_bad_input(name, flags, named, refused, tmp_path):
+    assert named in refused(lambda: run(name, tmp_path, **flags))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name,flags,named", [
+    ("ppo", {"num_minibatches": 7}, "--num-minibatches 7"), ("trpo", {"num_minibatches": 7}, "--num-minibatches 7"),
+    ("actor_critic", {"num_minibatches": 7}, "--num-minibatches 7"), ("ppo", {"gae_lambda": 2.0}, "--gae-lambda 2.0"),
+    ("ppo", {"clip_low": -0.1}, "--clip-low -0.1"), ("trpo", {"max_kl": 0.0}, "--max-kl 0.0"), ("trpo", {"cg_steps": -5}, "--cg-steps -5"),
+])  # fmt: skip
+def test_bad_input_of_one(name, flags, named, refused, tmp_path):
+    assert named in refused(lambda: run(name, tmp_path, **flags))
+
+
+@pytest.mark.parametrize("content", [b"", b"not an agent", None])
+def test_bad_agents(content, refused, tmp_path):
+    path = tmp_path / "agent.pt"
+    torch.save({"CartPole-v1": {"x": torch.ones(1)}}, path) if content is None else path.write_bytes(content)
+    assert f"--load {path}" in refused(lambda: run("ppo", tmp_path / "runs", load=str(path)))
+
+
+def test_agent_of_another_environment(refused, tmp_path):
+    agent = run("ppo", tmp_path, total_timesteps=1)["agent"]
+    assert "--env-id Acrobot-v1" in refused(lambda: run("ppo", tmp_path, load=agent, env_id="Acrobot-v1"))
+
+
+def test_same_step_autoreset_is_refused(refused, tmp_path, monkeypatch):
+    """It would pass the next episode's first observation for the last one's end."""
+    make_vec = gym.make_vec
+    same_step = {"vector_kwargs": {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}, "vectorization_mode": "sync"}
+    monkeypatch.setattr(gym, "make_vec", lambda *args, **options: make_vec(*args, **options, **same_step))
+    assert "next-step autoreset" in refused(lambda: run("ppo", tmp_path, env_id="Diary-v0"))
+
+
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_wrong_flags_show_no_traceback(name):
+    for flags in (["--num-envs", "many"], ["--no-such-flag"]):
+        ended = subprocess.run([sys.executable, f"{name}.py", *flags], cwd=ROOT, capture_output=True, text=True)
+        assert ended.returncode == 2 and "Traceback" not in ended.stderr
