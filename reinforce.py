@@ -7,8 +7,8 @@ The policy π plays one whole episode in each of N environments, and climbs on t
     reward-to-go     G_t = R_t + γ R_{t+1} + …          what came before an action is no merit of it
     baseline         G_t − V(s_t)                       nor is what was to be expected; V is learned from the G_t
 
-All three have the same mean, for γ = 1 the gradient itself: a baseline that does not look at the action adds nothing to
-it. But each has less variance than the one before, and variance is what REINFORCE is made of.
+For γ = 1 all three have the same mean, the gradient itself: a baseline that does not look at the action adds nothing
+to it. But each has less variance than the one before, and variance is what REINFORCE is made of.
 How it fails. Even so, one episode's luck stands for all that could have come after an action; the episode must end
 before anything is learned, and what a time limit cuts off is lost.
 
@@ -182,7 +182,7 @@ def compute_advantages(rewards, values, terminated, done, args):
 @torch.no_grad()
 def prepare(agent, rollout: dict, args) -> dict:
     """The B steps of a rollout that are real, in rows: obs (B, D), actions (B,) or (B, A), all others (B,)."""
-    values, mask = agent.value(rollout["obs"]) * (args.psi == "baseline"), rollout["mask"]
+    values, mask = agent.value(rollout["obs"]) * (args.psi == "baseline"), rollout["mask"]  # no baseline: V = 0
     advantages = compute_advantages(rollout["rewards"], values, rollout["terminated"], rollout["done"], args)
     batch = {"obs": rollout["obs"][:-1][mask], "actions": rollout["actions"][mask], "values": values[:-1][mask]}
     batch["returns"] = batch["values"] + advantages[mask]  # what the critic should have said

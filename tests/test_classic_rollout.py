@@ -222,3 +222,16 @@ def test_actions_are_clipped_for_the_environment_alone(name):
 def test_observations_of_any_shape_are_flattened():
     *_, rounds = play("ppo", "Pixels-v0", rounds=1)
     assert rounds[0][0]["obs"].shape == (26, 3, 12) and rounds[0][0]["obs"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("psi", ["return", "reward-to-go"])
+def test_without_a_baseline_the_critic_has_no_say(psi):
+    module, agent, args, rounds = play("reinforce")
+    agent.critic[-1].bias.data += 100
+    args.psi = psi
+    rollout, returns = rounds[0]
+    batch = module.prepare(agent, rollout, args)
+    assert not batch["values"].any()
+    zero = torch.zeros(len(rollout["obs"]), 3)
+    expected = module.compute_advantages(rollout["rewards"], zero, rollout["terminated"], rollout["done"], args)[rollout["mask"]]
+    assert torch.equal(batch["returns"], expected) and torch.allclose(batch["advantages"], expected / agent.return_norm.std)

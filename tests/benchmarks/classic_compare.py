@@ -1,0 +1,219 @@
+"""The classic scripts against Stable-Baselines3 and sb3-contrib, with the settings that RL Baselines3 Zoo tuned for these.
+
+    python tests/benchmarks/classic_compare.py                # CartPole-v1: time to 475, ours and theirs in turns, 5 seeds
+    python tests/benchmarks/classic_compare.py --beyond       # other environments, the same number of steps for both
+    python tests/benchmarks/classic_compare.py --variance     # the noise of REINFORCE's three Ψ at one and the same policy
+
+Each run is a process of its own with one thread. Needs tests/benchmarks/requirements.txt. Prints tables in Markdown and
+writes them, with machine and versions, into tests/benchmarks/results/.
+"""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import gymnasium as gym
+import torch
+import tyro
+
+ROOT = Path(__file__).parents[2]
+RESULTS = Path(__file__).parent / "results"
+sys.path.insert(0, str(ROOT))
+
+# hyperparams/*.yml of github.com/DLR-RM/rl-baselines3-zoo; lin(x): falls linearly from x to 0.
+ZOO = {
+    ("PPO", "CartPole-v1"): dict(n_envs=8, n_steps=32, batch_size=256, gae_lambda=0.8, gamma=0.98, n_epochs=20, ent_coef=0.0,
+                                 learning_rate="lin 0.001", clip_range="lin 0.2"),
+    ("A2C", "CartPole-v1"): dict(n_envs=8, ent_coef=0.0),
+    ("TRPO", "CartPole-v1"): dict(n_envs=2, n_steps=512, batch_size=512, cg_damping=1e-3, gae_lambda=0.98, gamma=0.99,
+                                  learning_rate=1e-3, n_critic_updates=20),
+    ("PPO", "Acrobot-v1"): dict(normalize=True, n_envs=16, n_steps=256, gae_lambda=0.94, gamma=0.99, n_epochs=4, ent_coef=0.0),
+    ("TRPO", "Acrobot-v1"): dict(normalize=True, n_envs=2, n_steps=1024),
+    ("PPO", "Pendulum-v1"): dict(n_envs=4, n_steps=1024, gae_lambda=0.95, gamma=0.9, n_epochs=10, ent_coef=0.0,
+                                 learning_rate=1e-3, clip_range=0.2, use_sde=True, sde_sample_freq=4),
+    ("TRPO", "Pendulum-v1"): dict(n_envs=2, n_steps=1024, gamma=0.9, n_critic_updates=15, use_sde=True, sde_sample_freq=4),
+    ("PPO", "LunarLander-v3"): dict(n_envs=16, n_steps=1024, batch_size=64, gae_lambda=0.98, gamma=0.999, n_epochs=4, ent_coef=0.01),
+    ("TRPO", "LunarLander-v3"): dict(n_envs=2, n_steps=512, cg_damping=0.01, gae_lambda=0.98, gamma=0.99, learning_rate=1e-3,
+                                     n_critic_updates=15),
+    ("PPO", "HalfCheetah-v5"): dict(normalize=True, n_envs=1, n_steps=512, batch_size=64, gamma=0.98, learning_rate=2.0633e-05,
+                                    ent_coef=0.000401762, clip_range=0.1, n_epochs=20, gae_lambda=0.92, max_grad_norm=0.8,
+                                    vf_coef=0.58096, cheetah_net=True),
+    ("TRPO", "HalfCheetah-v5"): dict(normalize=True, n_envs=2, n_steps=1024, batch_size=128, gamma=0.99, gae_lambda=0.95,
+                                     sub_sampling_factor=1, cg_max_steps=25, cg_damping=0.1, n_critic_updates=20,
+                                     learning_rate=1e-3, target_kl=0.04),
+}  # fmt: skip
+PEERS = {"ppo": "PPO", "trpo": "TRPO", "actor_critic": "A2C"}
+BEYOND = {  # environment: steps, and our flags
+    "Acrobot-v1": (200_000, {}),
+    "Pendulum-v1": (200_000, {"gamma": 0.9}),
+    "LunarLander-v3": (500_000, {"num_steps": 512, "learning_rate": 1e-3}),
+    "HalfCheetah-v5": (500_000, {"num_steps": 256, "learning_rate": 1e-3}),
+}
+
+
+def ours(script: str, flags: dict) -> dict:
+    """One run of a script of this repository, by its main()."""
+    module = __import__(script)
+    with tempfile.TemporaryDirectory() as folder:
+        return module.main(module.Args(**flags, output_dir=folder))
+
+
+def theirs(algorithm: str, env_id: str, seed: int, steps: int, until_solved: bool) -> dict:
+    """One run of Stable-Baselines3: seconds from the first step on; solved as the scripts of this repository see it."""
+    import sb3_contrib
+    import stable_baselines3
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    settings = dict(ZOO[algorithm, env_id])
+    for name, value in settings.items():
+        if isinstance(value, str):
+            settings[name] = lambda left, start=float(value.split()[1]): left * start
+    if settings.pop("cheetah_net", False):
+        net = {"pi": [256, 256], "vf": [256, 256]}
+        settings["policy_kwargs"] = dict(log_std_init=-2, ortho_init=False, activation_fn=torch.nn.ReLU, net_arch=net)
+    envs = make_vec_env(env_id, n_envs=settings.pop("n_envs"), seed=seed)
+    normalize = settings.pop("normalize", False)
+    if normalize:
+        envs = VecNormalize(envs, gamma=settings.get("gamma", 0.99))
+    threshold, solved, recent = gym.spec(env_id).reward_threshold, [], []
+
+    class Watch(BaseCallback):
+        def _on_step(self):
+            recent.extend(info["episode"]["r"] for info in self.locals["infos"] if "episode" in info)
+            del recent[:-100]
+            if threshold and not solved and len(recent) == 100 and sum(recent) / 100 >= threshold:
+                solved.extend((self.num_timesteps, time.perf_counter() - start))
+            return not (solved and until_solved)
+
+    module = sb3_contrib if algorithm == "TRPO" else stable_baselines3
+    model = getattr(module, algorithm)("MlpPolicy", envs, seed=seed, device="cpu", **settings)
+    start = time.perf_counter()
+    model.learn(steps, callback=Watch())
+    seconds = time.perf_counter() - start
+    fresh = make_vec_env(env_id, n_envs=16, seed=seed + 10**6)
+    if normalize:
+        fresh = VecNormalize(fresh, training=False, norm_reward=False)
+        fresh.obs_rms = envs.obs_rms
+    mean, _ = evaluate_policy(model, fresh, n_eval_episodes=100, deterministic=True)
+    return {"eval/return": float(mean), "solved_step": (solved or [None])[0], "solved_seconds": (solved or [None] * 2)[1], "seconds": seconds}
+
+
+def measure(**job) -> dict:
+    """A run in a process of its own."""
+    command = [sys.executable, __file__, "--job", json.dumps(job)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    output = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    return json.loads(output.splitlines()[-1])
+
+
+def write(name: str, lines: list[str], note: str):
+    versions = f"torch {torch.__version__}, gymnasium {gym.__version__}"
+    if name != "classic_variance":
+        import sb3_contrib
+        import stable_baselines3
+
+        versions += f", stable-baselines3 {stable_baselines3.__version__}, sb3-contrib {sb3_contrib.__version__}"
+    lines += ["", f"{platform.machine()}, one thread, Python {platform.python_version()}, {versions}, {time.strftime('%Y-%m-%d')}, {note}"]
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.md").write_text("\n".join(lines) + "\n")
+
+
+def seconds_of(runs):
+    return [run["solved_seconds"] if run["solved_seconds"] is not None else float("inf") for run in runs]
+
+
+def run_cartpole(seeds: int):
+    runs = {}
+    for seed in range(1, seeds + 1):
+        for script in ("reinforce", "actor_critic", "trpo", "ppo"):
+            runs.setdefault(script, []).append(measure(script=script, flags={"seed": seed}))
+            if script in PEERS:
+                job = dict(algorithm=PEERS[script], env_id="CartPole-v1", seed=seed, steps=500_000 if script == "actor_critic" else 100_000)
+                runs.setdefault(PEERS[script], []).append(measure(**job, until_solved=True))
+            print(f"seed {seed} {script} {seconds_of(runs[script])[-1]:.2f} s", flush=True)
+        for psi in ("return", "reward-to-go"):
+            runs.setdefault(f"reinforce --psi {psi}", []).append(measure(script="reinforce", flags={"seed": seed, "psi": psi}))
+    lines = ["| CartPole-v1 | solved | seconds to 475, median | worst | steps, median | greedy return, median | worst | times faster |"]
+    lines += ["|-" * 8 + "|"]
+    for name, done in runs.items():
+        times, steps = seconds_of(done), [run["solved_step"] or float("inf") for run in done]
+        greedy = [run["eval/return"] for run in done]
+        peer = PEERS.get(name)
+        ratio = f"{median(seconds_of(runs[peer])) / median(times):.1f}" if peer else "–"
+        label = name if name.startswith("reinforce") or peer else {"PPO": "SB3 PPO", "A2C": "SB3 A2C", "TRPO": "sb3-contrib TRPO"}[name]
+        shown = [f"{median(greedy):.0f}", f"{min(greedy):.0f}"] if label == name else ["–", "–"]  # theirs stop when solved
+        cells = [label, f"{sum(t < float('inf') for t in times)} of {len(done)}", f"{median(times):.2f}", f"{max(times):.2f}",
+                 f"{median(steps):.0f}", *shown, ratio]  # fmt: skip
+        lines.append("| " + " | ".join(cells).replace("inf", "never") + " |")
+    print("\n".join(lines))
+    write("classic_cartpole", lines, f"{seeds} seeds; theirs with the zoo's tuned settings")
+
+
+def run_beyond(seeds: int, only: tuple[str, ...]):
+    lines = ["| environment, steps | | ours: return, median | worst | seconds | theirs: return, median | worst | seconds | times faster |"]
+    lines += ["|-" * 9 + "|"]
+    print("\n".join(lines), flush=True)
+    for env_id, (steps, flags) in BEYOND.items():
+        for script in ("ppo", "trpo") if not only or env_id in only else ():
+            a, b = [], []
+            for seed in range(1, seeds + 1):
+                a.append(measure(script=script, flags={"env_id": env_id, "seed": seed, "total_timesteps": steps, **flags}))
+                b.append(measure(algorithm=PEERS[script], env_id=env_id, seed=seed, steps=steps, until_solved=False))
+            cells = [f"{env_id}, {steps:,}", f"{script}.py"]
+            for done in (a, b):
+                returns = [run["eval/return"] for run in done]
+                cells += [f"{median(returns):.0f}", f"{min(returns):.0f}", f"{median(run['seconds'] for run in done):.0f}"]
+            cells.append(f"{median(run['seconds'] for run in b) / median(run['seconds'] for run in a):.1f}")
+            lines.append("| " + " | ".join(cells) + " |")
+            print(lines[-1], flush=True)
+    write("classic_beyond", lines, f"{seeds} seeds; greedy return over 100 fresh episodes; our seconds hold imports and evaluation, theirs training alone")
+
+
+def run_variance(rollouts: int = 300):
+    """Trace of the gradient's covariance over its squared mean, for the same rollouts of one half-trained policy."""
+    import reinforce
+
+    with tempfile.TemporaryDirectory() as folder:
+        trained = reinforce.main(reinforce.Args(total_timesteps=30_000, output_dir=folder))
+        saved = torch.load(trained["agent"], weights_only=True)["CartPole-v1"]
+    envs = reinforce.make_envs("CartPole-v1", reinforce.Args().num_envs)
+    agent = reinforce.Agent(envs)
+    agent.load_state_dict(saved)
+    agent.return_norm.update = lambda returns: None
+    torch.nn.utils.clip_grad_norm_ = lambda *args: None
+    optimizer = torch.optim.SGD(agent.parameters(), lr=0.0)
+    gradients = {"return": [], "reward-to-go": [], "baseline": []}
+    generator = reinforce.rollouts(envs, agent, reinforce.Args(seed=1))
+    for _ in range(rollouts):
+        rollout, _ = next(generator)
+        for psi, found in gradients.items():
+            args = reinforce.Args(psi=psi, gamma=1.0, update_epochs=0)
+            reinforce.update(agent, optimizer, reinforce.prepare(agent, rollout, args), 0.0, args)
+            found.append(torch.cat([parameter.grad.flatten() for parameter in agent.actor.parameters()]))
+    spread = {psi: torch.stack(found).var(0).sum().item() for psi, found in gradients.items()}
+    lines = ["| Ψ | variance of the gradient, that of the baseline being 1 |", "|-|-|"]
+    lines += [f"| {psi} | {value / spread['baseline']:.1f} |" for psi, value in spread.items()]
+    print("\n".join(lines))
+    write("classic_variance", lines, f"{rollouts} rollouts of {envs.num_envs} episodes, γ = 1, mean return {trained['eval/return_stochastic']:.0f}")
+
+
+def main(beyond: bool = False, variance: bool = False, seeds: int = 5, only: tuple[str, ...] = ()):
+    run_variance() if variance else run_beyond(seeds, only) if beyond else run_cartpole(seeds)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--job"]:
+        job = json.loads(sys.argv[2])
+        torch.set_num_threads(1)
+        print(json.dumps(ours(**job) if "script" in job else theirs(**job)))
+    else:
+        tyro.cli(main)
