@@ -178,7 +178,8 @@ def rollouts(envs, agent, args):
 def compute_advantages(rewards, values, terminated, done, args):
     """The TD error δ: values (T + 1, N), all others (T, N) → advantages (T, N)."""
     # Nothing follows a termination; but an episode cut off would have gone on, and was worth V(s_{t+1}) still.
-    return rewards + args.gamma * values[1:] * ~terminated - values[:-1]
+    delta = rewards + args.gamma * values[1:] * ~terminated - values[:-1]
+    return delta
 
 @torch.no_grad()
 def prepare(agent, rollout: dict, args) -> dict:

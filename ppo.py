@@ -192,11 +192,11 @@ def rollouts(envs, agent, args):
 
 def compute_advantages(rewards, values, terminated, done, args):
     """GAE(γ, λ) of Schulman et al. 2015, arXiv:1506.02438: values (T + 1, N), all others (T, N) → advantages (T, N)."""
+    # Nothing follows a termination; but an episode cut off would have gone on, and was worth V(s_{t+1}) still.
+    delta = rewards + args.gamma * values[1:] * ~terminated - values[:-1]
     advantages, following = torch.zeros_like(rewards), 0.0
     for t in reversed(range(len(rewards))):
-        # Nothing follows a termination; but an episode cut off would have gone on, and was worth V(s_{t+1}) still.
-        delta = rewards[t] + args.gamma * values[t + 1] * ~terminated[t] - values[t]
-        advantages[t] = following = delta + args.gamma * args.gae_lambda * following * ~done[t]
+        advantages[t] = following = delta[t] + args.gamma * args.gae_lambda * following * ~done[t]
     return advantages
 
 @torch.no_grad()
