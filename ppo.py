@@ -51,7 +51,7 @@ class Args:
     """optimizer steps per pass"""
     clip_values: bool = False
     """clip the critic's change per rollout as well, at clip_low and clip_high standard deviations of the return"""
-    ent_coef: float = 0.01
+    ent_coef: float = 0.0
     """weight of the entropy bonus; falls linearly to 0"""
     gae_lambda: float = 0.98
     """λ: 0 trusts the critic (the TD error), 1 trusts the rewards (Monte Carlo)"""

@@ -51,6 +51,7 @@ CLASSIC_MAY_DIFFER = {
 }
 CLASSIC_ARGS_MAY_DIFFER = {
     "update_epochs": ["ppo"],
+    "ent_coef": ["ppo"],
     "num_steps": ["actor_critic"],
     "num_envs": ["reinforce"],
     "learning_rate": ["reinforce", "actor_critic"],

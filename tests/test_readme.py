@@ -9,12 +9,21 @@ import pytest
 from conftest import ROOT
 
 README = (ROOT / "README.md").read_text()
-RESULTS = (ROOT / "tests/benchmarks/results/llm_compare.md").read_text()
+FOLDER = ROOT / "tests/benchmarks/results"
+RESULTS = (FOLDER / "llm_compare.md").read_text()
+QUOTED = ["llm_compare", "trl_speed", "classic_cartpole", "classic_variance"]
+BEYOND = ["classic_acrobot", "classic_pendulum"]  # one table of them all
 
 
-def test_results_are_the_committed_ones():
-    assert RESULTS.strip() in README
-    assert (ROOT / "tests/benchmarks/results/trl_speed.md").read_text().strip() in README
+@pytest.mark.parametrize("name", QUOTED)
+def test_results_are_the_committed_ones(name):
+    assert (FOLDER / f"{name}.md").read_text().strip() in README
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_rows_are_the_committed_ones(name):
+    rows = [line for line in (FOLDER / f"{name}.md").read_text().splitlines() if line.startswith("|")]
+    assert len(rows) == 4 and all(row in README for row in rows)
 
 
 def test_headline_numbers_are_in_the_results():
@@ -32,8 +41,13 @@ def test_diff_commands_show_something(command):
 
 
 def test_flags_named_exist():
-    shown = subprocess.run([sys.executable, "grpo_llm.py", "--help"], cwd=ROOT, capture_output=True, text=True).stdout
-    for flag in set(re.findall(r"--(?!logdir|help)[a-z][a-z-]+", README)):
+    """In one of these scripts; the benchmarks' own flags are read from their text."""
+    shown = ""
+    for name in ("grpo_llm", "reinforce", "ppo", "trpo"):
+        shown += subprocess.run([sys.executable, f"{name}.py", "--help"], cwd=ROOT, capture_output=True, text=True).stdout
+    for path, flag in re.findall(r"(tests/benchmarks/\w+\.py) --(\w+)", README):
+        assert f"{flag}: bool" in (ROOT / path).read_text(), flag
+    for flag in set(re.findall(r"--(?!logdir|help)[a-z][a-z-]+", re.sub(r"tests/benchmarks/\w+\.py --\w+", "", README))):
         assert flag in shown, flag
 
 
