@@ -17,27 +17,24 @@ there (dynamic sampling). No KL holds the policy back. How it fails. The better 
 Yu et al. 2025, DAPO: An Open-Source LLM Reinforcement Learning System at Scale, arXiv:2503.14476
 """
 
-import inspect
-import json
-import math
-import random
-import re
-import shutil
-import sys
-import time
-import zlib
+import inspect, json, math, os, random, re, shutil, sys, time, zlib
 from collections import Counter
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from itertools import accumulate, chain, count, islice
 from pathlib import Path
-from typing import Literal
 
 import tokenizers
 import torch
+import torch.distributed as dist
 import transformers
 import tyro
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
+
+RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun: one process per GPU
 
 @dataclass
 class Args:
@@ -61,12 +58,12 @@ class Args:
     """completions drawn per question (G)"""
     micro_batch_size: int = 0
     """completions per forward pass of an update: changes memory, not the gradient; 0 = the whole minibatch"""
+    gradient_checkpointing: bool = False
+    """compute activations twice instead of keeping them: much less memory, a third more time"""
     learning_rate: float = 4e-4
     """AdamW's peak rate, for the tiny model; a pretrained one wants about 1e-6"""
     warmup_steps: int = 10
     """rollouts over which the rate rises to its peak; from there it falls linearly to 0"""
-    max_grad_norm: float = 1.0
-    """gradients longer than this are scaled down to it"""
     temperature: float = 1.0
     """softmax temperature of the policy, in the rollout and in the loss alike"""
     max_new_tokens: int = 24
@@ -79,16 +76,12 @@ class Args:
     """likewise; if empty, held-out sums, or the first tenth of the data set"""
     instruction: str = "Reason step by step, then end with #### and the number alone."
     """follows each question, save for the tiny model, which reads nothing but sums"""
-    warm_start_steps: int = 1000
-    """imitation steps that make the tiny model; the result is cached"""
     eval_every: int = 50
     """rollouts between evaluations; each saves the model"""
     eval_problems: int = 256
     """held-out questions, at most"""
     seed: int = 1
     """same seed, same run, to the last digit (on a CPU)"""
-    device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
-    """auto takes the first of the others that this machine has"""
     output_dir: str = "runs"
     """each run puts its logs and its model into a folder of its own in here"""
     cache_dir: str = "~/.cache/policy-gradients"
@@ -107,14 +100,13 @@ def check_args(args):
         fits or stop(f"--{name.replace('_', '-')} {value}: must be {'0 or more' if name in may_be_zero else 'above 0'}")
     if args.group_size < 2:
         stop("--group-size 1: a completion is judged by the others of its group; give at least 2")
-    if args.prompts_per_step * args.group_size % args.minibatches:
-        stop(f"--minibatches {args.minibatches}: must divide --prompts-per-step times --group-size")
+    if args.prompts_per_step * args.group_size % (args.minibatches * WORLD):
+        stop(f"--minibatches {args.minibatches}: times processes, must divide --prompts-per-step times --group-size")
     if args.model == "tiny" and {args.dataset, args.eval_dataset} - {"arithmetic", ""}:
         stop("--model tiny reads nothing but sums: leave --dataset and --eval-dataset alone, or name another --model")
 
 # --------------------------------------------------------------------------------------------------------------- Task
-
-NUMBER = re.compile(r"([-+]?)\\?\$?([0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.([0-9]*))?")
+NUMBER = re.compile(r"([-+]?)\\?\$?((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?)")
 
 def make_sum(rng: random.Random, held_out: bool = False) -> tuple[str, str]:
     """A chain of 2 to 4 one-digit numbers and its sum: ("3+8+5=", "16")."""
@@ -127,16 +119,13 @@ def make_sum(rng: random.Random, held_out: bool = False) -> tuple[str, str]:
 
 def load_jsonl(flag: str, path: str) -> list[tuple[str, str]]:
     """(question, answer) pairs from a JSONL file in GSM8K's form; a bad line, named by number, stops the run."""
-    problems, number = [], 0
+    problems = []
     try:
-        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-            row = json.loads(line)
-            problems.append((row["question"].strip(), parse_number(row["answer"].rpartition("#")[2].strip())))
-            assert None not in problems[-1]
-    except OSError as error:
-        stop(f"{flag} {path}: {error.strerror}; give a JSONL file, or arithmetic")
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError):
-        stop(f'{flag} {path}, line {number}: not of the form {{"question": "…", "answer": "… #### 72"}}')
+        for row in map(json.loads, Path(path).open(encoding="utf-8")):
+            answer = NUMBER.fullmatch(row["answer"].rpartition("#")[2].strip())[0]
+            problems.append((row["question"].strip(), answer))
+    except Exception as error:  # a line can be wrong in many ways
+        stop(f"{flag} {path}, line {len(problems) + 1}: not as GSM8K's are ({type(error).__name__}: {error})")
     return problems or stop(f"{flag} {path}: the file is empty")
 
 def load_data(args):
@@ -152,14 +141,10 @@ def load_data(args):
         train or stop(f"--dataset {args.dataset}: every question is held out; give more, or another --eval-dataset")
     return train, held_out[: args.eval_problems]
 
-def parse_number(text: str) -> str | None:
-    """'+1,234.50' → '1234.5', None if it is no number. Text throughout: nothing rounds or overflows."""
+def parse_number(text: str) -> Decimal | None:
+    """'+1,234.50' → Decimal('1234.50'), None if it is no number. Nothing rounds or overflows."""
     match = NUMBER.fullmatch(text)
-    if match is None:
-        return None
-    sign, whole, fraction = match.groups(default="")
-    value = f"{whole.replace(',', '').lstrip('0') or '0'}.{fraction.rstrip('0')}".rstrip(".")
-    return "-" + value if sign == "-" and value != "0" else value
+    return Decimal(match[1] + match[2].replace(",", "")) if match else None
 
 def verify(completion: str, answer: str, lenient: bool = False) -> float:
     """1.0 if the completion ends in a marker of one or more `#` and then the right number, else 0.0.
@@ -174,8 +159,7 @@ def verify(completion: str, answer: str, lenient: bool = False) -> float:
     return float(marker == "#" and parse_number(tail) is not None and parse_number(tail) == parse_number(answer))
 
 # -------------------------------------------------------------------------------------------------------------- Model
-
-def make_tiny_model(steps: int):
+def make_tiny_model(steps: int = 1000):
     """A character-level Llama of 84 k parameters, after `steps` steps of imitation, and its tokenizer.
 
     The demonstrations come in two styles: working a sum out in running totals (3+8+5= → 11,16#16), and blurting out
@@ -186,15 +170,14 @@ def make_tiny_model(steps: int):
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
     backend.decoder = tokenizers.decoders.Fuse()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", unk_token="<unk>")
-    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     ids = {"vocab_size": len(vocabulary), "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
     # The usual initializer_range of 0.02 is meant for widths in the thousands: this model would learn far slower.
-    config = transformers.LlamaConfig(**shape, **ids, max_position_embeddings=128, initializer_range=0.1)
+    config = transformers.LlamaConfig(**sizes, **ids, max_position_embeddings=128, initializer_range=0.1)
     torch.manual_seed(0)  # the same model for every --seed
     model = transformers.LlamaForCausalLM(config)
     rng = random.Random(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.99), weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: min((s + 1) / 50, 1 - s / steps))
     for step in tqdm(range(steps), desc="warm start", unit="step"):
         ids, labels = [], []
         for question, answer in (make_sum(rng) for _ in range(128)):
@@ -204,12 +187,12 @@ def make_tiny_model(steps: int):
             demonstration = guess if rng.random() < 0.85 * step / steps else working
             ids.append(torch.tensor([vocabulary[c] for c in question + demonstration] + [0]))
             labels.append(ids[-1].index_fill(0, torch.arange(len(question)), -100))  # questions are given, not learned
-        ids, labels = (torch.nn.utils.rnn.pad_sequence(x, True, fill) for x, fill in ((ids, 0), (labels, -100)))
+        ids, labels = (pad_sequence(x, True, fill) for x, fill in ((ids, 0), (labels, -100)))
+        optimizer.param_groups[0]["lr"] = 1e-2 * min((step + 1) / 50, 1 - step / steps)
         optimizer.zero_grad()
         model(ids, labels=labels, use_cache=False).loss.backward()  # the model shifts the labels by itself
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        schedule.step()
     return model, tokenizer
 
 def save_model(model, tokenizer, folder: Path):
@@ -222,24 +205,20 @@ def save_model(model, tokenizer, folder: Path):
 
 def load_policy(args, device):
     """The model to train and its tokenizer. model.generation_config lists every stop id and names the pad id."""
-    source, tiny = args.model, args.model == "tiny"
-    if tiny:  # cached under all that shapes its weights: the code that makes them, its argument, its libraries
+    source = args.model
+    if source == "tiny":  # cached under what shapes its weights: the code that makes them and its libraries
         recipe = inspect.getsource(make_tiny_model) + inspect.getsource(make_sum)
-        recipe += f"{args.warm_start_steps} {torch.__version__} {transformers.__version__}"
+        recipe += f"{torch.__version__} {transformers.__version__}"
         source = Path(args.cache_dir).expanduser() / f"tiny-{zlib.crc32(recipe.encode()):08x}"
-    for last_try in (False, True):
-        if tiny and not source.exists():
-            save_model(*make_tiny_model(args.warm_start_steps), source)
-        try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-            dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-            model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(device)
-            break
-        except Exception as error:  # each library has its own for a missing folder, a torn file, an unknown type
-            if not tiny or last_try:
-                stop(f"--model {source}: neither a hub id nor a folder that loads ({str(error).splitlines()[0]})")
-            print(f"warning: the cached model in {source} is corrupt; making it anew", file=sys.stderr)
-            shutil.rmtree(source)
+        if RANK == 0 and not source.exists():
+            save_model(*make_tiny_model(), source)
+        WORLD > 1 and dist.barrier()  # the other processes wait for it
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+        model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).to(device)
+    except Exception as error:  # each library has its own for a missing folder, a torn file, an unknown type
+        stop(f"--model {source}: neither a hub id nor a folder that loads ({str(error).splitlines()[0]})")
+    args.gradient_checkpointing and model.gradient_checkpointing_enable({"use_reentrant": False})
     eos_ids = [tokenizer.eos_token_id, model.config.eos_token_id, model.generation_config.eos_token_id]
     stops = {i for ids in eos_ids for i in (ids if isinstance(ids, list) else [ids])} - {None}
     model.generation_config.eos_token_id = sorted(stops) or stop(f"--model {source}: it has no end-of-sequence token")
@@ -258,6 +237,15 @@ def encode_prompt(question: str, tokenizer, args) -> list[int]:
     return ids
 
 # ------------------------------------------------------------------------------------------------------------ Rollout
+def all_sum(tensor):
+    """Its sum over all processes, in place."""
+    WORLD > 1 and dist.all_reduce(tensor)
+    return tensor
+
+def join(batches: list[dict]) -> dict:
+    """Rollouts one below the other, padded to the same width: prompts on the left, completions on the right."""
+    rows = {name: [row for batch in batches for row in batch[name]] for name in batches[0]}
+    return {name: pad_sequence(rows[name], True, 0, "left" if "prompt" in name else "right") for name in rows}
 
 def log_softmax(model, logits, temperature: float):
     """Log-probabilities of the policy in float32, (…, V) → (…, V), for the sampler and for the loss alike."""
@@ -273,55 +261,61 @@ def generate(model, prompts: list[list[int]], num_samples: int, max_new_tokens: 
 
     Returns tensors of B = len(prompts) · num_samples rows, the samples of a prompt side by side: prompt_ids and
     prompt_mask (B, S), padded on the left; completion_ids (B, T); mask (B, T), 1 up to and including the first stop
-    token; old_logprobs (B, T) of what was drawn; ended (B,), False for what was cut off.
+    token; old_logprobs (B, T) of what was drawn; ended (B, 1), False for what was cut off.
     """
     device, pad = model.device, model.generation_config.pad_token_id
     stops = torch.tensor(model.generation_config.eos_token_id, device=device)
-    S = max(map(len, prompts))
+    S, T = max(map(len, prompts)), max_new_tokens
     prompt_ids = torch.tensor([[pad] * (S - len(p)) + p for p in prompts], device=device)
-    attention = torch.tensor([[0] * (S - len(p)) + [1] * (len(p) + max_new_tokens) for p in prompts], device=device)
+    attention = torch.tensor([[0] * (S - len(p)) + [1] * (len(p) + T) for p in prompts], device=device)
     positions = (attention.cumsum(1) - 1).clamp(min=0)  # counted from the first real token, not from the padding
     # Each prompt is read once; what the cache then holds is copied to its whole group.
     cache = transformers.DynamicCache(config=model.config)
-    inputs = {"input_ids": prompt_ids, "attention_mask": attention[:, :S], "position_ids": positions[:, :S]}
-    output = model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    seen = {"attention_mask": attention[:, :S], "position_ids": positions[:, :S]}
+    logits = model(prompt_ids, **seen, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
     cache.batch_repeat_interleave(num_samples)
-    tensors = (prompt_ids, attention, positions, output.logits)
+    tensors = (prompt_ids, attention, positions, logits)
     prompt_ids, attention, positions, logits = (x.repeat_interleave(num_samples, 0) for x in tensors)
-    B, T = len(prompt_ids), max_new_tokens
-    completion_ids, (mask, old_logprobs) = prompt_ids.new_full((B, T), pad), torch.zeros(2, B, T, device=device)
-    rows = torch.arange(B, device=device)  # those still being written; the others have left the cache
-    for t in range(max_new_tokens):
+    rows = torch.arange(len(prompt_ids), device=device)  # those still being written; the others have left the cache
+    completion_ids, old_logprobs = prompt_ids.new_full((len(rows), T), pad), torch.zeros(len(rows), T, device=device)
+    for t in range(T):
         logp = log_softmax(model, logits[:, -1], temperature or 1.0)
         tokens = torch.multinomial(logp.exp(), 1) if temperature else logp.argmax(-1, keepdim=True)
-        completion_ids[rows, t], mask[rows, t] = tokens[:, 0], 1.0
-        old_logprobs[rows, t] = logp.gather(1, tokens)[:, 0]
+        completion_ids[rows, t], old_logprobs[rows, t] = tokens[:, 0], logp.gather(1, tokens)[:, 0]
         going = ~torch.isin(tokens[:, 0], stops)
         if not going.all():
             rows, tokens = rows[going], tokens[going]
             cache.batch_select_indices(going.nonzero()[:, 0])
-        if len(rows) == 0 or t == max_new_tokens - 1:
+        if len(rows) == 0 or t == T - 1:
             break
         seen = {"attention_mask": attention[rows, : S + t + 1], "position_ids": positions[rows, S + t, None]}
-        logits = model(input_ids=tokens, **seen, past_key_values=cache, use_cache=True).logits
-    T = t + 1
-    batch = {"completion_ids": completion_ids[:, :T], "mask": mask[:, :T], "old_logprobs": old_logprobs[:, :T]}
-    ended = torch.ones(B, dtype=torch.bool, device=device).index_fill(0, rows, False)
-    return batch | {"prompt_ids": prompt_ids, "prompt_mask": attention[:, :S], "ended": ended}
+        logits = model(tokens, **seen, past_key_values=cache, use_cache=True).logits
+    stop_ids = torch.isin(completion_ids, stops).long()
+    mask = (stop_ids.cumsum(1) - stop_ids == 0).float()
+    columns = {"completion_ids": completion_ids, "mask": mask, "old_logprobs": old_logprobs * mask}
+    batch = {name: tensor[:, : int(mask.sum(1).max())] for name, tensor in columns.items()}
+    return batch | {"prompt_ids": prompt_ids, "prompt_mask": attention[:, :S], "ended": stop_ids.amax(1, True) > 0}
 
 def token_logprobs(model, batch: dict, temperature: float):
     """log π of each completion token and the policy's entropy there, both (B, T), 0 where the mask is 0."""
+    def score(logits, ids):
+        logp = log_softmax(model, logits, temperature)
+        return logp.gather(2, ids[..., None])[..., 0], -(logp.detach().exp() * logp.detach()).sum(-1)
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
     attention = torch.cat([batch["prompt_mask"], batch["mask"].long()], 1)
     inputs = {"input_ids": ids, "attention_mask": attention, "position_ids": (attention.cumsum(1) - 1).clamp(min=0)}
+    for module in model.modules():  # checkpointing acts in training mode, where dropout must not be
+        module.training = torch.is_grad_enabled() and getattr(module, "gradient_checkpointing", False)
     # Logits speak of the next token: those of the last prompt token are wanted, those of the last token are not.
     logits = model(**inputs, use_cache=False, logits_to_keep=batch["mask"].shape[1] + 1).logits[:, :-1]
-    logp = log_softmax(model, logits, temperature)
-    entropy = -(logp.detach().exp() * logp.detach()).sum(-1)
-    return logp.gather(2, batch["completion_ids"][..., None])[..., 0] * batch["mask"], entropy * batch["mask"]
+    model.eval()
+    # In float32 only some rows at a time, and once more in the backward pass: (B, T, V) is the largest tensor of all.
+    size = max(1, 2**28 // logits[0].numel())
+    chunks = zip(logits.split(size), batch["completion_ids"].split(size))
+    scores = zip(*(checkpoint(score, *chunk, use_reentrant=False) for chunk in chunks))
+    return tuple(torch.cat(score) * batch["mask"] for score in scores)
 
 # ---------------------------------------------------------------------------------------------------------- Algorithm
-
 def compute_advantages(rewards, args):
     """Better or worse than its group, in standard deviations: rewards (P prompts, G samples) → advantages (P, G)."""
     rewards = rewards - rewards[:, :1]  # changes nothing but rounding: equal rewards now give exactly 0
@@ -340,12 +334,13 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 
 def train_minibatch(model, optimizer, batch: dict, args) -> dict:
     """One optimizer step on `batch`, a rollout's tensors with advantages (B,); returns what to log."""
-    # Weights are made for the whole minibatch at once: micro-batches, however cut, sum to the same gradient.
+    # Weights are made for the whole minibatch: micro-batches and processes, however they cut it, add up to the same.
     batch = batch | {"weights": token_weights(batch["mask"], args), "share": batch["mask"] / batch["mask"].sum()}
     unclipped = replace(args, clip_low=math.inf, clip_high=math.inf)
-    stats = Counter()
-    optimizer.zero_grad()
-    for rows in torch.arange(len(batch["mask"])).split(args.micro_batch_size or len(batch["mask"])):
+    stats = Counter(dict.fromkeys(("loss", "entropy", "clip_ratio"), 0.0))
+    optimizer.zero_grad(set_to_none=False)
+    own = torch.arange(len(batch["mask"]))[RANK::WORLD]  # this process's rows
+    for rows in filter(len, own.split(args.micro_batch_size or len(batch["mask"]))):
         micro = {name: tensor[rows] for name, tensor in batch.items()}
         logprobs, entropy = token_logprobs(model, micro, args.temperature)
         inputs = (logprobs, micro["old_logprobs"], micro["advantages"], micro["mask"])
@@ -356,25 +351,31 @@ def train_minibatch(model, optimizer, batch: dict, args) -> dict:
         stats["entropy"] += (micro["share"] * entropy).sum().item()
         # A token is clipped where the clip changes its objective.
         stats["clip_ratio"] += (micro["share"] * (objective != surrogate(*inputs, unclipped))).sum().item()
-    stats["grad_norm"] = torch.nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm).item()
+    for parameter in model.parameters():
+        all_sum(parameter.grad)
+    stats = dict(zip(stats, all_sum(torch.tensor([*stats.values()], device=model.device)).tolist()))
+    stats["grad_norm"] = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
     optimizer.step()
     return stats
 
 # ---------------------------------------------------------------------------------------------------------- Main loop
-
 def rollout(model, tokenizer, problems, num_samples: int, temperature: float, args):
     """`num_samples` completions of each problem: the rollout's tensors, the texts, and verified rewards (P, G)."""
     prompts = [encode_prompt(question, tokenizer, args) for question, _ in problems]
-    batch = generate(model, prompts, num_samples, args.max_new_tokens, temperature)
-    lengths = batch["mask"].sum(1).long().tolist()
-    ids = [row[:length] for row, length in zip(batch["completion_ids"].tolist(), lengths)]
+    own = prompts[len(prompts) * RANK // WORLD : len(prompts) * (RANK + 1) // WORLD]
+    batch = generate(model, own, num_samples, args.max_new_tokens, temperature) if own else {}
+    if WORLD > 1:  # each process draws a part, then all have all
+        parts = [{}] * WORLD
+        dist.all_gather_object(parts, {name: tensor.cpu() for name, tensor in batch.items()})
+        batch = {name: tensor.to(model.device) for name, tensor in join(list(filter(None, parts))).items()}
+    ids = [row[mask > 0].tolist() for row, mask in zip(batch["completion_ids"].cpu(), batch["mask"].cpu())]
     completions = tokenizer.batch_decode(ids, skip_special_tokens=True)
     answers = [answer for _, answer in problems for _ in range(num_samples)]
     rewards = torch.tensor(list(map(verify, completions, answers)), device=model.device)
     return batch, completions, rewards.view(-1, num_samples)
 
 def overlong_penalty(lengths, ended, args):
-    """0 up to max_new_tokens - overlong_cache, then falling linearly to -1, and -1 if cut off: (B,), (B,) → (B,)."""
+    """0 up to max_new_tokens - overlong_cache, then falling linearly to -1, and -1 if cut off; each (B, 1)."""
     penalty = (args.max_new_tokens - args.overlong_cache - lengths) / max(args.overlong_cache, 1)
     return torch.where(ended, penalty.clamp(max=0), -1.0) * (args.overlong_cache > 0)
 
@@ -389,33 +390,27 @@ def dynamic_rollout(model, tokenizer, problems, args):
         chunk = list(islice(problems, args.prompts_per_step))
         batch, _, right = rollout(model, tokenizer, chunk, args.group_size, args.temperature, args)
         batches, rewards = [*batches, batch], torch.cat([rewards, right])
-    for name in ("prompt_ids", "prompt_mask", "completion_ids", "mask", "old_logprobs"):
-        width = max(batch[name].shape[1] for batch in batches)
-        for batch in batches:  # prompts are padded on the left, completions on the right
-            gap = width - batch[name].shape[1]
-            batch[name] = torch.nn.functional.pad(batch[name], (gap, 0) if "prompt" in name else (0, gap))
-    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}, rewards
+    return join(batches), rewards
 
 def evaluate(model, tokenizer, problems, args, writer, step: int, k: int = 8) -> dict:
     """Scores on held-out problems, k samples each at temperature 1 and one greedy, returned and logged."""
     scores, samples = Counter(), []
-    with torch.random.fork_rng():  # the same dice at every evaluation, and none taken from the training's
-        torch.manual_seed(0)
-        for start in range(0, len(problems), args.prompts_per_step):
-            chunk = problems[start : start + args.prompts_per_step]
-            batch, completions, right = rollout(model, tokenizer, chunk, k, 1.0, args)
-            _, _, greedy = rollout(model, tokenizer, chunk, 1, 0.0, args)
-            answers = [answer for _, answer in chunk for _ in range(k)]
-            scores["eval/pass@1"] += right.sum().item() / k
-            scores["eval/pass@1_greedy"] += greedy.sum().item()
-            scores["eval/pass@1_lenient"] += sum(verify(*pair, lenient=True) for pair in zip(completions, answers)) / k
-            scores[f"eval/pass@{k}"] += right.amax(1).sum().item()
-            scores["eval/mean_length"] += batch["mask"].sum().item() / k
-            samples += [f"    {question}{text}" for (question, _), text in zip(chunk, completions[::k])]
-    for name in scores:
-        scores[name] /= len(problems)
+    torch.manual_seed(RANK)  # the same dice at every evaluation
+    for start in range(0, len(problems), args.prompts_per_step):
+        chunk = problems[start : start + args.prompts_per_step]
+        batch, completions, right = rollout(model, tokenizer, chunk, k, 1.0, args)
+        _, _, greedy = rollout(model, tokenizer, chunk, 1, 0.0, args)
+        answers = [answer for _, answer in chunk for _ in range(k)]
+        scores["eval/pass@1"] += right.sum().item() / k
+        scores["eval/pass@1_greedy"] += greedy.sum().item()
+        scores["eval/pass@1_lenient"] += sum(verify(*pair, lenient=True) for pair in zip(completions, answers)) / k
+        scores[f"eval/pass@{k}"] += right.amax(1).sum().item()
+        scores["eval/mean_length"] += batch["mask"].sum().item() / k
+        samples += [f"    {question}{text}" for (question, _), text in zip(chunk, completions[::k])]
+    scores = {name: score / len(problems) for name, score in scores.items()}
+    for name in scores if RANK == 0 else ():
         writer.add_scalar(name, scores[name], step)
-    writer.add_text("completions", "\n".join(samples[:8]), step)
+    RANK == 0 and writer.add_text("completions", "\n".join(samples[:8]), step)
     return scores
 
 def main(args: Args) -> dict:
@@ -423,57 +418,60 @@ def main(args: Args) -> dict:
     check_args(args)
     transformers.utils.logging.disable_progress_bar()
     best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    args.device in ("auto", "cpu", best) or stop(f"--device {args.device}: this machine has none; use {best}")
-    device = torch.device(best if args.device == "auto" else args.device)
+    device = torch.device("cpu" if best == "mps" and args.model == "tiny" else best)  # the tiny one is faster so
+    if device.type == "cuda":  # products in bf16, but weights, sums and Adam in float32: bf16 would round updates away
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+        torch.set_autocast_dtype("cuda", torch.bfloat16)
+        torch.set_autocast_enabled("cuda", True)
+        torch.set_autocast_cache_enabled(False)  # it would outlive the weights that it was made from
+    WORLD > 1 and dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     train, held_out = load_data(args)
     model, tokenizer = load_policy(args, device)
-    torch.manual_seed(args.seed)
     rng = random.Random(args.seed)  # fresh sums, or shuffled passes over the data set, without end
     problems = chain.from_iterable([make_sum(rng)] if train is None else rng.sample(train, len(train)) for _ in count())
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0, fused=True)
-    warmup_then_decay = lambda s: min((s + 1) / (args.warmup_steps + 1), 1 - s / args.steps)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_then_decay)
-    name = Path(__file__).stem
-    folder = Path(args.output_dir) / f"{name}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
-    writer = SummaryWriter(folder)
-    writer.add_text("hyperparameters", "|flag|value|\n|-|-|\n" + "".join(f"|{k}|{v}|\n" for k, v in vars(args).items()))
+    folder = Path(args.output_dir) / f"{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+    writer = SummaryWriter(folder) if RANK == 0 else None
+    flags = "".join(f"|{name}|{value}|\n" for name, value in vars(args).items())
+    writer and writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{flags}")
     initial, num_tokens = evaluate(model, tokenizer, held_out, args, writer, 0), 0
-    save_model(model, tokenizer, folder / "model")
-    bar = tqdm(range(1, args.steps + 1), desc=name, unit="step")
+    RANK == 0 and save_model(model, tokenizer, folder / "model")
+    bar = tqdm(range(1, args.steps + 1), desc=Path(__file__).stem, unit="step", disable=RANK > 0)
     for step in bar:
-        step_start = time.perf_counter()
+        step_start, dice = time.perf_counter(), random.Random(f"{args.seed} {step}")  # the same in all processes
+        torch.manual_seed(dice.getrandbits(32) + RANK)  # another in each
+        warmup, decay = step / (args.warmup_steps + 1), 1 - (step - 1) / args.steps
+        optimizer.param_groups[0]["lr"] = args.learning_rate * min(warmup, decay)
         batch, rewards = dynamic_rollout(model, tokenizer, problems, args)
-        shaped = rewards + overlong_penalty(batch["mask"].sum(1), batch["ended"], args).view_as(rewards)
+        shaped = rewards + overlong_penalty(batch["mask"].sum(1, True), batch["ended"], args).view_as(rewards)
         batch["advantages"] = compute_advantages(shaped, args).flatten()
         kept = torch.arange(rewards.numel()).view_as(rewards)[informative(rewards).cpu()]  # row numbers by group
         kept = kept[: args.prompts_per_step].flatten()
         len(kept) or tqdm.write(f"step {step}: all of {len(rewards)} groups are all right or all wrong; no update")
         stats = Counter(discarded_groups=len(rewards) - len(kept) // args.group_size)
-        for rows in kept[torch.randperm(len(kept))].chunk(args.minibatches) if len(kept) else ():
+        for rows in kept[dice.sample(range(len(kept)), len(kept))].chunk(args.minibatches) if len(kept) else ():
             minibatch = {key: tensor[rows] for key, tensor in batch.items()}
             update = train_minibatch(model, optimizer, minibatch, args)
             if not math.isfinite(update["loss"] + update["grad_norm"]):
                 sys.exit(f"error: step {step}: loss or gradient not finite; last good model in {folder / 'model'}")
             stats.update({key: value / args.minibatches for key, value in update.items()})
-        schedule.step()
-
         lengths, seconds = batch["mask"].sum(1), time.perf_counter() - step_start
         num_tokens += int(lengths.sum())
-        stats["reward"], stats["reward_std"] = rewards.mean(), rewards.std(1).mean()
+        stats.update(num_tokens=num_tokens, step_time=seconds, reward=rewards.mean(), reward_std=rewards.std(1).mean())
+        stats.update({"tokens_per_second": lengths.sum() / seconds, "completions/mean_length": lengths.mean()})
         stats["frac_reward_zero_std"] = (rewards == rewards[:, :1]).all(1).float().mean()
-        stats["completions/mean_length"] = lengths.mean()
         stats["completions/clipped_ratio"] = (~batch["ended"]).float().mean()
-        stats.update(num_tokens=num_tokens, step_time=seconds, tokens_per_second=lengths.sum() / seconds)
-        for key, value in stats.items():
+        for key, value in stats.items() if RANK == 0 else ():
             writer.add_scalar(key, float(value), step)
         bar.set_postfix(reward=f"{stats['reward']:.2f}", length=f"{stats['completions/mean_length']:.1f}")
         if step % args.eval_every == 0 or step == args.steps:
             scores = evaluate(model, tokenizer, held_out, args, writer, step)
-            save_model(model, tokenizer, folder / "model")
-    writer.close()
+            RANK == 0 and save_model(model, tokenizer, folder / "model")
+    writer and writer.close()
+    WORLD > 1 and dist.destroy_process_group()
     seconds = time.perf_counter() - start
-    before, after = ("pass@1 {eval/pass@1:.3f}, length {eval/mean_length:.1f}".format(**x) for x in (initial, scores))
-    print(f"held-out {before} → {after}; {seconds:.0f} s; model in {folder / 'model'}; tensorboard --logdir {folder}")
+    before, after = map("pass@1 {eval/pass@1:.3f}, length {eval/mean_length:.1f}".format_map, (initial, scores))
+    RANK == 0 and print(f"held-out {before} → {after}; {seconds:.0f} s; model and TensorBoard logs in {folder}")
     return scores | {"eval/pass@1_initial": initial["eval/pass@1"], "seconds": seconds, "folder": str(folder)}
 
 if __name__ == "__main__":

@@ -43,16 +43,14 @@ def cache_dir(tmp_path_factory):
 
 @pytest.fixture
 def quick(tmp_path, cache_dir):
-    """Flags of a run of seconds: an undertrained tiny model, two small steps."""
+    """Flags of a run of seconds: two small steps."""
     return {
         "steps": 2,
         "prompts_per_step": 4,
         "group_size": 4,
-        "warm_start_steps": 30,
         "eval_problems": 8,
         "output_dir": str(tmp_path / "runs"),
         "cache_dir": cache_dir,
-        "device": "cpu",
     }
 
 

@@ -91,7 +91,7 @@ def test_greedy_takes_the_most_likely():
 
 def check_mask(batch, stops):
     """1 up to and including the first stop token; ended exactly where there is one."""
-    for ids, mask, ended in zip(batch["completion_ids"].tolist(), batch["mask"].tolist(), batch["ended"].tolist()):
+    for ids, mask, ended in zip(batch["completion_ids"].tolist(), batch["mask"].tolist(), batch["ended"][:, 0].tolist()):
         length = int(sum(mask))
         assert mask == [1.0] * length + [0.0] * (len(mask) - length) and length >= 1
         assert not set(ids[: length - 1]) & set(stops)
@@ -131,7 +131,7 @@ def test_prompt_is_read_once_and_finished_rows_leave(monkeypatch):
     torch.manual_seed(0)
     batch = grpo.generate(model, PROMPTS, 8, 12, 1.0)
     assert rows[0] == 3
-    going = [int((batch["mask"].sum(1) > t + 1).sum() + ((batch["mask"].sum(1) == t + 1) & ~batch["ended"]).sum())
+    going = [int((batch["mask"].sum(1) > t + 1).sum() + ((batch["mask"].sum(1) == t + 1) & ~batch["ended"][:, 0]).sum())
              for t in range(batch["mask"].shape[1] - 1)]  # fmt: skip
     assert rows[1:] == going
 

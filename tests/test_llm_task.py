@@ -97,7 +97,7 @@ def args_for(**kwargs):
 def test_jsonl_split_is_fixed_and_disjoint(tmp_path):
     path = write(tmp_path / "d.jsonl", gsm(500, 600) + gsm(20, 600))  # twenty questions twice, on both ends
     train, held_out = grpo.load_data(args_for(dataset=path))
-    assert held_out[0] == ("What is 600 + 600?", "1200") and len(held_out) == 53
+    assert held_out[0] == ("What is 600 + 600?", "1,200") and len(held_out) == 53
     assert not {q for q, _ in train} & {q for q, _ in held_out} and len(train) == 447
     assert (train, held_out) == grpo.load_data(args_for(dataset=path))
 

@@ -32,7 +32,7 @@ COLUMNS = ("pass@1 before", "at step 50", "after", "length before", "length afte
 def run(script: str, seed: int, *flags: str) -> dict:
     """One run in a process of its own; the whole process is timed, imports included."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, f"{script}.py", "--seed", str(seed), "--output-dir", folder, "--device", "cpu", *flags]
+        command = [sys.executable, f"{script}.py", "--seed", str(seed), "--output-dir", folder, *flags]
         start = time.perf_counter()
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         _, status, usage = os.wait4(process.pid, 0)

@@ -1,0 +1,60 @@
+"""Run by test_llm_parallel.py, alone or under torchrun: one step of each method on samples that do not depend on who draws."""
+
+import random
+import sys
+import zlib
+
+import torch
+import torch.distributed as dist
+from conftest import LLM_SCRIPTS, random_model, script
+
+PROBLEMS = [("1+2=", "3"), ("1+2+3+4=", "10"), ("9+9=", "18"), ("5+5+5=", "15"), ("2+2=", "4")]  # 5: does not divide by 2
+
+
+class Tokenizer:
+    """A question's characters are its tokens: enough for encode_prompt() and rollout()."""
+
+    chat_template, unk_token_id = None, None
+
+    def encode(self, text, add_special_tokens):
+        return [3 + ord(c) % 7 for c in text]
+
+    def batch_decode(self, ids, skip_special_tokens):
+        return [f"#{sum(row) % 3}" for row in ids]
+
+
+def main(out: str):
+    torch.set_num_threads(1)
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    results = {}
+    for name in LLM_SCRIPTS:
+        module = script(name)
+        real = module.generate
+
+        def generate(model, prompts, num_samples, max_new_tokens, temperature):
+            parts = []
+            for prompt in prompts:  # dice that depend on the question alone, not on the process
+                torch.manual_seed(zlib.crc32(bytes(prompt)))
+                parts.append(real(model, [prompt], num_samples, max_new_tokens, temperature))
+            return module.join(parts)
+
+        module.generate, module.verify = generate, lambda completion, answer: float(completion == "#1")
+        model, reference = random_model("qwen2").double(), random_model("qwen2", seed=1).double()
+        args = module.Args(max_new_tokens=9, model="some", instruction="", micro_batch_size=3)
+        batch, completions, rewards = module.rollout(model, Tokenizer(), PROBLEMS, 4, 1.0, args)
+        if hasattr(module, "reference_logprobs"):
+            batch["ref_logprobs"] = module.reference_logprobs(reference, batch, args)
+        batch["advantages"] = module.compute_advantages(rewards, args).flatten()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        order = random.Random(0).sample(range(20), 20)
+        stats = [module.train_minibatch(model, optimizer, {k: v[rows] for k, v in batch.items()}, args)
+                 for rows in torch.tensor(order).split([7, 1, 12])]  # 1: one of two processes has nothing to do
+        results[name] = {"weights": torch.cat([p.detach().flatten() for p in model.parameters()]), "stats": stats,
+                         "lengths": batch["mask"].sum(1), "texts": completions, "rewards": rewards}  # fmt: skip
+    torch.save(results, f"{out}-{rank}-of-{world}.pt")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        dist.init_process_group("gloo")
+    main(sys.argv[1])

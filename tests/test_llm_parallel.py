@@ -1,0 +1,71 @@
+"""Two processes and one: the same optimizer step, one warm start, one log, one saved model."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import LLM_SCRIPTS, ROOT, script
+from test_llm_runs import scalars, weights
+
+grpo = script("grpo_llm")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
+
+
+def run(command):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory):
+    out = tmp_path_factory.mktemp("parallel") / "step"
+    run([sys.executable, "tests/parallel_step.py", str(out)])
+    run([*TORCHRUN, "29611", "tests/parallel_step.py", str(out), "parallel"])
+    return [torch.load(f"{out}-{name}.pt", weights_only=True) for name in ("0-of-1", "0-of-2", "1-of-2")]
+
+
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_two_processes_take_the_step_of_one(steps, name):
+    """Three minibatches of ragged lengths in a row. Each process normalising by its own tokens, a gradient averaged
+    instead of summed, or shares that are gathered in the wrong order fail it."""
+    one, *both = (step[name] for step in steps)
+    assert one["lengths"].unique().numel() > 3 and one["rewards"].unique().numel() == 2
+    for two in both:
+        assert two["texts"] == one["texts"] and torch.equal(two["lengths"], one["lengths"])
+        assert (two["weights"] - one["weights"]).abs().max() < 1e-6
+        for a, b in zip(one["stats"], two["stats"]):
+            assert a == pytest.approx(b, rel=1e-4, abs=1e-6)
+    assert torch.equal(both[0]["weights"], both[1]["weights"]), "the copies have drifted apart"
+
+
+@pytest.mark.parametrize("name", ["grpo_llm", "dapo_llm"])
+def test_torchrun(name, tmp_path, quick):
+    """dapo_llm: the processes agree on when to stop drawing, or one of them would wait for ever."""
+    flags = [part for key, value in quick.items() for part in (f"--{key.replace('_', '-')}", str(value))]
+    done = run([*TORCHRUN, "29612", f"{name}.py", *flags])
+    assert done.stdout.count("held-out") == 1 and done.stderr.count(" 0/1000") <= 1
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert len(list(folder.glob("events*"))) == 1 and weights(folder)
+    assert len(scalars(folder, "reward")) == 2 and scalars(folder, "num_tokens")[-1] > 0
+
+
+def test_processes_draw_different_samples(tmp_path, quick):
+    """The same question to both processes: with the same dice, the answers would be the same."""
+    (tmp_path / "dice.py").write_text(f"""
+import grpo_llm as grpo
+seen, real = [], grpo.rollout
+grpo.rollout = lambda *args: seen.append(real(*args)) or seen[-1]
+grpo.make_sum = lambda rng, held_out=False: ("3+8+5=", "16")
+grpo.evaluate = lambda *args: {{"eval/pass@1": 0.0, "eval/mean_length": 0.0}}
+grpo.main(grpo.Args(model={str(tmp_path / "tiny")!r}, instruction="", steps=1, prompts_per_step=2, group_size=32,
+                    output_dir={str(tmp_path)!r}))
+completions = seen[0][1]
+assert len(completions) == 64 and completions[:32] != completions[32:], completions
+""")
+    args = grpo.Args(cache_dir=quick["cache_dir"])
+    grpo.save_model(*grpo.load_policy(args, torch.device("cpu")), tmp_path / "tiny")
+    run([*TORCHRUN, "29613", str(tmp_path / "dice.py")])
