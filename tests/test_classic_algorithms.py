@@ -195,6 +195,9 @@ def test_conjugate_gradient_solves():
     trpo.conjugate_gradient(lambda v: calls.append(1) or 2 * v, g, steps=50)
     assert len(calls) == 1  # solved after one step, it stops
     assert not trpo.conjugate_gradient(lambda v: F @ v, g * 0, steps=5).any()
+    calls.clear()
+    trpo.conjugate_gradient(lambda v: calls.append(1) or F @ v, g, steps=3)
+    assert len(calls) == 3  # and at the latest when told to
 
 
 def batch_for(module, agent, B=64, seed=1):
@@ -319,20 +322,37 @@ def test_target_kl_ends_the_passes(monkeypatch):
 
 @pytest.mark.parametrize("clip_values", [False, True])
 def test_value_loss_by_hand(clip_values):
-    """The critic has moved from 0 to 1 (2 to 2.1): clipped, its change counts as 0.2, if that is the larger error."""
+    """What the critic has moved since the rollout is clipped on either side by its own bound, in deviations of the return."""
     agent = make_agent(ppo, ACTIONS[0])
-    batch = batch_for(ppo, agent, B=2)
-    batch["values"], batch["returns"] = torch.tensor([0.0, 2.0]).double(), torch.tensor([3.0, 1.0]).double()
-    agent.value = lambda obs: torch.tensor([1.0, 2.1], dtype=torch.float64, requires_grad=True)
-    stats = ppo.update(agent, torch.optim.Adam(agent.parameters()), batch, 0.0, ppo.Args(clip_values=clip_values, update_epochs=1, num_minibatches=1))
-    first = 2.8 if clip_values else 2.0
-    # randperm may turn the two rows round, and with them the fixed critic's answers
-    expected = {0.25 * (first**2 + 1.1**2)}
-    if clip_values:
-        expected.add(0.25 * (max(0.9, 3 - 0.2) ** 2 + max(0.0, (2 - 0.2) - 1) ** 2))
-    else:
-        expected.add(0.25 * (0.9**2 + 0.0**2))
-    assert any(stats["value_loss"].item() == pytest.approx(value) for value in expected)
+    agent.return_norm.std.fill_(2.0)  # so the bounds are -0.1 * 2 and 0.3 * 2
+    batch = batch_for(ppo, agent, B=4)
+    batch["obs"][:, 0], batch["values"] = torch.tensor([1.0, -1.0, 1.0, 0.1]), torch.zeros(4).double()
+    batch["returns"] = torch.tensor([3.0, -2.0, -1.0, 1.0]).double()
+    agent.value = lambda obs: obs[:, 0] + 0 * agent.critic[-1].bias
+    args = ppo.Args(clip_values=clip_values, clip_low=0.1, clip_high=0.3, update_epochs=1, num_minibatches=1)
+    stats = ppo.update(agent, torch.optim.Adam(agent.parameters()), batch, 0.0, args)
+    errors = np.array([3 - 0.6, -2 + 0.2, 2.0, 0.9] if clip_values else [2.0, 1.0, 2.0, 0.9])
+    assert stats["value_loss"].item() == pytest.approx(0.5 * ((errors / 2) ** 2).mean())
+
+
+def test_clipfrac_and_kl_by_hand():
+    """Of five ratios two lie outside the clip; the KL is the mean of r - 1 - log r."""
+    agent, ratios = make_agent(ppo, ACTIONS[0]), torch.tensor([0.5, 0.9, 1.0, 1.1, 1.5], dtype=torch.float64)
+    batch = batch_for(ppo, agent, B=5)
+    batch["logprobs"] -= ratios.log()
+    stats = ppo.update(agent, torch.optim.Adam(agent.parameters()), batch, 0.0, ppo.Args(update_epochs=1, num_minibatches=1))
+    assert stats["clipfrac"].item() == pytest.approx(0.4)
+    assert stats["approx_kl"] == pytest.approx((ratios - 1 - ratios.log()).mean().item())
+
+
+@pytest.mark.parametrize("target_kl", [None, 1e-9])
+def test_the_penalty_takes_all_its_passes_and_aims_at_its_target(target_kl, monkeypatch):
+    """Its target KL steers β alone; 0.01 if none is given."""
+    agent, ratios, targets = make_agent(ppo, ACTIONS[0]), spy(monkeypatch), []
+    monkeypatch.setattr(ppo, "adapt_beta", lambda beta, kl, target: targets.append(target) or beta)
+    args = ppo.Args(surrogate="penalty", target_kl=target_kl, update_epochs=5, num_minibatches=2)
+    ppo.update(agent, torch.optim.Adam(agent.parameters(), lr=0.01), batch_for(ppo, agent), 0.0, args)
+    assert len(ratios) == 10 and targets == [target_kl or 0.01]
 
 
 def test_penalty_moves_beta_during_training(tmp_path):
@@ -360,3 +380,69 @@ def test_advantages_are_in_deviations_of_the_return(name):
         found.append(module.prepare(agent, rollout, args))
     assert torch.allclose(found[0]["advantages"], found[1]["advantages"], atol=1e-4)
     assert torch.allclose(found[0]["returns"] * 10, found[1]["returns"], atol=1e-3)
+
+
+class Recorder(torch.optim.SGD):
+    """Moves nothing, but keeps the gradients of actor and critic as it finds them at each step."""
+
+    def __init__(self, agent):
+        super().__init__(agent.parameters(), lr=0.0)
+        self.nets, self.seen = (agent.actor, agent.critic), []
+
+    def step(self):
+        grads = [[p.grad.flatten().clone() for p in net.parameters() if p.grad is not None] for net in self.nets]
+        self.seen.append([torch.cat(grad) if grad else None for grad in grads])
+
+
+def update_with(module, agent, optimizer, batch, **flags):
+    """The script's update, with all that any of the four reads from a batch: one-step episodes, so the returns are rewards."""
+    B = len(batch["obs"])
+    batch |= {"rewards": batch["returns"], "terminated": torch.ones(B, dtype=torch.bool), "next_obs": batch["obs"] + 100}
+    rest = () if module is trpo else (0.5,)
+    return module.update(agent, optimizer, batch, *rest, module.Args(num_envs=4, **flags))
+
+
+@pytest.mark.parametrize("scale", [0.01, 1000.0])
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("module", [reinforce, actor_critic, trpo, ppo])
+def test_gradients_of_every_optimizer_step_by_hand(module, action, scale):
+    """Signs of policy, entropy and value loss, their units, actor and critic each clipped by its own norm, none left over."""
+    agent = make_agent(module, action)
+    agent.return_norm.std.fill_(3.0)
+    batch = batch_for(module, agent)
+    batch |= {"advantages": batch["advantages"] * scale, "returns": batch["returns"] * scale}
+    policy, A = agent.policy(batch["obs"]), batch["advantages"]
+    log_prob, entropy = policy.log_prob(batch["actions"]), policy.entropy().mean()
+    value_loss = (0.5 * ((agent.value(batch["obs"]) - batch["returns"]) / 3) ** 2).mean()
+    policy_loss = -(A * log_prob).sum() / (4 if module is reinforce else 64)
+
+    def clipped(loss, net):
+        gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])
+        assert scale < 1 or gradient.norm() > 1
+        return gradient / gradient.norm().clamp(min=1)
+
+    actor, critic = clipped(policy_loss - 0.5 * entropy, agent.actor), clipped(value_loss, agent.critic)
+    expected = {trpo: [(None, critic)] * 2, ppo: [(actor, critic)] * 2}.get(module, [(actor, None)] + [(None, critic)] * 2)
+    optimizer = Recorder(agent)
+    stats = update_with(module, agent, optimizer, batch, update_epochs=2, num_minibatches=1)
+    assert len(optimizer.seen) == len(expected)
+    for step, wanted in zip(optimizer.seen, expected):
+        for found, gradient in zip(step, wanted):
+            assert found is None if gradient is None else torch.allclose(found, gradient, atol=1e-5)
+    logged = -A.mean() if module in (trpo, ppo) else policy_loss  # there the ratio is 1
+    for key, value in ("policy_loss", logged), ("value_loss", value_loss), ("entropy", entropy):
+        assert stats[key].item() == pytest.approx(value.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("module", [reinforce, actor_critic, trpo, ppo])
+def test_each_pass_shows_the_critic_every_row_once_in_a_new_order(module):
+    """In num_minibatches parts; not the same parts in each pass."""
+    agent = make_agent(module, ACTIONS[0])
+    batch, value, parts = batch_for(module, agent), agent.value, []
+    batch["obs"][:, 0] = torch.arange(64)
+    agent.value = lambda obs: parts.append(obs[:, 0].tolist()) or value(obs)
+    update_with(module, agent, Recorder(agent), batch, update_epochs=3, num_minibatches=4)
+    parts = [part for part in parts if part[0] < 100]  # the others are next_obs
+    assert [len(part) for part in parts] == [16] * 12
+    passes = [sum(parts[i : i + 4], []) for i in (0, 4, 8)]
+    assert all(sorted(rows) == list(range(64)) for rows in passes) and passes[0] != passes[1] != passes[2]

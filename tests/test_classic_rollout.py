@@ -235,3 +235,46 @@ def test_without_a_baseline_the_critic_has_no_say(psi):
     zero = torch.zeros(len(rollout["obs"]), 3)
     expected = module.compute_advantages(rollout["rewards"], zero, rollout["terminated"], rollout["done"], args)[rollout["mask"]]
     assert torch.equal(batch["returns"], expected) and torch.allclose(batch["advantages"], expected / agent.return_norm.std)
+
+
+@pytest.mark.parametrize("psi", ["return", "reward-to-go"])
+def test_without_a_baseline_the_critic_is_left_alone(psi):
+    """Nobody asks it, so nobody trains it; and the policy still moves."""
+    module, agent, args, rounds = play("reinforce")
+    args.psi = psi
+    before = {key: value.clone() for key, value in agent.named_parameters()}
+    module.update(agent, torch.optim.Adam(agent.parameters()), module.prepare(agent, rounds[0][0], args), 0.0, args)
+    moved = {key.split(".")[0] for key, value in agent.named_parameters() if not torch.equal(value, before[key])}
+    assert moved == {"actor"}
+
+
+def test_reinforce_starts_every_rollout_elsewhere():
+    """A seed given to each reset, not to the first alone, would play the same N starts for ever."""
+    *_, rounds = play("reinforce", "CartPole-v1")
+    starts = [rollout["obs"][0] for rollout, _ in rounds]
+    assert not torch.equal(starts[0], starts[1]) and not torch.equal(starts[1], starts[2])
+
+
+def test_a_loaded_norm_goes_on_where_it_was():
+    """Mean and deviation without the sums behind them would be forgotten at the first update after --load."""
+    torch.manual_seed(0)
+    first, loaded, rows = script("ppo").RunningNorm(3), script("ppo").RunningNorm(3), torch.randn(60, 3) * 5 + 7
+    first.update(rows[:50])
+    loaded.load_state_dict(first.state_dict())
+    for norm in (first, loaded):
+        norm.update(rows[50:])
+    assert torch.equal(loaded.mean, first.mean) and torch.equal(loaded.std, first.std)
+
+
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_values_and_targets_are_in_units_of_the_reward(name):
+    """A critic that says 0 means the mean return, and 1 a deviation more; target less value is the advantage."""
+    module, agent, args, rounds = play(name)
+    agent.return_norm.update(torch.tensor([40.0, 60.0]))
+    agent.critic[-1].weight.data *= 0
+    for says, value in ((0.0, 50.0), (1.0, 60.0)):
+        agent.critic[-1].bias.data.fill_(says)
+        assert agent.value(torch.zeros(2, 2)).tolist() == [value] * 2
+    batch = module.prepare(agent, rounds[0][0], args)
+    assert torch.allclose(batch["values"], torch.tensor(60.0))
+    assert torch.allclose(batch["returns"] - 60, batch["advantages"] * agent.return_norm.std, atol=1e-3)

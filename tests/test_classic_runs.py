@@ -4,10 +4,14 @@ import os
 import re
 import subprocess
 import sys
+import time
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import classic_envs  # noqa: F401
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from conftest import CLASSIC_SCRIPTS, ROOT, script
@@ -129,6 +133,116 @@ def test_diverging_run_stops_with_a_line_and_keeps_the_last_good_agent(name, tmp
     assert all(value.isfinite().all() for value in saved(next(tmp_path.glob("*/agent.pt"))).values())
 
 
+# ---------------------------------------------------------------------------------------------------- the main loop
+
+
+def watch_updates(name, monkeypatch):
+    """What each update is given: learning rate, entropy weight, rows, and how many rows the observations' norm knows by then."""
+    module, seen = script(name), []
+    update = module.update
+
+    def watched(agent, optimizer, batch, *rest):
+        (rate,) = {group["lr"] for group in optimizer.param_groups}
+        seen.append((rate, *rest[:-1], batch["obs"].clone(), agent.obs_norm.sums[0, 0].item()))
+        return update(agent, optimizer, batch, *rest)
+
+    monkeypatch.setattr(module, "update", watched)
+    return seen
+
+
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_schedules_and_norm_at_every_update(name, tmp_path, monkeypatch):
+    """Rates fall linearly to 0 with the steps taken; the norm of π_old knows earlier rollouts' real steps, and no other row."""
+    seen = watch_updates(name, monkeypatch)
+    flags = {"num_envs": 24 if name == "reinforce" else 4} | ({} if name == "trpo" else {"ent_coef": 0.02})
+    result = run(name, tmp_path, env_id="Diary-v0", total_timesteps=1500, learning_rate=0.01, **flags)
+    steps = np.cumsum([len(obs) for *_, obs, _ in seen])
+    assert len(seen) > 2 and [known for *_, known in seen] == [0, *steps[:-1]]
+    assert [rate for rate, *_ in seen] == pytest.approx(0.01 * (1 - steps / 1500))
+    if name != "trpo":
+        assert [entropy for _, entropy, *_ in seen] == pytest.approx(0.02 * (1 - steps / 1500))
+    rows, norm = torch.cat([obs for *_, obs, _ in seen]), saved(result["agent"])
+    assert torch.allclose(norm["obs_norm.mean"], rows.mean(0), rtol=1e-4)
+    assert torch.allclose(norm["obs_norm.std"], rows.std(0, unbiased=False), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+@pytest.mark.parametrize("target", [10.0, 0.0, None])
+def test_solved_is_the_mean_of_the_last_100_episodes(name, target, tmp_path, monkeypatch):
+    """In six rollouts told in advance it is reached in the 4th; what is logged is told as well. Each rollout takes a second."""
+    module, logs, good = script(name), {}, 475.0 if target is None else target  # CartPole's own, which stops no run
+    envs = module.make_envs("CartPole-v1", 4)
+    rollout, _ = next(module.rollouts(envs, module.Agent(envs), module.Args(num_envs=4)))
+    steps = int(rollout["mask"].sum())
+    told = [good + 1e3] * 40, [good - 10] * 100, [good] * 50, [good] * 50, [], [good] * 3
+    monkeypatch.setattr(module, "rollouts", lambda *args: ((rollout, episodes) for episodes in told))
+    monkeypatch.setattr(module, "evaluate", lambda *args: 0.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=count().__next__, strftime=time.strftime))
+    monkeypatch.setattr(module.SummaryWriter, "add_scalar", lambda self, key, value, step: logs.setdefault(key, {}).update({step: value}))
+    result = run(name, tmp_path, num_envs=4, total_timesteps=6 * steps, target_return=target)
+    assert (result["solved_step"], result["solved_seconds"]) == (4 * steps, 4)
+    updates = 5 if target is None else 3
+    assert logs["charts/SPS"] == {steps * k: steps for k in range(1, updates + 1)}
+    assert logs["charts/episodic_return"] == {steps * k: np.mean(told[k - 1]) for k in range(1, updates + 1) if told[k - 1]}
+
+
+def test_explained_variance_is_1_less_the_unexplained(tmp_path, monkeypatch):
+    """1 for a critic that says what came, 0 for one that says nothing."""
+    values, prepare = {}, script("ppo").prepare
+
+    def known(agent, rollout, args):
+        batch = prepare(agent, rollout, args)
+        return batch | {"values": batch["returns"] * (len(values) % 2)}
+
+    monkeypatch.setattr(script("ppo"), "prepare", known)
+    monkeypatch.setattr(script("ppo").SummaryWriter, "add_scalar", lambda self, key, value, step: "explained" in key and values.update({step: value}))
+    run("ppo", tmp_path, total_timesteps=5000)
+    assert list(values.values()) == pytest.approx([0.0, 1.0], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_evaluation_is_each_environment_s_first_episode(name):
+    """To its termination or time limit, from seeds that training does not use; played here one by one."""
+    module, args, expected = script(name), script(name).Args(env_id="Diary-v0", seed=5), []
+    for i in range(20):
+        env, done, total = gym.make("Diary-v0"), False, 0.0
+        env.reset(seed=5 + 10**6 + i)
+        while not done:
+            _, reward, terminated, truncated, _ = env.step(0)
+            done, total = terminated or truncated, total + reward
+        expected.append(total)
+    agent = module.Agent(module.make_envs("Diary-v0", 1))
+    assert module.evaluate(agent, args, True, episodes=20) == pytest.approx(np.mean(expected))
+
+
+@pytest.mark.parametrize("record", [False, True])
+def test_scores_and_film_are_of_the_right_policy(record, tmp_path, monkeypatch):
+    """Greedy and sampled are not confused; the film is greedy, and there is none unless asked for."""
+    calls = []
+    monkeypatch.setattr(script("ppo"), "evaluate", lambda agent, args, greedy, gif=None: calls.append((greedy, gif)) or float(greedy))
+    result = run("ppo", tmp_path, total_timesteps=1, record=record)
+    assert (result["eval/return"], result["eval/return_stochastic"]) == (1.0, 0.0)
+    assert calls == [(True, None), (False, None)] + [(True, Path(result["agent"]).with_suffix(".gif"))] * record
+
+
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_a_kill_while_saving_leaves_a_whole_agent(name, tmp_path, monkeypatch):
+    """The second save is cut off in the middle of its file."""
+    save, paths = torch.save, []
+
+    def torn(content, path):
+        paths.append(path)
+        if len(paths) == 1:
+            return save(content, path)
+        Path(path).write_bytes(b"half a fi")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", torn)
+    with pytest.raises(KeyboardInterrupt):
+        run(name, tmp_path, env_id="Diary-v0")
+    assert "actor.0.weight" in saved(next(tmp_path.glob("*/agent.pt")))
+
+
 # ---------------------------------------------------------------------------------------------------- bad input
 
 BAD = [
@@ -168,6 +282,19 @@ def test_bad_input_of_one(name, flags, named, refused, tmp_path):
     assert named in refused(lambda: run(name, tmp_path, **flags))
 
 
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_what_is_at_a_bound_is_accepted(name):
+    """γ and λ from 0 to 1, both included, seed and rates of 0, any target; minibatches that divide N · T, if not T."""
+    module = script(name)
+    for flags in ({"gamma": 0.0, "seed": 0, "learning_rate": 0.0}, {"gamma": 1.0, "target_return": -200.0}, {"target_return": 0.0}):
+        module.check_args(module.Args(**flags))
+    if name != "reinforce":
+        module.check_args(module.Args(num_envs=4, num_steps=6, num_minibatches=8))
+    if name in ("trpo", "ppo"):
+        for gae_lambda in (0.0, 1.0):
+            module.check_args(module.Args(gae_lambda=gae_lambda))
+
+
 @pytest.mark.parametrize("content", [b"", b"not an agent", None])
 def test_bad_agents(content, refused, tmp_path):
     path = tmp_path / "agent.pt"
@@ -175,9 +302,11 @@ def test_bad_agents(content, refused, tmp_path):
     assert f"--load {path}" in refused(lambda: run("ppo", tmp_path / "runs", load=str(path)))
 
 
-def test_agent_of_another_environment(refused, tmp_path):
-    agent = run("ppo", tmp_path, total_timesteps=1)["agent"]
-    assert "--env-id Acrobot-v1" in refused(lambda: run("ppo", tmp_path, load=agent, env_id="Acrobot-v1"))
+@pytest.mark.parametrize("env_id,other", [("CartPole-v1", "Acrobot-v1"), ("Guess-v0", "Endless-v0")])
+def test_agent_of_another_environment(env_id, other, refused, tmp_path):
+    """Even where the shapes are the same, as in the second pair."""
+    agent = run("ppo", tmp_path, env_id=env_id, total_timesteps=1)["agent"]
+    assert f"--env-id {other}" in refused(lambda: run("ppo", tmp_path, load=agent, env_id=other))
 
 
 def test_same_step_autoreset_is_refused(refused, tmp_path, monkeypatch):
