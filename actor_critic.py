@@ -52,6 +52,8 @@ class Args:
     """environment steps, over all environments"""
     env_id: str = "CartPole-v1"
     """any gymnasium environment with Box observations and Discrete or Box actions"""
+    init_std: float = 1.0
+    """standard deviation of a Gaussian policy (Box actions) at first; it is learned from there"""
     target_return: float | None = None
     """stop training once the mean return of the last 100 episodes reaches this"""
     seed: int = 1
@@ -82,7 +84,6 @@ def check_args(args):
     args.eval_only and not args.load and stop("--eval-only: name the agent with --load PATH")
 
 # ---------------------------------------------------------------------------------------------- Environment and agent
-
 def make_envs(env_id: str, num_envs: int, **options):
     """num_envs environments that step as one; natively vectorised where gymnasium has that (CartPole)."""
     try:
@@ -114,7 +115,7 @@ class RunningNorm(nn.Module):
 
 class Agent(nn.Module):
     """A policy π(a|s), Categorical for Discrete actions and Gaussian for Box, and a critic V(s): two networks."""
-    def __init__(self, envs, hidden: int = 64):
+    def __init__(self, envs, init_std: float = 1.0, hidden: int = 64):
         super().__init__()
         obs_size, space = np.prod(envs.single_observation_space.shape), envs.single_action_space
         self.discrete = isinstance(space, gym.spaces.Discrete)
@@ -124,7 +125,7 @@ class Agent(nn.Module):
             self.add_module(name, nn.Sequential(*body, nn.Linear(hidden, outputs)))
         self.actor[-1].weight.data *= 0.01  # close to uniform at first
         if not self.discrete:
-            self.actor.log_std = nn.Parameter(torch.zeros(space.shape))
+            self.actor.log_std = nn.Parameter(torch.full(space.shape, np.log(init_std), dtype=torch.float32))
 
     def policy(self, obs):
         """π(·|s): obs (…, D) → a distribution over actions, (…) or (…, A)."""
@@ -149,7 +150,6 @@ def load_agent(agent, args):
         stop(f"--load {args.load}: holds no agent for --env-id {args.env_id} ({type(error).__name__})")
 
 # ---------------------------------------------------------------------------------------------------------- Algorithm
-
 def rollouts(envs, agent, args):
     """Yield, without end, T = num_steps steps of N environments, and the returns of the episodes that ended in them.
 
@@ -217,7 +217,6 @@ def update(agent, optimizer, batch: dict, ent_coef: float, args) -> dict:
     return {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
 
 # ---------------------------------------------------------------------------------------------------------- Main loop
-
 @torch.no_grad()
 def evaluate(agent, args, greedy: bool, episodes: int = 100, gif: Path | None = None) -> float:
     """Mean return of fresh episodes, one in each of as many environments; of a single one, filmed, if given a `gif`."""
@@ -239,7 +238,7 @@ def main(args: Args) -> dict:
     torch.distributions.Distribution.set_default_validate_args(False)  # and so they do with checks of every tensor
     torch.manual_seed(args.seed)
     envs = make_envs(args.env_id, args.num_envs)
-    agent = Agent(envs)
+    agent = Agent(envs, args.init_std)
     args.load and load_agent(agent, args)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     folder = Path(args.output_dir) / f"{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"

@@ -322,13 +322,15 @@ def test_target_kl_ends_the_passes(monkeypatch):
 
 @pytest.mark.parametrize("clip_values", [False, True])
 def test_value_loss_by_hand(clip_values):
-    """What the critic has moved since the rollout is clipped on either side by its own bound, in deviations of the return."""
+    """What the critic has moved since `update` began is clipped on either side by its own bound, in deviations of the
+    return. The rollout's values are no base for that: the norm of the return has moved since, and V with it."""
     agent = make_agent(ppo, ACTIONS[0])
     agent.return_norm.std.fill_(2.0)  # so the bounds are -0.1 * 2 and 0.3 * 2
     batch = batch_for(ppo, agent, B=4)
-    batch["obs"][:, 0], batch["values"] = torch.tensor([1.0, -1.0, 1.0, 0.1]), torch.zeros(4).double()
+    batch["obs"][:, 0], batch["values"] = torch.tensor([1.0, -1.0, 1.0, 0.1]), torch.full((4,), 99.0).double()
     batch["returns"] = torch.tensor([3.0, -2.0, -1.0, 1.0]).double()
-    agent.value = lambda obs: obs[:, 0] + 0 * agent.critic[-1].bias
+    before = [lambda obs: torch.zeros(len(obs)).double()] if clip_values else []
+    agent.value = lambda obs: before.pop()(obs) if before else obs[:, 0] + 0 * agent.critic[-1].bias
     args = ppo.Args(clip_values=clip_values, clip_low=0.1, clip_high=0.3, update_epochs=1, num_minibatches=1)
     stats = ppo.update(agent, torch.optim.Adam(agent.parameters()), batch, 0.0, args)
     errors = np.array([3 - 0.6, -2 + 0.2, 2.0, 0.9] if clip_values else [2.0, 1.0, 2.0, 0.9])
@@ -362,6 +364,14 @@ def test_penalty_moves_beta_during_training(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------ all four
+
+
+@pytest.mark.parametrize("module", [reinforce, actor_critic, trpo, ppo])
+def test_first_standard_deviation_is_the_flags(module):
+    envs = module.make_envs("Pendulum-v1", 2)
+    policy = module.Agent(envs, 0.37).policy(torch.zeros(5, 3))
+    torch.testing.assert_close(policy.stddev, torch.full((5, 1), 0.37))
+    assert module.Args().init_std == 1.0
 
 
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)

@@ -57,8 +57,8 @@ BEYOND = {  # (environment, script): steps, and our flags
     ("Pendulum-v1", "trpo"): (200_000, {"gamma": 0.9}),
     ("LunarLander-v3", "ppo"): (500_000, {"gamma": 0.999, "num_steps": 256, "num_minibatches": 8, "learning_rate": 2e-3, "ent_coef": 0.01}),
     ("LunarLander-v3", "trpo"): (500_000, {"gamma": 0.999, "num_steps": 256, "max_kl": 0.02}),
-    ("HalfCheetah-v5", "ppo"): (300_000, {"num_minibatches": 16, "learning_rate": 1e-3, "ent_coef": 0.01}),
-    ("HalfCheetah-v5", "trpo"): (300_000, {"max_kl": 0.04}),
+    ("HalfCheetah-v5", "ppo"): (300_000, {"init_std": 0.37, "num_envs": 4, "num_steps": 512, "num_minibatches": 16, "learning_rate": 1e-3}),
+    ("HalfCheetah-v5", "trpo"): (300_000, {"init_std": 0.37, "max_kl": 0.04}),
 }
 
 
