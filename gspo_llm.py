@@ -16,7 +16,7 @@ and wants more (tests/benchmarks/results/llm_sweep.md). How it fails. A completi
 Zheng et al. 2025, Group Sequence Policy Optimization, arXiv:2507.18071
 """
 
-import inspect, json, math, os, random, re, shutil, sys, time, zlib
+import inspect, json, math, os, random, re, shutil, signal, sys, time, zlib
 from collections import Counter
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -30,10 +30,8 @@ import torch.distributed as dist
 import transformers
 import tyro
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.checkpoint import checkpoint
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
-
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun: one process per GPU
 
 @dataclass
@@ -58,12 +56,8 @@ class Args:
     """completions drawn per question (G)"""
     micro_batch_size: int = 0
     """completions per forward pass of an update: changes memory, not the gradient; 0 = the whole minibatch"""
-    gradient_checkpointing: bool = False
-    """compute activations twice instead of keeping them: much less memory, a third more time"""
     learning_rate: float = 4e-4
-    """AdamW's peak rate, for the tiny model; a pretrained one wants about 1e-6"""
-    warmup_steps: int = 10
-    """rollouts over which the rate rises to its peak; from there it falls linearly to 0"""
+    """AdamW's peak rate, reached in ten rollouts and then falling to 0; a pretrained model wants about 1e-6"""
     temperature: float = 1.0
     """softmax temperature of the policy, in the rollout and in the loss alike"""
     max_new_tokens: int = 24
@@ -74,18 +68,18 @@ class Args:
     """"arithmetic" (generated), or a JSONL file in GSM8K's form: "question", and "answer" ending in #### 72"""
     eval_dataset: str = ""
     """likewise; if empty, held-out sums, or the first tenth of the data set"""
-    instruction: str = "Reason step by step, then end with #### and the number alone."
-    """follows each question, save for the tiny model, which reads nothing but sums"""
     eval_every: int = 50
-    """rollouts between evaluations; each saves the model"""
+    """rollouts between evaluations"""
+    save_every: int = 50
+    """rollouts between checkpoints; the last two are kept"""
+    resume: str = ""
+    """go on from this checkpoint, with the same flags: the result is that of a run without a break"""
     eval_problems: int = 256
     """held-out questions, at most"""
     seed: int = 1
     """same seed, same run, to the last digit (on a CPU)"""
     output_dir: str = "runs"
     """each run puts its logs and its model into a folder of its own in here"""
-    cache_dir: str = "~/.cache/policy-gradients"
-    """where the tiny model is kept after its warm start"""
 
 def stop(message: str):
     """End a run that cannot succeed: one line that names the flag and the mend, exit status 2."""
@@ -94,12 +88,11 @@ def stop(message: str):
 
 def check_args(args):
     """Stop at the first flag whose value no run can use."""
-    may_be_zero = "clip_low clip_high beta micro_batch_size learning_rate warmup_steps seed".split()
+    may_be_zero = "clip_low clip_high beta micro_batch_size learning_rate seed".split()
     for name, value in vars(args).items():
-        fits = type(value) not in (int, float) or 0 <= value < 2**63 and (value or name in may_be_zero)
-        fits or stop(f"--{name.replace('_', '-')} {value}: must be {'0 or more' if name in may_be_zero else 'above 0'}")
-    if args.group_size < 2:
-        stop("--group-size 1: a completion is judged by the others of its group; give at least 2")
+        low = 0 if name in may_be_zero else 2 if name == "group_size" else 1e-9  # of one answer alone, none is better
+        if type(value) in (int, float) and not low <= value < 2**63:
+            stop(f"--{name.replace('_', '-')} {value}: must be {'above 0' if low == 1e-9 else f'{low} or more'}")
     if args.prompts_per_step * args.group_size % (args.minibatches * WORLD):
         stop(f"--minibatches {args.minibatches}: times processes, must divide --prompts-per-step times --group-size")
     if args.model == "tiny" and {args.dataset, args.eval_dataset} - {"arithmetic", ""}:
@@ -122,8 +115,7 @@ def load_jsonl(flag: str, path: str) -> list[tuple[str, str]]:
     problems = []
     try:
         for row in map(json.loads, Path(path).open(encoding="utf-8")):
-            answer = NUMBER.fullmatch(row["answer"].rpartition("#")[2].strip())[0]
-            problems.append((row["question"].strip(), answer))
+            problems.append((row["question"].strip(), NUMBER.fullmatch(row["answer"].rpartition("#")[2].strip())[0]))
     except Exception as error:  # a line can be wrong in many ways
         stop(f"{flag} {path}, line {len(problems) + 1}: not as GSM8K's are ({type(error).__name__}: {error})")
     return problems or stop(f"{flag} {path}: the file is empty")
@@ -141,22 +133,19 @@ def load_data(args):
         train or stop(f"--dataset {args.dataset}: every question is held out; give more, or another --eval-dataset")
     return train, held_out[: args.eval_problems]
 
-def parse_number(text: str) -> Decimal | None:
-    """'+1,234.50' → Decimal('1234.50'), None if it is no number. Nothing rounds or overflows."""
-    match = NUMBER.fullmatch(text)
-    return Decimal(match[1] + match[2].replace(",", "")) if match else None
-
 def verify(completion: str, answer: str, lenient: bool = False) -> float:
     """1.0 if the completion ends in a marker of one or more `#` and then the right number, else 0.0.
 
-    Numbers are compared by value, through what models wrap around them: `#14`, `#### 1,234.00`, `#### \\boxed{$5}`,
-    `#### **5%**`; in time linear in the text's length. lenient, for evaluation: the last number anywhere will do.
+    Compared by value, through what models wrap around: `#### 1,234.00`, `#### \\boxed{$5}`, `#### **5%**`; in time that
+    is linear in the length. lenient, for evaluation: the last number anywhere will do.
     """
     _, marker, tail = completion.rpartition("#")
     if lenient:
         marker, tail = "#", ([match[0] for match in NUMBER.finditer(completion)] or [""])[-1]
     tail = tail.replace("\\boxed{", "{").lstrip(" \t\r\n*$\\{").rstrip(" \t\r\n*$%\\}.")
-    return float(marker == "#" and parse_number(tail) is not None and parse_number(tail) == parse_number(answer))
+    found, right = NUMBER.fullmatch(tail), NUMBER.fullmatch(answer)
+    value = lambda match: Decimal(match[1] + match[2].replace(",", ""))  # which neither rounds nor overflows
+    return float(bool(marker == "#" and found and right) and value(found) == value(right))
 
 # -------------------------------------------------------------------------------------------------------------- Model
 def make_tiny_model(steps: int = 1000):
@@ -195,11 +184,13 @@ def make_tiny_model(steps: int = 1000):
         optimizer.step()
     return model, tokenizer
 
-def save_model(model, tokenizer, folder: Path):
-    """Write into a scratch folder, then rename it: nobody ever meets half a model."""
-    scratch = folder.with_name(f"{folder.name}.{time.time_ns()}.tmp")
+def save_model(model, tokenizer, folder: Path, state: dict | None = None):
+    """Write into a scratch folder, then rename it: a kill at any instant leaves whole models and no other."""
+    scratch = folder.with_name(f"{time.time_ns()}.tmp")
     model.save_pretrained(scratch)
     tokenizer.save_pretrained(scratch)
+    torch.save(state, scratch / "trainer.pt")
+    os.sync()
     shutil.rmtree(folder, ignore_errors=True)
     scratch.rename(folder)
 
@@ -209,7 +200,8 @@ def load_policy(args, device):
     if source == "tiny":  # cached under what shapes its weights: the code that makes them and its libraries
         recipe = inspect.getsource(make_tiny_model) + inspect.getsource(make_sum)
         recipe += f"{torch.__version__} {transformers.__version__}"
-        source = Path(args.cache_dir).expanduser() / f"tiny-{zlib.crc32(recipe.encode()):08x}"
+        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "policy-gradients"
+        source = cache / f"tiny-{zlib.crc32(recipe.encode()):08x}"
         if RANK == 0 and not source.exists():
             save_model(*make_tiny_model(), source)
         WORLD > 1 and dist.barrier()  # the other processes wait for it
@@ -218,7 +210,6 @@ def load_policy(args, device):
         model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).to(device)
     except Exception as error:  # each library has its own for a missing folder, a torn file, an unknown type
         stop(f"--model {source}: neither a hub id nor a folder that loads ({str(error).splitlines()[0]})")
-    args.gradient_checkpointing and model.gradient_checkpointing_enable({"use_reentrant": False})
     eos_ids = [tokenizer.eos_token_id, model.config.eos_token_id, model.generation_config.eos_token_id]
     stops = {i for ids in eos_ids for i in (ids if isinstance(ids, list) else [ids])} - {None}
     model.generation_config.eos_token_id = sorted(stops) or stop(f"--model {source}: it has no end-of-sequence token")
@@ -227,13 +218,13 @@ def load_policy(args, device):
 
 def encode_prompt(question: str, tokenizer, args) -> list[int]:
     """Token ids of a question in the form that the model expects, BOS once if it has one."""
-    text = question if args.model == "tiny" else f"{question}\n{args.instruction}".strip()
+    text = question if args.model == "tiny" else f"{question}\nReason step by step, then end with #### and the number."
     if tokenizer.chat_template:  # which writes its own BOS
         chat = [{"role": "user", "content": text}]
         text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     ids = tokenizer.encode(text, add_special_tokens=not tokenizer.chat_template)
     if not ids or tokenizer.unk_token_id in ids:
-        stop(f"--model {args.model}: its tokenizer cannot read the prompt {text!r}; see --dataset and --instruction")
+        stop(f"--model {args.model}: its tokenizer cannot read the prompt {text!r}")
     return ids
 
 # ------------------------------------------------------------------------------------------------------------ Rollout
@@ -259,9 +250,8 @@ def log_softmax(model, logits, temperature: float):
 def generate(model, prompts: list[list[int]], num_samples: int, max_new_tokens: int, temperature: float) -> dict:
     """Draw `num_samples` completions of each prompt (token ids); temperature 0 means greedy.
 
-    Returns tensors of B = len(prompts) · num_samples rows, the samples of a prompt side by side: prompt_ids and
-    prompt_mask (B, S), padded on the left; completion_ids (B, T); mask (B, T), 1 up to and including the first stop
-    token; old_logprobs (B, T) of what was drawn; ended (B, 1), False for what was cut off.
+    Tensors of B = len(prompts) · num_samples rows: prompt_ids and prompt_mask (B, S), padded on the left;
+    completion_ids, old_logprobs and mask (B, T), 1 up to and including the first stop token; ended (B, 1), not cut off.
     """
     device, pad = model.device, model.generation_config.pad_token_id
     stops = torch.tensor(model.generation_config.eos_token_id, device=device)
@@ -298,22 +288,14 @@ def generate(model, prompts: list[list[int]], num_samples: int, max_new_tokens: 
 
 def token_logprobs(model, batch: dict, temperature: float):
     """log π of each completion token and the policy's entropy there, both (B, T), 0 where the mask is 0."""
-    def score(logits, ids):
-        logp = log_softmax(model, logits, temperature)
-        return logp.gather(2, ids[..., None])[..., 0], -(logp.detach().exp() * logp.detach()).sum(-1)
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
     attention = torch.cat([batch["prompt_mask"], batch["mask"].long()], 1)
     inputs = {"input_ids": ids, "attention_mask": attention, "position_ids": (attention.cumsum(1) - 1).clamp(min=0)}
-    for module in model.modules():  # checkpointing acts in training mode, where dropout must not be
-        module.training = torch.is_grad_enabled() and getattr(module, "gradient_checkpointing", False)
     # Logits speak of the next token: those of the last prompt token are wanted, those of the last token are not.
     logits = model(**inputs, use_cache=False, logits_to_keep=batch["mask"].shape[1] + 1).logits[:, :-1]
-    model.eval()
-    # In float32 only some rows at a time, and once more in the backward pass: (B, T, V) is the largest tensor of all.
-    size = max(1, 2**28 // logits[0].numel())
-    chunks = zip(logits.split(size), batch["completion_ids"].split(size))
-    scores = zip(*(checkpoint(score, *chunk, use_reentrant=False) for chunk in chunks))
-    return tuple(torch.cat(score) * batch["mask"] for score in scores)
+    logp = log_softmax(model, logits, temperature)
+    entropy = -(logp.detach().exp() * logp.detach()).sum(-1)
+    return logp.gather(2, batch["completion_ids"][..., None])[..., 0] * batch["mask"], entropy * batch["mask"]
 
 @torch.no_grad()
 def reference_logprobs(reference, batch: dict, args):
@@ -428,23 +410,35 @@ def main(args: Args) -> dict:
         torch.set_autocast_cache_enabled(False)  # it would outlive the weights that it was made from
     WORLD > 1 and dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     train, held_out = load_data(args)
-    model, tokenizer = load_policy(args, device)
+    state = {"step": 0, "drawn": 0, "num_tokens": 0, "flags": vars(args)}
+    if args.resume:
+        try:
+            state = torch.load(Path(args.resume) / "trainer.pt", map_location=device, weights_only=True)
+            changed = {name for name, value in state["flags"].items() if value != getattr(args, name)} - {"resume"}
+        except Exception as error:  # a missing, torn or foreign file has many ways to fail
+            stop(f"--resume {args.resume}: no checkpoint of this script ({type(error).__name__})")
+        changed and stop(f"--resume {args.resume}: begun with other values of {', '.join(sorted(changed))}")
+    model, tokenizer = load_policy(replace(args, model=args.resume or args.model), device)
     reference = load_policy(args, device)[0].requires_grad_(False) if args.beta > 0 else None
     rng = random.Random(args.seed)  # fresh sums, or shuffled passes over the data set, without end
     problems = chain.from_iterable([make_sum(rng)] if train is None else rng.sample(train, len(train)) for _ in count())
+    problems = islice(problems, state["drawn"], None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0, fused=True)
-    folder = Path(args.output_dir) / f"{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
-    writer = SummaryWriter(folder) if RANK == 0 else None
+    args.resume and optimizer.load_state_dict(state["optimizer"])
+    name = f"{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = Path(args.resume).parent if args.resume else Path(args.output_dir) / name
+    writer = SummaryWriter(folder, purge_step=state["step"] + 1) if RANK == 0 else None
     flags = "".join(f"|{name}|{value}|\n" for name, value in vars(args).items())
-    writer and writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{flags}")
-    initial, num_tokens = evaluate(model, tokenizer, held_out, args, writer, 0), 0
-    RANK == 0 and save_model(model, tokenizer, folder / "model")
-    bar = tqdm(range(1, args.steps + 1), desc=Path(__file__).stem, unit="step", disable=RANK > 0)
+    RANK == 0 and writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{flags}", state["step"])
+    if not args.resume:
+        state["initial"] = state["scores"] = evaluate(model, tokenizer, held_out, args, writer, 0)
+    interrupts = []  # Ctrl-C ends the run after the step under way
+    signal.signal(signal.SIGINT, lambda *_: interrupts.append(signal.signal(signal.SIGINT, signal.default_int_handler)))
+    bar = tqdm(range(state["step"] + 1, args.steps + 1), desc=Path(__file__).stem, unit="step", disable=RANK > 0)
     for step in bar:
         step_start, dice = time.perf_counter(), random.Random(f"{args.seed} {step}")  # the same in all processes
         torch.manual_seed(dice.getrandbits(32) + RANK)  # another in each
-        warmup, decay = step / (args.warmup_steps + 1), 1 - (step - 1) / args.steps
-        optimizer.param_groups[0]["lr"] = args.learning_rate * min(warmup, decay)
+        optimizer.param_groups[0]["lr"] = args.learning_rate * min(step / 11, 1 - (step - 1) / args.steps)
         chunk = list(islice(problems, args.prompts_per_step))
         batch, _, rewards = rollout(model, tokenizer, chunk, args.group_size, args.temperature, args)
         if args.beta > 0:
@@ -455,10 +449,11 @@ def main(args: Args) -> dict:
             minibatch = {key: tensor[rows] for key, tensor in batch.items()}
             update = train_minibatch(model, optimizer, minibatch, args)
             if not math.isfinite(update["loss"] + update["grad_norm"]):
-                sys.exit(f"error: step {step}: loss or gradient not finite; last good model in {folder / 'model'}")
+                sys.exit(f"error: step {step}: loss or gradient not finite; try another --learning-rate; see {folder}")
             stats.update({key: value / args.minibatches for key, value in update.items()})
         lengths, seconds = batch["mask"].sum(1), time.perf_counter() - step_start
-        num_tokens += int(lengths.sum())
+        state["step"], state["drawn"] = step, state["drawn"] + len(rewards)
+        state["num_tokens"] = num_tokens = state["num_tokens"] + int(lengths.sum())
         stats.update(num_tokens=num_tokens, step_time=seconds, reward=rewards.mean(), reward_std=rewards.std(1).mean())
         stats.update({"tokens_per_second": lengths.sum() / seconds, "completions/mean_length": lengths.mean()})
         stats["frac_reward_zero_std"] = (rewards == rewards[:, :1]).all(1).float().mean()
@@ -467,11 +462,16 @@ def main(args: Args) -> dict:
             writer.add_scalar(key, float(value), step)
         bar.set_postfix(reward=f"{stats['reward']:.2f}", length=f"{stats['completions/mean_length']:.1f}")
         if step % args.eval_every == 0 or step == args.steps:
-            scores = evaluate(model, tokenizer, held_out, args, writer, step)
-            RANK == 0 and save_model(model, tokenizer, folder / "model")
-    writer and writer.close()
+            state["scores"] = evaluate(model, tokenizer, held_out, args, writer, step)
+        if RANK == 0 and (step % args.save_every == 0 or step == args.steps or interrupts):
+            save_model(model, tokenizer, folder / f"step-{step:06d}", state | {"optimizer": optimizer.state_dict()})
+            [shutil.rmtree(old) for old in sorted(folder.glob("step-*"))[:-2]]
+        if interrupts:
+            break
+    RANK == 0 and writer.close()
+    interrupts and sys.exit(f"stopped after step {step}; go on with --resume {folder}/step-{step:06d}")
     WORLD > 1 and dist.destroy_process_group()
-    seconds = time.perf_counter() - start
+    initial, scores, seconds = state["initial"], state["scores"], time.perf_counter() - start
     before, after = map("pass@1 {eval/pass@1:.3f}, length {eval/mean_length:.1f}".format_map, (initial, scores))
     RANK == 0 and print(f"held-out {before} → {after}; {seconds:.0f} s; model and TensorBoard logs in {folder}")
     return scores | {"eval/pass@1_initial": initial["eval/pass@1"], "seconds": seconds, "folder": str(folder)}

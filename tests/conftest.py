@@ -1,6 +1,7 @@
 """Small models, tokenizers and helpers that the tests share."""
 
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -35,23 +36,17 @@ def random_model(kind: str = "llama", vocab: int = 11, stops=(1,), pad: int = 0,
     return model.eval()
 
 
-@pytest.fixture(scope="session")
-def cache_dir(tmp_path_factory):
-    """One cache for the whole session: the warm start is made once."""
-    return str(tmp_path_factory.mktemp("cache"))
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory):
+    """One cache for the whole session and its subprocesses: the warm start is made once."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    return Path(os.environ["XDG_CACHE_HOME"]) / "policy-gradients"
 
 
 @pytest.fixture
-def quick(tmp_path, cache_dir):
+def quick(tmp_path):
     """Flags of a run of seconds: two small steps."""
-    return {
-        "steps": 2,
-        "prompts_per_step": 4,
-        "group_size": 4,
-        "eval_problems": 8,
-        "output_dir": str(tmp_path / "runs"),
-        "cache_dir": cache_dir,
-    }
+    return {"steps": 2, "prompts_per_step": 4, "group_size": 4, "eval_problems": 8, "output_dir": str(tmp_path / "runs")}
 
 
 @pytest.fixture
@@ -68,3 +63,7 @@ def refused(capsys):
         return errors[0]
 
     return check
+
+
+def last_checkpoint(folder) -> Path:
+    return max(Path(folder).glob("step-*"))

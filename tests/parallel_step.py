@@ -40,7 +40,7 @@ def main(out: str):
 
         module.generate, module.verify = generate, lambda completion, answer: float(completion == "#1")
         model, reference = random_model("qwen2").double(), random_model("qwen2", seed=1).double()
-        args = module.Args(max_new_tokens=9, model="some", instruction="", micro_batch_size=3)
+        args = module.Args(max_new_tokens=9, model="some", micro_batch_size=3)
         batch, completions, rewards = module.rollout(model, Tokenizer(), PROBLEMS, 4, 1.0, args)
         if hasattr(module, "reference_logprobs"):
             batch["ref_logprobs"] = module.reference_logprobs(reference, batch, args)

@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from conftest import ROOT, script
+from conftest import ROOT, last_checkpoint, script
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 grpo = script("grpo_llm")
@@ -25,7 +25,7 @@ def scalars(folder, name):
 
 
 def weights(folder):
-    return transformers.AutoModelForCausalLM.from_pretrained(Path(folder) / "model").state_dict()
+    return transformers.AutoModelForCausalLM.from_pretrained(last_checkpoint(folder)).state_dict()
 
 
 def equal(a, b):
@@ -36,9 +36,9 @@ def equal(a, b):
 
 
 @pytest.fixture(scope="session")
-def learned(cache_dir, tmp_path_factory):
+def learned(tmp_path_factory):
     """The default warm start and 30 of the default's 200 steps."""
-    return grpo.main(grpo.Args(steps=30, eval_every=15, eval_problems=128, cache_dir=cache_dir,
+    return grpo.main(grpo.Args(steps=30, eval_every=15, eval_problems=128,
                                output_dir=str(tmp_path_factory.mktemp("runs"))))  # fmt: skip
 
 
@@ -65,9 +65,9 @@ def test_clip_is_live_and_logs_are_complete(learned):
     assert logged["num_tokens"] == sorted(logged["num_tokens"])
 
 
-def test_first_minibatch_has_ratio_one(cache_dir):
+def test_first_minibatch_has_ratio_one():
     """On the real default rollout: what the KV cache sampled with is what the training forward sees."""
-    args = grpo.Args(cache_dir=cache_dir)
+    args = grpo.Args()
     model, tokenizer = grpo.load_policy(args, torch.device("cpu"))
     import random
 
@@ -79,8 +79,8 @@ def test_first_minibatch_has_ratio_one(cache_dir):
 
 
 def test_saved_model_loads_and_solves(learned):
-    model = transformers.AutoModelForCausalLM.from_pretrained(Path(learned["folder"]) / "model")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(Path(learned["folder"]) / "model")
+    model = transformers.AutoModelForCausalLM.from_pretrained(last_checkpoint(learned["folder"]))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(last_checkpoint(learned["folder"]))
     inputs = tokenizer("3+8+5=", return_tensors="pt")
     output = model.generate(input_ids=inputs["input_ids"], do_sample=False, max_new_tokens=20)
     assert tokenizer.decode(output[0], skip_special_tokens=True) == "3+8+5=11,16#16"
@@ -91,7 +91,6 @@ def test_saved_model_loads_and_solves(learned):
 
 def test_same_seed_same_run_with_and_without_cache(quick, small_tiny, tmp_path):
     """Second run: the warm start comes from the cache. Third: another seed."""
-    quick["cache_dir"] = str(tmp_path / "cache")
     first, second = grpo.main(grpo.Args(**quick)), grpo.main(grpo.Args(**quick | {"output_dir": str(tmp_path / "b")}))
     other = grpo.main(grpo.Args(**quick | {"output_dir": str(tmp_path / "c"), "seed": 2}))
     assert equal(weights(first["folder"]), weights(second["folder"]))
@@ -110,37 +109,39 @@ def test_evaluation_takes_no_dice_from_training(quick, tmp_path):
 
 
 @pytest.fixture
-def small_tiny(monkeypatch):
-    """A warm start of seconds, for tests that want a cache of their own."""
+def small_tiny(monkeypatch, tmp_path):
+    """A warm start of seconds, and a cache of its own for it: returns the cache."""
     real = grpo.make_tiny_model
 
     def make_tiny_model():
         return real(30)
 
     monkeypatch.setattr(grpo, "make_tiny_model", make_tiny_model)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/policy-gradients"
 
 
-def test_corrupt_cache_is_named(quick, small_tiny, tmp_path, refused):
-    args = grpo.Args(**quick | {"cache_dir": str(tmp_path / "cache")})
-    grpo.load_policy(args, torch.device("cpu"))
-    (folder,) = (tmp_path / "cache").iterdir()  # and nothing half-made beside it
+def test_corrupt_cache_is_named(small_tiny, refused):
+    load = lambda: grpo.load_policy(grpo.Args(), torch.device("cpu"))
+    load()
+    (folder,) = small_tiny.iterdir()  # and nothing half-made beside it
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
-    assert str(folder) in refused(grpo.load_policy, args, torch.device("cpu"))
+    assert str(folder) in refused(load)
     shutil.rmtree(folder)
-    grpo.load_policy(args, torch.device("cpu"))
+    load()
 
 
-def test_cache_key_holds_what_shapes_the_weights(quick, small_tiny, tmp_path, monkeypatch):
-    cache, make = tmp_path / "cache", grpo.make_tiny_model
+def test_cache_key_holds_what_shapes_the_weights(small_tiny, monkeypatch):
+    make = grpo.make_tiny_model
 
     def another():
         return make()
 
     for function in (make, another, make):
         monkeypatch.setattr(grpo, "make_tiny_model", function)
-        grpo.load_policy(grpo.Args(**quick | {"cache_dir": str(cache)}), torch.device("cpu"))
-    assert len(list(cache.iterdir())) == 2
+        grpo.load_policy(grpo.Args(), torch.device("cpu"))
+    assert len(list(small_tiny.iterdir())) == 2
 
 
 # --------------------------------------------------------------------------------------- reference and dropout
@@ -216,11 +217,11 @@ def test_real_model_and_data_from_the_command_line(pretrained, gsm_file, tmp_pat
 
 
 def test_stop_ids_chat_template_and_dropout(pretrained):
-    args = grpo.Args(model=pretrained, instruction="Go.")
+    args = grpo.Args(model=pretrained)
     model, tokenizer = grpo.load_policy(args, torch.device("cpu"))
     assert model.generation_config.eos_token_id == [0, 2] and model.generation_config.pad_token_id == 0
     ids = grpo.encode_prompt("What is 1 + 1?", tokenizer, args)
-    assert tokenizer.decode(ids) == "<|im_start|>user\nWhat is 1 + 1?\nGo.<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(ids) == "<|im_start|>user\nWhat is 1 + 1?\nReason step by step, then end with #### and the number.<|im_end|>\n<|im_start|>assistant\n"
     batch = grpo.generate(model, [ids], 2, 4, 1.0)
     (a, _), (b, _) = (grpo.token_logprobs(model, batch, 1.0) for _ in range(2))
     assert torch.equal(a, b), "dropout is on"
@@ -234,7 +235,7 @@ def test_bos_comes_once_and_missing_pad_is_mended(pretrained, tmp_path):
     tokenizer.backend_tokenizer.post_processor = post
     tokenizer.pad_token = None
     template, tokenizer.chat_template = tokenizer.chat_template, None
-    args = grpo.Args(model="m", instruction="")
+    args = grpo.Args(model="m")
     assert grpo.encode_prompt("1 + 1", tokenizer, args).count(tokenizer.bos_token_id) == 1
     tokenizer.chat_template = "{{ bos_token }}" + template
     assert grpo.encode_prompt("1 + 1", tokenizer, args).count(tokenizer.bos_token_id) == 1
@@ -257,10 +258,8 @@ def test_bad_flags(quick, refused, flags, named):
 
 
 def test_tokenizer_that_cannot_read_the_prompt(quick, refused, learned, gsm_file):
-    own = str(Path(learned["folder"]) / "model")
-    flags = quick | {"model": own, "dataset": gsm_file}
-    assert "--instruction" in refused(grpo.main, grpo.Args(**flags))
-    grpo.main(grpo.Args(**quick | {"model": own, "instruction": ""}))  # its own sums it reads
+    flags = quick | {"model": str(last_checkpoint(learned["folder"])), "dataset": gsm_file}
+    assert "cannot read the prompt" in refused(grpo.main, grpo.Args(**flags))
 
 
 def test_command_line_errors_show_no_traceback(tmp_path):
@@ -278,7 +277,7 @@ def test_non_finite_loss_stops_with_the_step_and_keeps_the_model(quick, monkeypa
 
     monkeypatch.setattr(grpo, "compute_advantages", poisoned)
     with pytest.raises(SystemExit, match="step 2"):
-        grpo.main(grpo.Args(**quick | {"steps": 4, "eval_every": 1}))
+        grpo.main(grpo.Args(**quick | {"steps": 4, "save_every": 1}))
     (folder,) = Path(quick["output_dir"]).iterdir()
     assert all(tensor.isfinite().all() for tensor in weights(folder).values())
 

@@ -2,7 +2,6 @@
 
 import math
 import random
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -193,9 +192,9 @@ def test_grpo_silences_tokens_that_cispo_keeps():
 
 
 @pytest.fixture(scope="module")
-def moved(cache_dir):
+def moved():
     """The default's tiny model, three minibatch updates into a rollout: log-probs and old log-probs of the whole rollout."""
-    args = grpo.Args(cache_dir=cache_dir, beta=0.0)
+    args = grpo.Args(beta=0.0)
     torch.manual_seed(0)
     model, tokenizer = grpo.load_policy(args, torch.device("cpu"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
@@ -229,7 +228,7 @@ def test_grpo_silences_tokens_of_a_real_rollout_and_cispo_none(moved):
 # ------------------------------------------------------------------------------------------------- KL, in its place
 
 
-def run_one_step(module, monkeypatch, tmp_path, cache_dir, drift):
+def run_one_step(module, monkeypatch, tmp_path, drift):
     """One step of main() with a reference that is `drift` nats away on each token; returns what reached the advantages."""
     seen, real = [], module.compute_advantages
     monkeypatch.setattr(module, "compute_advantages", lambda rewards, args: seen.append(rewards.clone()) or real(rewards, args))
@@ -244,17 +243,17 @@ def run_one_step(module, monkeypatch, tmp_path, cache_dir, drift):
 
     monkeypatch.setattr(module, "rollout", spy)
     module.main(module.Args(steps=1, prompts_per_step=4, group_size=4, eval_problems=4, beta=0.5,
-                            output_dir=str(tmp_path), cache_dir=cache_dir))  # fmt: skip
+                            output_dir=str(tmp_path)))  # fmt: skip
     return seen[0], lengths[2].view(4, 4)  # before: a sampled and a greedy evaluation
 
 
-def test_kl_is_in_rloos_reward(monkeypatch, tmp_path, cache_dir):
-    rewards, lengths = run_one_step(rloo, monkeypatch, tmp_path, cache_dir, drift=0.2)
+def test_kl_is_in_rloos_reward(monkeypatch, tmp_path):
+    rewards, lengths = run_one_step(rloo, monkeypatch, tmp_path, drift=0.2)
     torch.testing.assert_close(rewards, -0.5 * 0.2 * lengths, rtol=1e-4, atol=1e-5)
 
 
-def test_kl_is_not_in_grpos_reward_but_in_its_gradient(monkeypatch, tmp_path, cache_dir):
-    rewards, _ = run_one_step(grpo, monkeypatch, tmp_path, cache_dir, drift=0.2)
+def test_kl_is_not_in_grpos_reward_but_in_its_gradient(monkeypatch, tmp_path):
+    rewards, _ = run_one_step(grpo, monkeypatch, tmp_path, drift=0.2)
     assert (rewards == 0).all()
     model = random_model("llama")
     batch = grpo.generate(model, [[3, 4]], 4, 6, 1.0) | {"advantages": torch.zeros(4)}
@@ -325,21 +324,21 @@ def test_informative_asks_the_verifier_not_the_penalty():
     assert shaped.std() > 0
 
 
-def dapo_args(tmp_path, cache_dir, **flags):
+def dapo_args(tmp_path, **flags):
     return dapo.Args(prompts_per_step=4, group_size=4, eval_problems=4, output_dir=str(tmp_path),
-                     cache_dir=cache_dir, **flags)  # fmt: skip
+                     **flags)  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # there was no optimizer step, on purpose
 @pytest.mark.parametrize("verdict", [0.0, 1.0])
-def test_a_run_of_dead_groups_says_so_and_goes_on(monkeypatch, tmp_path, cache_dir, capsys, verdict):
+def test_a_run_of_dead_groups_says_so_and_goes_on(monkeypatch, tmp_path, capsys, verdict):
     """All wrong or all right, and the overlong penalty differs within each group: that must not bring it to life."""
     monkeypatch.setattr(dapo, "verify", lambda completion, answer, lenient=False: verdict)
-    result = dapo.main(dapo_args(tmp_path, cache_dir, steps=2, max_resample=2, max_new_tokens=6, overlong_cache=6))
+    result = dapo.main(dapo_args(tmp_path, steps=2, max_resample=2, max_new_tokens=6, overlong_cache=6))
     assert capsys.readouterr().out.count("no update") == 2 and result["eval/pass@1"] == verdict
 
 
-def test_dapo_trains_on_informative_groups_alone_and_counts_what_it_discards(monkeypatch, tmp_path, cache_dir):
+def test_dapo_trains_on_informative_groups_alone_and_counts_what_it_discards(monkeypatch, tmp_path):
     from test_llm_runs import scalars
 
     batches, real = [], dapo.train_minibatch
@@ -354,7 +353,7 @@ def test_dapo_trains_on_informative_groups_alone_and_counts_what_it_discards(mon
     monkeypatch.setattr(dapo, "rollout", spy)
     coin = torch.Generator().manual_seed(0)
     monkeypatch.setattr(dapo, "verify", lambda *a, **k: float(torch.rand((), generator=coin) < 0.05))
-    args = dapo_args(tmp_path, cache_dir, steps=1, minibatches=1, max_resample=50, overlong_cache=0)
+    args = dapo_args(tmp_path, steps=1, minibatches=1, max_resample=50, overlong_cache=0)
     result = dapo.main(args)
     (batch,) = batches
     groups = batch["advantages"].sort().values  # 4 groups of z-scores, none of them zero
@@ -367,26 +366,26 @@ def test_dapo_trains_on_informative_groups_alone_and_counts_what_it_discards(mon
 
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
-def test_each_script_learns(name, cache_dir, tmp_path):
+def test_each_script_learns(name, tmp_path):
     """30 of the default's 200 steps, from the same cached model; a turned sign falls from 0.2 instead of rising."""
     module = script(name)
-    result = module.main(module.Args(steps=30, eval_problems=128, cache_dir=cache_dir, output_dir=str(tmp_path)))
+    result = module.main(module.Args(steps=30, eval_problems=128, output_dir=str(tmp_path)))
     assert result["eval/pass@1_initial"] == pytest.approx(0.2, abs=0.06)
     assert result["eval/pass@1"] > 0.45
 
 
-def test_all_start_from_the_same_cached_model(cache_dir):
+def test_all_start_from_the_same_cached_model(cache):
     for name in LLM_SCRIPTS:
         module = script(name)
-        module.load_policy(module.Args(cache_dir=cache_dir), torch.device("cpu"))
-        assert len(list(Path(cache_dir).iterdir())) == 1, name
+        module.load_policy(module.Args(), torch.device("cpu"))
+        assert len(list(cache.iterdir())) == 1, name
 
 
 @pytest.mark.parametrize("name", ["rloo_llm", "dapo_llm"])
-def test_same_seed_same_weights(name, cache_dir, tmp_path):
+def test_same_seed_same_weights(name, tmp_path):
     from test_llm_runs import equal, weights
 
     module = script(name)
     runs = [module.main(module.Args(steps=2, prompts_per_step=4, group_size=4, eval_problems=4,
-                                    output_dir=str(tmp_path / str(i)), cache_dir=cache_dir)) for i in range(2)]  # fmt: skip
+                                    output_dir=str(tmp_path / str(i)))) for i in range(2)]  # fmt: skip
     assert equal(weights(runs[0]["folder"]), weights(runs[1]["folder"]))
