@@ -13,7 +13,6 @@ lifts questions that are almost always or never solved: --no-scale-rewards --len
 
     python grpo_llm.py      # a tiny embedded model learns to reason, on a laptop; add for a real one:
     --model Qwen/Qwen2.5-0.5B-Instruct --dataset gsm8k.jsonl --learning-rate 1e-6 --max-new-tokens 256
-
 Shao et al. 2024, DeepSeekMath, arXiv:2402.03300 · Dr. GRPO: arXiv:2503.20783 · k3: joschu.net/blog/kl-approx.html
 """
 
@@ -21,7 +20,7 @@ import inspect, json, math, os, random, re, shutil, signal, sys, time, zlib
 from collections import Counter
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from itertools import accumulate, chain, count, islice
+from itertools import accumulate, chain, count, islice, takewhile
 from pathlib import Path
 from typing import Literal
 
@@ -199,10 +198,9 @@ def load_policy(args, device):
     """The model to train and its tokenizer. model.generation_config lists every stop id and names the pad id."""
     source = args.model
     if source == "tiny":  # cached under what shapes its weights: the code that makes them and its libraries
-        recipe = inspect.getsource(make_tiny_model) + inspect.getsource(make_sum)
-        recipe += f"{torch.__version__} {transformers.__version__}"
+        recipe = *map(inspect.getsource, (make_tiny_model, make_sum)), torch.__version__, transformers.__version__
         cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "policy-gradients"
-        source = cache / f"tiny-{zlib.crc32(recipe.encode()):08x}"
+        source = cache / f"tiny-{zlib.crc32(str(recipe).encode()):08x}"
         if RANK == 0 and not source.exists():
             save_model(*make_tiny_model(), source)
         WORLD > 1 and dist.barrier()  # the other processes wait for it
@@ -350,7 +348,6 @@ def train_minibatch(model, optimizer, batch: dict, args) -> dict:
         loss.backward()
         stats["loss"] += loss.item()
         stats["entropy"] += (micro["share"] * entropy).sum().item()
-        # A token is clipped where the clip changes its objective.
         stats["clip_ratio"] += (micro["share"] * (objective != surrogate(*inputs, unclipped))).sum().item()
     for parameter in model.parameters():
         all_sum(parameter.grad)
@@ -363,6 +360,8 @@ def train_minibatch(model, optimizer, batch: dict, args) -> dict:
 def rollout(model, tokenizer, problems, num_samples: int, temperature: float, args):
     """`num_samples` completions of each problem: the rollout's tensors, the texts, and verified rewards (P, G)."""
     prompts = [encode_prompt(question, tokenizer, args) for question, _ in problems]
+    if max(map(len, prompts)) + args.max_new_tokens > getattr(model.config, "max_position_embeddings", math.inf):
+        stop(f"--max-new-tokens {args.max_new_tokens}: with the longest prompt, more than the context of --model")
     own = prompts[len(prompts) * RANK // WORLD : len(prompts) * (RANK + 1) // WORLD]
     batch = generate(model, own, num_samples, args.max_new_tokens, temperature) if own else {}
     if WORLD > 1:  # each process draws a part, then all have all
@@ -434,7 +433,7 @@ def main(args: Args) -> dict:
     interrupts = []  # Ctrl-C ends the run after the step under way
     signal.signal(signal.SIGINT, lambda *_: interrupts.append(signal.signal(signal.SIGINT, signal.default_int_handler)))
     bar = tqdm(range(state["step"] + 1, args.steps + 1), desc=Path(__file__).stem, unit="step", disable=RANK > 0)
-    for step in bar:
+    for step in takewhile(lambda _: not interrupts, bar):
         step_start, dice = time.perf_counter(), random.Random(f"{args.seed} {step}")  # the same in all processes
         torch.manual_seed(dice.getrandbits(32) + RANK)  # another in each
         optimizer.param_groups[0]["lr"] = args.learning_rate * min(step / 11, 1 - (step - 1) / args.steps)
@@ -465,10 +464,8 @@ def main(args: Args) -> dict:
         if RANK == 0 and (step % args.save_every == 0 or step == args.steps or interrupts):
             save_model(model, tokenizer, folder / f"step-{step:06d}", state | {"optimizer": optimizer.state_dict()})
             [shutil.rmtree(old) for old in sorted(folder.glob("step-*"))[:-2]]
-        if interrupts:
-            break
     RANK == 0 and writer.close()
-    interrupts and sys.exit(f"stopped after step {step}; go on with --resume {folder}/step-{step:06d}")
+    interrupts and sys.exit(f"stopped; go on with --resume {max(folder.glob('step-*'), default='(nothing saved yet)')}")
     WORLD > 1 and dist.destroy_process_group()
     initial, scores, seconds = state["initial"], state["scores"], time.perf_counter() - start
     before, after = map("pass@1 {eval/pass@1:.3f}, length {eval/mean_length:.1f}".format_map, (initial, scores))
@@ -476,4 +473,7 @@ def main(args: Args) -> dict:
     return scores | {"eval/pass@1_initial": initial["eval/pass@1"], "seconds": seconds, "folder": str(folder)}
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    try:
+        main(tyro.cli(Args))
+    except OSError as error:  # a full disk, a folder that cannot be written: what was saved is whole
+        stop(f"--output-dir: {error}")

@@ -158,7 +158,6 @@ def test_what_is_not_a_definition_is_shared_too():
 
     # What one script imports differently: (its own line, the line of the others).
     own = {
-        "rloo_llm": ("from dataclasses import dataclass", "from dataclasses import dataclass, replace"),
         "trpo": ("from torch.distributions import Categorical, Independent, Normal, kl_divergence", "from torch.distributions import Categorical, Independent, Normal"),
     }  # fmt: skip
     for scripts, model in ((LLM_SCRIPTS, "grpo_llm"), (CLASSIC_SCRIPTS, "ppo")):

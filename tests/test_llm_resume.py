@@ -1,0 +1,159 @@
+"""A run that is cut: resumed to the last bit, interrupted cleanly, killed without loss; and what is no checkpoint."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import LLM_SCRIPTS, ROOT, last_checkpoint, script
+from test_llm_runs import equal, scalars, weights
+
+grpo = script("grpo_llm")
+
+
+def trainer(folder):
+    return torch.load(last_checkpoint(folder) / "trainer.pt", weights_only=True)
+
+
+def same(a, b):
+    """Nested containers of tensors and numbers, equal to the last bit."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_resumed_is_straight(name, quick, tmp_path):
+    """4 steps, and 2 + resume + 2: dice, data, optimizer, learning rate, scores; each one lost shows in some number."""
+    module = script(name)
+    args = module.Args(**quick | {"steps": 4, "save_every": 2, "eval_every": 3})
+    straight = module.main(args)
+    shutil.copytree(Path(straight["folder"]) / "step-000002", tmp_path / "again/step-000002")
+    resumed = module.main(replace(args, resume=str(tmp_path / "again/step-000002")))
+    assert Path(resumed["folder"]) == tmp_path / "again"
+    assert equal(weights(straight["folder"]), weights(resumed["folder"]))
+    assert same(trainer(straight["folder"]), trainer(resumed["folder"]))
+    for key in ("reward", "loss", "grad_norm", "num_tokens", "entropy"):
+        assert scalars(straight["folder"], key)[2:] == scalars(resumed["folder"], key)
+    assert {k: v for k, v in straight.items() if "eval" in k} == {k: v for k, v in resumed.items() if "eval" in k}
+
+
+def test_data_set_goes_on_where_it_was(quick, tmp_path, monkeypatch):
+    """Passes over a data set: the second half of a pass must not be the first half again."""
+    monkeypatch.setattr(grpo, "load_data", lambda args: ([(f"{i}+1=", str(i + 1)) for i in range(10)], [("1+1=", "2")]))
+    asked, real = [], grpo.rollout
+    monkeypatch.setattr(grpo, "rollout", lambda m, t, problems, *rest: asked.append(problems) or real(m, t, problems, *rest))
+    args = grpo.Args(**quick | {"steps": 4, "save_every": 2, "eval_every": 100})
+    straight = grpo.main(args)
+    training = [problems for problems in asked if len(problems) == 4]
+    shutil.copytree(Path(straight["folder"]) / "step-000002", tmp_path / "again/step-000002")
+    asked.clear()
+    grpo.main(replace(args, resume=str(tmp_path / "again/step-000002")))
+    assert [problems for problems in asked if len(problems) == 4] == training[2:]
+
+
+def test_the_last_two_are_kept_and_nothing_else(quick):
+    run = grpo.main(grpo.Args(**quick | {"steps": 5, "save_every": 1}))
+    names = sorted(path.name for path in Path(run["folder"]).iterdir() if path.is_dir())
+    assert names == ["step-000004", "step-000005"]
+
+
+def test_what_is_no_checkpoint(quick, tmp_path, refused):
+    run = grpo.main(grpo.Args(**quick))
+    good = last_checkpoint(run["folder"])
+    args = grpo.Args(**quick | {"resume": str(good)})
+    assert "learning_rate" in refused(grpo.main, replace(args, learning_rate=1e-5))
+    assert "--resume" in refused(grpo.main, replace(args, resume=str(tmp_path / "nowhere")))
+    other = script("dapo_llm")
+    assert "--resume" in refused(other.main, other.Args(**quick | {"resume": str(good)}))
+    for file, named in (("trainer.pt", "--resume"), ("model.safetensors", str(tmp_path))):
+        torn = tmp_path / f"torn-{file}" / "step-000002"
+        shutil.copytree(good, torn)
+        (torn / file).write_bytes((good / file).read_bytes()[:-100])
+        before = {path: path.read_bytes() for path in torn.iterdir()}
+        assert named in refused(grpo.main, replace(args, resume=str(torn)))
+        assert {path: path.read_bytes() for path in torn.iterdir()} == before
+
+
+def start(quick, *flags):
+    flags = [*flags, *(part for key, value in quick.items() for part in (f"--{key.replace('_', '-')}", str(value)))]
+    return subprocess.Popen([sys.executable, "grpo_llm.py", *flags], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def wait_for(condition, seconds=120):
+    end = time.time() + seconds
+    while not condition():
+        assert time.time() < end
+        time.sleep(0.02)
+
+
+def test_interrupted_run_says_how_to_go_on(quick):
+    quick |= {"steps": 100_000}
+    process = start(quick, "--save-every", "3")
+    runs = Path(quick["output_dir"])
+    wait_for(lambda: list(runs.glob("*/step-000003")))
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1 and "Traceback" not in errors
+    path = errors.strip().splitlines()[-1].rpartition("--resume ")[2]
+    (folder,) = runs.iterdir()
+    assert Path(path) == last_checkpoint(folder)
+    step = trainer(folder)["step"]
+    assert len(scalars(folder, "reward")) == step, "the log is closed, and the checkpoint is that of the last step"
+    again = start(quick, "--save-every", "3", "--resume", path)
+    wait_for(lambda: last_checkpoint(folder).name > f"step-{step:06d}")
+    again.kill()
+
+
+def test_kill_at_any_instant_leaves_a_whole_checkpoint(quick, kills=3):
+    """Each time it goes on from a checkpoint that is whole, and no older than the last that was complete at the kill."""
+    quick |= {"steps": 100_000, "save_every": 1}
+    runs, rng, resume = Path(quick["output_dir"]), random.Random(0), []
+    for _ in range(kills):
+        process = start(quick, *resume)
+        known = max(runs.glob("*/step-*"), default=None)
+        wait_for(lambda: max(runs.glob("*/step-*"), default=None) != known)
+        time.sleep(rng.random() * 2)
+        process.kill()
+        process.wait()
+        newest = max(runs.glob("*/step-*"))
+        torch.load(newest / "trainer.pt", weights_only=True)
+        resume = ["--resume", str(newest)]
+
+
+# ------------------------------------------------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_folder_that_cannot_be_written(name, tmp_path, quick):
+    (tmp_path / "file").touch()
+    flags = [part for key, value in (quick | {"output_dir": tmp_path / "file/runs"}).items() for part in (f"--{key.replace('_', '-')}", str(value))]
+    done = subprocess.run([sys.executable, f"{name}.py", *flags], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "--output-dir" in done.stderr.splitlines()[-1]
+
+
+def test_prompt_longer_than_the_context(quick, refused):
+    assert "--max-new-tokens" in refused(grpo.main, grpo.Args(**quick | {"max_new_tokens": 125}))
+    grpo.main(grpo.Args(**quick | {"steps": 1, "max_new_tokens": 120}))  # 128 with the longest sum
+
+
+def test_memory_stays_flat(quick):
+    """300 steps; resident memory after the first 50 may move by a tenth at most."""
+    resident = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    seen, real = [], grpo.compute_advantages
+    grpo.compute_advantages = lambda *args: seen.append(resident()) or real(*args)
+    try:
+        grpo.main(grpo.Args(**quick | {"steps": 300, "eval_every": 100, "save_every": 100}))
+    finally:
+        grpo.compute_advantages = real
+    assert max(seen[50:]) < seen[50] * 1.1
