@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from conftest import ROOT, last_checkpoint, script
+from conftest import ROOT, last_checkpoint, random_model, script
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 grpo = script("grpo_llm")
@@ -214,6 +214,42 @@ def test_real_model_and_data_from_the_command_line(pretrained, gsm_file, tmp_pat
     assert "→" in done.stdout.splitlines()[-1] and "model and TensorBoard logs in" in done.stdout.splitlines()[-1]
     (folder,) = tmp_path.glob("grpo_llm__1__*")
     assert weights(folder)["model.embed_tokens.weight"].shape[0] > 300
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
+def test_three_architectures(kind, pretrained, gsm_file, tmp_path, quick, monkeypatch):
+    """A base model: no chat template, no pad token; GPT-2's positions are learned, its embeddings tied."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
+    tokenizer.chat_template, tokenizer.pad_token = None, None
+    model = random_model(kind, vocab=len(tokenizer), stops=(tokenizer.eos_token_id,))
+    if kind == "gpt2":
+        assert model.lm_head.weight is model.transformer.wte.weight
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**model.config.to_dict() | {"n_positions": 256}))
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / kind)
+    monkeypatch.setattr(grpo, "verify", lambda completion, answer, lenient=False: float(len(completion) % 2))
+    args = grpo.Args(**quick | {"model": str(tmp_path / kind), "dataset": gsm_file, "max_new_tokens": 6, "learning_rate": 1e-3})
+    run = grpo.main(args)
+    after = weights(run["folder"])
+    assert sum(not torch.equal(after[name], tensor) for name, tensor in model.state_dict().items()) > len(after) / 2
+
+
+def test_bf16_products_leave_float32_log_probs_and_updates(monkeypatch):
+    """As on CUDA, with the CPU's autocast. In weights of bf16, updates of a millionth would all but vanish."""
+    model = random_model("qwen2")
+    torch.manual_seed(0)
+    exact, _ = grpo.token_logprobs(model, batch := grpo.generate(model, [[3, 4], [5, 6, 7]], 4, 8, 1.0), 1.0)
+    moved = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        model = random_model("qwen2").to(dtype)
+        before = [p.detach().clone() for p in model.parameters()]
+        with torch.autocast("cpu", torch.bfloat16):
+            logprobs, _ = grpo.token_logprobs(model, batch, 1.0)
+            batch |= {"advantages": torch.randn(8), "ref_logprobs": batch["old_logprobs"]}
+            grpo.train_minibatch(model, torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0), batch, grpo.Args())
+        assert logprobs.dtype == torch.float32 and (logprobs - exact).abs().max() < 0.3
+        moved[dtype] = sum((a != b).sum() for a, b in zip(before, model.parameters())) / sum(p.numel() for p in before)
+    assert moved[torch.float32] > 0.8 and moved[torch.bfloat16] < 0.1
 
 
 def test_stop_ids_chat_template_and_dropout(pretrained):

@@ -1,11 +1,13 @@
 """The five LLM scripts side by side on their default task: each with its defaults, one process after the other.
 
-    python tests/benchmarks/llm_compare.py              # every script, seeds 1 to 3, and grpo_llm.py with an empty cache
+    python tests/benchmarks/llm_compare.py              # every script, seeds 1 to 5, and grpo_llm.py with an empty cache
     python tests/benchmarks/llm_compare.py --sweep      # the clip bounds of gspo_llm.py and cispo_llm.py
 
-Prints a table in Markdown and writes it, with machine and versions, into tests/benchmarks/results/.
+Prints a table in Markdown and writes it, with machine and versions, into tests/benchmarks/results/, and the curves of
+every run into llm_curves.json beside it, from which curves.py draws.
 """
 
+import json
 import os
 import platform
 import subprocess
@@ -26,15 +28,17 @@ SWEEP = {
     "gspo_llm": [(3e-4, 4e-4), (3e-3, 4e-3), (0.01, 0.013), (0.03, 0.04), (0.1, 0.13), (0.2, 0.28)],
     "cispo_llm": [(None, 0.2), (None, 0.5), (None, 1.0), (None, 2.0), (None, 4.0)],
 }
+CURVES = ("reward", "completions/mean_length")
 COLUMNS = ("pass@1 before", "at step 50", "after", "length before", "length after", "clip_ratio", "discarded", "seconds", "MB")
 
 
-def run(script: str, seed: int, *flags: str) -> dict:
+def run(script: str, seed: int, *flags: str, cache: str | None = None) -> dict:
     """One run in a process of its own; the whole process is timed, imports included."""
+    environment = {**os.environ, **({"XDG_CACHE_HOME": cache} if cache else {})}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, f"{script}.py", "--seed", str(seed), "--output-dir", folder, *flags]
         start = time.perf_counter()
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - start
         assert status == 0, f"{' '.join(command)} failed"
@@ -52,6 +56,7 @@ def run(script: str, seed: int, *flags: str) -> dict:
         "discarded": sum(log.get("discarded_groups", [float("nan")])),
         "seconds": seconds,
         "MB": usage.ru_maxrss / 1024,
+        "curves": {name: [round(value, 4) for value in log[name]] for name in CURVES},
     }
 
 
@@ -63,12 +68,16 @@ def row(name: str, runs: list[dict]) -> str:
     return f"| {name} | {worst:.3f} | " + " | ".join(f.format(cell) for f, cell in zip(form, cells)).replace("nan", "–") + " |"
 
 
-def main(sweep: bool = False, seeds: int = 3):
+def main(sweep: bool = False, seeds: int = 5):
     lines = ["| run | worst after | " + " | ".join(COLUMNS) + " |", "|-" * (len(COLUMNS) + 2) + "|"]
     print("\n".join(lines), flush=True)
 
+    curves = {}
+
     def add(name, script, *flags):
-        lines.append(row(name, [run(script, seed, *flags) for seed in range(1, seeds + 1)]))
+        runs = [run(script, seed, *flags) for seed in range(1, seeds + 1)]
+        curves[name] = [one["curves"] for one in runs]
+        lines.append(row(name, runs))
         print(lines[-1], flush=True)
 
     if sweep:
@@ -80,14 +89,16 @@ def main(sweep: bool = False, seeds: int = 3):
         run("grpo_llm", 1, "--steps", "1")  # fills the cache
         for script in SCRIPTS:
             add(script, script)
-        caches = [tempfile.mkdtemp() for _ in range(seeds)]
-        runs = [run("grpo_llm", seed, "--cache-dir", cache) for seed, cache in enumerate(caches, 1)]
+        caches = [tempfile.mkdtemp() for _ in range(3)]
+        runs = [run("grpo_llm", seed, cache=cache) for seed, cache in enumerate(caches, 1)]
         lines.append(row("grpo_llm, empty cache", runs))
         print(lines[-1])
     where = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}, "
     where += f"transformers {transformers.__version__}, {time.strftime('%Y-%m-%d')}, median of {seeds} seeds"
     result = Path(__file__).parent / "results" / ("llm_sweep.md" if sweep else "llm_compare.md")
     result.write_text("\n".join([*lines, "", where, ""]))
+    if not sweep:
+        result.with_name("llm_curves.json").write_text(json.dumps({"where": where, "curves": curves}) + "\n")
 
 
 if __name__ == "__main__":

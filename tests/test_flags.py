@@ -1,0 +1,47 @@
+"""Every flag of every script with values that no run can use: one line and exit status 2, never a traceback."""
+
+import dataclasses
+import typing
+
+import pytest
+import tyro
+from conftest import CLASSIC_SCRIPTS, LLM_SCRIPTS, script
+
+WRONG = {  # of the type: always refused; or a number that may be out of range: refused, or fit for use
+    int: (["x", "1.5", "", "nan", "-1", "9" * 30], ["0", "1", "7"]),
+    float: (["x", "", "--1"], ["nan", "inf", "-inf", "1e999", "-1", "0", "1e-320"]),
+    bool: (["maybe"], []),
+}
+
+
+@pytest.mark.parametrize("name", LLM_SCRIPTS + CLASSIC_SCRIPTS)
+def test_no_value_of_a_flag_shows_a_traceback(name, capsys):
+    module = script(name)
+
+    def ends(flag, value):
+        """The exit status of parsing and checking, None if the value passes."""
+        try:
+            module.check_args(tyro.cli(module.Args, args=[flag, value]))
+        except SystemExit as end:
+            return end.code
+
+    for field in dataclasses.fields(module.Args):
+        flag, kind = f"--{field.name.replace('_', '-')}", field.type
+        if typing.get_origin(kind) is typing.Literal:
+            assert ends(flag, "neither") == 2, flag
+            continue
+        kind = next((k for k in (bool, int, float) if k == kind or k in typing.get_args(kind)), None)
+        for value in WRONG[kind][0] if kind else ():
+            assert ends(flag, value) == 2, f"{flag} {value}"
+        for value in WRONG[kind][1] if kind else ():
+            assert ends(flag, value) in (2, None), f"{flag} {value}"
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", LLM_SCRIPTS + CLASSIC_SCRIPTS)
+def test_not_a_number_is_no_value(name, refused):
+    module = script(name)
+    for field in dataclasses.fields(module.Args):
+        if field.type is float:
+            args = dataclasses.replace(module.Args(), **{field.name: float("nan")})
+            assert f"--{field.name.replace('_', '-')}" in refused(module.check_args, args)
