@@ -463,7 +463,7 @@ def main(args: Args) -> dict:
             state["scores"] = evaluate(model, tokenizer, held_out, args, writer, step)
         if RANK == 0 and (step % args.save_every == 0 or step == args.steps or interrupts):
             save_model(model, tokenizer, folder / f"step-{step:06d}", state | {"optimizer": optimizer.state_dict()})
-            [shutil.rmtree(old) for old in sorted(folder.glob("step-*"))[:-2]]
+            [shutil.rmtree(old) for old in (*folder.glob("*.tmp"), *sorted(folder.glob("step-*"))[:-2])]
     RANK == 0 and writer.close()
     interrupts and sys.exit(f"stopped; go on with --resume {max(folder.glob('step-*'), default='(nothing saved yet)')}")
     WORLD > 1 and dist.destroy_process_group()

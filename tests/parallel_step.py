@@ -41,6 +41,8 @@ def main(out: str):
         module.generate, module.verify = generate, lambda completion, answer: float(completion == "#1")
         model, reference = random_model("qwen2").double(), random_model("qwen2", seed=1).double()
         args = module.Args(max_new_tokens=9, model="some", micro_batch_size=3)
+        if hasattr(args, "beta"):
+            args.beta = 0.1
         batch, completions, rewards = module.rollout(model, Tokenizer(), PROBLEMS, 4, 1.0, args)
         if hasattr(module, "reference_logprobs"):
             batch["ref_logprobs"] = module.reference_logprobs(reference, batch, args)

@@ -38,6 +38,18 @@ def test_logprobs_of_sampler_and_trainer_are_the_models(kind, temperature):
             assert (found[i, len(completion) :] == 0).all()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_joined_rollouts_are_read_as_they_were_drawn(kind):
+    """Of other prompt and completion lengths each: padded on the wrong side, a prompt would no longer end where it should."""
+    model = random_model(kind)
+    torch.manual_seed(4)
+    batch = grpo.join([grpo.generate(model, [prompt], 3, length, 1.0) for prompt, length in zip(PROMPTS, (4, 9, 6))])
+    assert batch["prompt_ids"].shape == (9, 5) and len(batch["ended"]) == 9
+    with torch.no_grad():
+        logprobs, _ = grpo.token_logprobs(model, batch, 1.0)
+    torch.testing.assert_close(logprobs, batch["old_logprobs"], rtol=0, atol=1e-5)
+
+
 def test_ratio_is_one_right_after_the_rollout():
     for kind in KINDS:
         model = random_model(kind)
