@@ -35,7 +35,7 @@ def same(a, b):
 def test_resumed_is_straight(name, quick, tmp_path):
     """4 steps, and 2 + resume + 2: dice, data, optimizer, learning rate, scores; each one lost shows in some number."""
     module = script(name)
-    args = module.Args(**quick | {"steps": 4, "save_every": 2, "eval_every": 3})
+    args = module.Args(**quick | {"steps": 4, "save_every": 2, "eval_every": 3, "learning_rate": 1e-2})
     straight = module.main(args)
     shutil.copytree(Path(straight["folder"]) / "step-000002", tmp_path / "again/step-000002")
     (tmp_path / "again/123.tmp").mkdir()  # what a kill may leave

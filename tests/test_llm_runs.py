@@ -100,6 +100,16 @@ def test_same_seed_same_run_with_and_without_cache(quick, small_tiny, tmp_path):
     assert first["eval/pass@1_initial"] == other["eval/pass@1_initial"]
 
 
+def test_each_step_and_each_seed_has_dice_of_its_own(quick, monkeypatch):
+    """The same question at every step: with the same dice, the answers would be the same, too."""
+    seen, real = [], grpo.rollout
+    monkeypatch.setattr(grpo, "rollout", lambda *args: seen.append(torch.initial_seed()) or real(*args))
+    for seed in (1, 2):
+        grpo.main(grpo.Args(**quick | {"steps": 4, "eval_every": 100, "seed": seed}))
+    training = [dice for dice in seen if dice]  # an evaluation's dice are those of seed 0
+    assert len(training) == len(set(training)) == 8
+
+
 def test_evaluation_takes_no_dice_from_training(quick, tmp_path):
     rare, often = (
         grpo.main(grpo.Args(**quick | {"steps": 3, "eval_every": every, "output_dir": str(tmp_path / str(every))}))
