@@ -318,9 +318,9 @@ def train_minibatch(model, optimizer, batch: dict, args) -> dict:
     # Weights are made for the whole minibatch: micro-batches and processes, however they cut it, add up to the same.
     batch = batch | {"weights": token_weights(batch["mask"], args), "share": batch["mask"] / batch["mask"].sum()}
     stats = Counter(dict.fromkeys(("kl", "loss", "entropy"), 0.0))
-    optimizer.zero_grad(set_to_none=False)
-    own = torch.arange(len(batch["mask"]))[RANK::WORLD]  # this process's rows
-    for rows in filter(len, own.split(args.micro_batch_size or len(batch["mask"]))):
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)  # not None: a process may have no rows
+    for rows in filter(len, torch.arange(len(batch["mask"]))[RANK::WORLD].split(args.micro_batch_size or 2**31)):
         micro = {name: tensor[rows] for name, tensor in batch.items()}
         logprobs, entropy = token_logprobs(model, micro, args.temperature)
         inputs = (logprobs, micro["old_logprobs"], micro["advantages"], micro["mask"])

@@ -50,7 +50,7 @@ def main(out: str):
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         order = random.Random(0).sample(range(20), 20)
         stats = [module.train_minibatch(model, optimizer, {k: v[rows] for k, v in batch.items()}, args)
-                 for rows in torch.tensor(order).split([7, 1, 12])]  # 1: one of two processes has nothing to do
+                 for rows in torch.tensor(order).split([1, 7, 12])]  # 1: one of two processes has nothing to do
         results[name] = {"weights": torch.cat([p.detach().flatten() for p in model.parameters()]), "stats": stats,
                          "lengths": batch["mask"].sum(1), "texts": completions, "rewards": rewards}  # fmt: skip
     torch.save(results, f"{out}-{rank}-of-{world}.pt")
