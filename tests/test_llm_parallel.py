@@ -9,7 +9,7 @@ import torch
 from conftest import LLM_SCRIPTS, ROOT
 from test_llm_runs import scalars, weights
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 def run(command):
@@ -23,7 +23,7 @@ def run(command):
 def steps(tmp_path_factory):
     out = tmp_path_factory.mktemp("parallel") / "step"
     run([sys.executable, "tests/parallel_step.py", str(out)])
-    run([*TORCHRUN, "29611", "tests/parallel_step.py", str(out), "parallel"])
+    run([*TORCHRUN, "tests/parallel_step.py", str(out), "parallel"])
     return [torch.load(f"{out}-{name}.pt", weights_only=True) for name in ("0-of-1", "0-of-2", "1-of-2")]
 
 
@@ -45,7 +45,7 @@ def test_two_processes_take_the_step_of_one(steps, name):
 def test_torchrun(name, tmp_path, quick):
     """dapo_llm: the processes agree on when to stop drawing, or one of them would wait for ever."""
     flags = [part for key, value in quick.items() for part in (f"--{key.replace('_', '-')}", str(value))]
-    done = run([*TORCHRUN, "29612", f"{name}.py", *flags])
+    done = run([*TORCHRUN, f"{name}.py", *flags])
     assert done.stdout.count("held-out") == 1 and done.stderr.count(" 0/1000") <= 1
     (folder,) = (tmp_path / "runs").iterdir()
     assert len(list(folder.glob("events*"))) == 1 and weights(folder)
@@ -64,4 +64,4 @@ grpo.main(grpo.Args(steps=1, prompts_per_step=2, group_size=32, output_dir={str(
 completions = seen[0][1]
 assert len(completions) == 64 and completions[:32] != completions[32:], completions
 """)
-    run([*TORCHRUN, "29613", str(tmp_path / "dice.py")])
+    run([*TORCHRUN, str(tmp_path / "dice.py")])

@@ -19,7 +19,7 @@ import tyro
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 ROOT = Path(__file__).parents[2]
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 def seconds_per_step(prefix: tuple, threads: int, steps: int) -> float:
