@@ -58,7 +58,8 @@ def test_processes_draw_different_samples(tmp_path):
 import grpo_llm as grpo
 seen, real = [], grpo.rollout
 grpo.rollout = lambda *args: seen.append(real(*args)) or seen[-1]
-grpo.make_sum = lambda rng, held_out=False: ("3+8+5=", "16")
+encode = grpo.encode_prompt
+grpo.encode_prompt = lambda question, *rest: encode("3+8+5=", *rest)
 grpo.evaluate = lambda *args: {{"eval/pass@1": 0.0, "eval/mean_length": 0.0}}
 grpo.main(grpo.Args(steps=1, prompts_per_step=2, group_size=32, output_dir={str(tmp_path)!r}))
 completions = seen[0][1]
