@@ -349,8 +349,8 @@ def train_minibatch(model, optimizer, batch: dict, args) -> dict:
         stats["loss"] += loss.item()
         stats["entropy"] += (micro["share"] * entropy).sum().item()
         stats["clip_ratio"] += (micro["share"] * (objective != surrogate(*inputs, unclipped))).sum().item()
-    for parameter in model.parameters():
-        all_sum(parameter.grad)
+    grads = [parameter.grad for parameter in model.parameters()]
+    WORLD > 1 and torch.nn.utils.vector_to_parameters(all_sum(torch.nn.utils.parameters_to_vector(grads)), grads)
     stats = dict(zip(stats, all_sum(torch.tensor([*stats.values()], device=model.device)).tolist()))
     stats["grad_norm"] = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
     optimizer.step()

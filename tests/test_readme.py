@@ -11,7 +11,7 @@ from conftest import ROOT
 README = (ROOT / "README.md").read_text()
 FOLDER = ROOT / "tests/benchmarks/results"
 RESULTS = (FOLDER / "llm_compare.md").read_text()
-QUOTED = ["llm_compare", "trl_speed", "classic_cartpole", "classic_variance"]
+QUOTED = ["llm_compare", "trl_speed", "trl_time", "parallel_speed", "classic_cartpole", "classic_variance"]
 BEYOND = ["classic_acrobot", "classic_pendulum", "classic_lunarlander", "classic_halfcheetah"]  # one table of them all
 
 
