@@ -369,7 +369,7 @@ def rollout(model, tokenizer, problems, num_samples: int, temperature: float, ar
         parts = [{}] * WORLD
         dist.all_gather_object(parts, {name: tensor.cpu() for name, tensor in batch.items()})
         batch = {name: tensor.to(model.device) for name, tensor in join(list(filter(None, parts))).items()}
-    ids = [row[mask > 0].tolist() for row, mask in zip(batch["completion_ids"].cpu(), batch["mask"].cpu())]
+    ids = [row[: int(sum(mask))] for row, mask in zip(batch["completion_ids"].tolist(), batch["mask"].tolist())]
     completions = tokenizer.batch_decode(ids, skip_special_tokens=True)
     answers = [answer for _, answer in problems for _ in range(num_samples)]
     rewards = torch.tensor(list(map(verify, completions, answers)), device=model.device)
