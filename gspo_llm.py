@@ -10,28 +10,26 @@ The pain it cures. GRPO weighs each token by a ratio of its own, a one-sample es
 over a completion varies far less, so ε is smaller: 3e-4 and 4e-4 in the paper; the tiny model moves further in a step
 and wants more (tests/benchmarks/results/llm_sweep.md). How it fails. A completion is clipped whole or not at all.
 
-    python gspo_llm.py      # a tiny embedded model learns to reason, on a laptop; add for a real one:
-    --model Qwen/Qwen2.5-0.5B-Instruct --dataset gsm8k.jsonl --learning-rate 1e-6 --max-new-tokens 256
+    python gspo_llm.py      # a tiny embedded model learns to reason, on a laptop; README: real ones, on GPUs
 Zheng et al. 2025, Group Sequence Policy Optimization, arXiv:2507.18071
 """
 
-import inspect, json, math, os, random, re, shutil, signal, sys, time, zlib
+import inspect, io, json, math, os, random, re, shutil, signal, sys, time, zlib
 from collections import Counter
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import accumulate, chain, count, islice, takewhile
 from pathlib import Path
 from typing import Literal
-
-import tokenizers
-import torch
+import safetensors, tokenizers, torch, transformers, tyro
 import torch.distributed as dist
-import transformers
-import tyro
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun: one process per GPU
+CUDA = torch.cuda.is_available()
+bf16 = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # of products alone: weights in bf16 would lose updates
 
 @dataclass
 class Args:
@@ -55,6 +53,8 @@ class Args:
     """completions drawn per question (G)"""
     micro_batch_size: int = 0
     """completions per forward pass of an update: changes memory, not the gradient; 0 = the whole minibatch"""
+    gradient_checkpointing: bool = False
+    """keep no activations inside a layer, compute them twice: less memory, a third more time"""
     learning_rate: float = 4e-4
     """AdamW's peak rate, reached in ten rollouts and then falling to 0; a pretrained model wants about 1e-6"""
     temperature: float = 1.0
@@ -94,9 +94,6 @@ def check_args(args):
             stop(f"--{name.replace('_', '-')} {value}: must be {'above 0' if low == 1e-9 else f'{low} or more'}")
     if args.prompts_per_step * args.group_size % (args.minibatches * WORLD):
         stop(f"--minibatches {args.minibatches}: times processes, must divide --prompts-per-step times --group-size")
-    if args.model == "tiny" and {args.dataset, args.eval_dataset} - {"arithmetic", ""}:
-        stop("--model tiny reads nothing but sums: leave --dataset and --eval-dataset alone, or name another --model")
-
 # --------------------------------------------------------------------------------------------------------------- Task
 NUMBER = re.compile(r"([-+]?)\\?\$?((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?)")
 
@@ -128,16 +125,13 @@ def load_data(args):
     held_out = load_jsonl("--eval-dataset", args.eval_dataset) if args.eval_dataset else train[: len(train) // 10 + 1]
     if train is not None:
         questions = dict(held_out)
-        train = [problem for problem in train if problem[0] not in questions]
-        train or stop(f"--dataset {args.dataset}: every question is held out; give more, or another --eval-dataset")
+        train = [p for p in train if p[0] not in questions] or stop(f"--dataset {args.dataset}: all of it is held out")
     return train, held_out[: args.eval_problems]
 
 def verify(completion: str, answer: str, lenient: bool = False) -> float:
-    """1.0 if the completion ends in a marker of one or more `#` and then the right number, else 0.0.
-
-    Compared by value, through what models wrap around: `#### 1,234.00`, `#### \\boxed{$5}`, `#### **5%**`; in time that
-    is linear in the length. lenient, for evaluation: the last number anywhere will do.
-    """
+    """1.0 if the completion ends in a marker of one or more `#` and then the right number, else 0.0; in linear time.
+    By value, through what models wrap around it: `#### 1,234.00`, `#### \\boxed{$5}`, `#### **5%**`. lenient, for
+    evaluation: the last number anywhere will do."""
     _, marker, tail = completion.rpartition("#")
     if lenient:
         marker, tail = "#", ([match[0] for match in NUMBER.finditer(completion)] or [""])[-1]
@@ -145,23 +139,19 @@ def verify(completion: str, answer: str, lenient: bool = False) -> float:
     found, right = NUMBER.fullmatch(tail), NUMBER.fullmatch(answer)
     value = lambda match: Decimal(match[1] + match[2].replace(",", ""))  # which neither rounds nor overflows
     return float(bool(marker == "#" and found and right) and value(found) == value(right))
-
 # -------------------------------------------------------------------------------------------------------------- Model
 def make_tiny_model(steps: int = 1000):
     """A character-level Llama of 84 k parameters, after `steps` steps of imitation, and its tokenizer.
 
     The demonstrations come in two styles: working a sum out in running totals (3+8+5= → 11,16#16), and blurting out
-    a guess (→ #14). Guessing starts rare and ends as the habit of 85 %: the skill is learned first, and then buried.
-    """
+    a guess (→ #14). Guessing starts rare and ends as the habit of 85 %: the skill is learned first, and then buried."""
     vocabulary = {token: i for i, token in enumerate(["<eos>", "<unk>", *"0123456789+=,#"])}
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges=[], unk_token="<unk>"))  # no merges
     backend.decoder = tokenizers.decoders.Fuse()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", unk_token="<unk>")
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    ids = {"vocab_size": len(vocabulary), "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
-    # The usual initializer_range of 0.02 is meant for widths in the thousands: this model would learn far slower.
-    config = transformers.LlamaConfig(**sizes, **ids, max_position_embeddings=128, initializer_range=0.1)
+    config = transformers.LlamaConfig(  # the usual initializer_range of 0.02 is for widths in the thousands
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=128,
+        vocab_size=len(vocabulary), bos_token_id=None, eos_token_id=0, pad_token_id=0, initializer_range=0.1)
     torch.manual_seed(0)  # the same model for every --seed
     model = transformers.LlamaForCausalLM(config)
     rng = random.Random(0)
@@ -188,7 +178,8 @@ def save_model(model, tokenizer, folder: Path, state: dict | None = None):
     scratch = folder.with_name(f"{time.time_ns()}.tmp")
     model.save_pretrained(scratch)
     tokenizer.save_pretrained(scratch)
-    torch.save(state, scratch / "trainer.pt")
+    torch.save(state, buffer := io.BytesIO())  # for torch.save would not tell a full disk from a bug
+    (scratch / "trainer.pt").write_bytes(buffer.getbuffer())
     os.sync()
     shutil.rmtree(folder, ignore_errors=True)
     scratch.rename(folder)
@@ -198,18 +189,18 @@ def load_policy(args, device):
     source = args.model
     if source == "tiny":  # cached under what shapes its weights: the code that makes them and its libraries
         recipe = *map(inspect.getsource, (make_tiny_model, make_sum)), torch.__version__, transformers.__version__
-        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "policy-gradients"
-        source = cache / f"tiny-{zlib.crc32(str(recipe).encode()):08x}"
-        if RANK == 0 and not source.exists():
-            save_model(*make_tiny_model(), source)
+        source = Path(torch.hub.get_dir()) / f"policy-gradients-{zlib.crc32(str(recipe).encode()):08x}"
+        RANK or source.exists() or save_model(*make_tiny_model(), source)
         WORLD > 1 and dist.barrier()  # the other processes wait for it
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)
         model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).to(device)
+        args.gradient_checkpointing and model.activation_checkpointing_enable()
+        assert len(tokenizer) <= model.get_input_embeddings().num_embeddings, "more tokens than embeddings"
     except Exception as error:  # each library has its own for a missing folder, a torn file, an unknown type
         stop(f"--model {source}: neither a hub id nor a folder that loads ({str(error).splitlines()[0]})")
-    eos_ids = [tokenizer.eos_token_id, model.config.eos_token_id, model.generation_config.eos_token_id]
-    stops = {i for ids in eos_ids for i in (ids if isinstance(ids, list) else [ids])} - {None}
+    stops = [tokenizer.eos_token_id, model.config.eos_token_id, model.generation_config.eos_token_id]
+    stops = {i for ids in stops for i in (ids if isinstance(ids, list) else [ids])} - {None}
     model.generation_config.eos_token_id = sorted(stops) or stop(f"--model {source}: it has no end-of-sequence token")
     model.generation_config.pad_token_id = min(stops) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     return model.eval(), tokenizer  # eval() because dropout would make the ratio noisy; gradients flow all the same
@@ -217,14 +208,11 @@ def load_policy(args, device):
 def encode_prompt(question: str, tokenizer, args) -> list[int]:
     """Token ids of a question in the form that the model expects, BOS once if it has one."""
     text = question if args.model == "tiny" else f"{question}\nReason step by step, then end with #### and the number."
-    if tokenizer.chat_template:  # which writes its own BOS
-        chat = [{"role": "user", "content": text}]
-        text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    ids = tokenizer.encode(text, add_special_tokens=not tokenizer.chat_template)
+    chat = {"conversation": [{"role": "user", "content": text}], "add_generation_prompt": True, "return_dict": False}
+    ids = tokenizer.apply_chat_template(**chat) if tokenizer.chat_template else tokenizer.encode(text)
     if not ids or tokenizer.unk_token_id in ids:
         stop(f"--model {args.model}: its tokenizer cannot read the prompt {text!r}")
     return ids
-
 # ------------------------------------------------------------------------------------------------------------ Rollout
 def all_sum(tensor):
     """Its sum over all processes, in place."""
@@ -244,56 +232,80 @@ def log_softmax(model, logits, temperature: float):
         logits[..., config.pad_token_id] = torch.finfo(logits.dtype).min
     return logits.log_softmax(-1)
 
+class StaticLayer(transformers.StaticLayer):
+    def update(self, keys, values, *_):  # rotary embeddings turn the keys back to float32
+        return super().update(keys.to(values.dtype), values)
+
 @torch.no_grad()
+@bf16
 def generate(model, prompts: list[list[int]], num_samples: int, max_new_tokens: int, temperature: float) -> dict:
     """Draw `num_samples` completions of each prompt (token ids); temperature 0 means greedy.
 
     Tensors of B = len(prompts) · num_samples rows: prompt_ids and prompt_mask (B, S), padded on the left;
-    completion_ids, old_logprobs and mask (B, T), 1 up to and including the first stop token; ended (B, 1), not cut off.
-    """
-    device, pad = model.device, model.generation_config.pad_token_id
+    completion_ids, old_logprobs, and mask (B, T), 1 up to the first stop token and on it; ended (B, 1), not cut off."""
+    device, pad = model.eval().device, model.generation_config.pad_token_id
     stops = torch.tensor(model.generation_config.eos_token_id, device=device)
-    S, T = max(map(len, prompts)), max_new_tokens
+    B, S, T = len(prompts) * num_samples, max(map(len, prompts)), max_new_tokens
+    prompts = [prompt for prompt in prompts for _ in range(num_samples)]
     prompt_ids = torch.tensor([[pad] * (S - len(p)) + p for p in prompts], device=device)
-    attention = torch.tensor([[0] * (S - len(p)) + [1] * (len(p) + T) for p in prompts], device=device)
-    positions = (attention.cumsum(1) - 1).clamp(min=0)  # counted from the first real token, not from the padding
-    # Each prompt is read once; what the cache then holds is copied to its whole group.
-    cache = transformers.DynamicCache(config=model.config)
-    seen = {"attention_mask": attention[:, :S], "position_ids": positions[:, :S]}
-    logits = model(prompt_ids, **seen, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
-    cache.batch_repeat_interleave(num_samples)
-    tensors = (prompt_ids, attention, positions, logits)
-    prompt_ids, attention, positions, logits = (x.repeat_interleave(num_samples, 0) for x in tensors)
-    rows = torch.arange(len(prompt_ids), device=device)  # those still being written; the others have left the cache
-    completion_ids, old_logprobs = prompt_ids.new_full((len(rows), T), pad), torch.zeros(len(rows), T, device=device)
+    attention = torch.tensor([[0] * (S - len(p)) + [1] * len(p) + [0] * T for p in prompts], device=device)
+    positions = (attention[:, :S].cumsum(1) - 1).clamp(min=0)  # counted from the first real token, not from the padding
+    # Each prompt is read once, then what the cache holds of it is copied to its whole group.
+    cache, G = transformers.DynamicCache(), num_samples
+    inputs = {"input_ids": prompt_ids[::G], "attention_mask": attention[::G, :S], "position_ids": positions[::G]}
+    logits = model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1).logits.repeat_interleave(G, 0)
+    cache.batch_repeat_interleave(G)
+    completion_ids, old_logprobs = prompt_ids.new_full((B, T), pad), torch.zeros(B, T, device=device)
+    rows, going = torch.arange(B, device=device), torch.ones(B, dtype=torch.bool, device=device)
+    if CUDA:  # shapes and memory stay as they are, so that a step can be recorded
+        tokens, graph, filled = positions[:, -1:].clone(), torch.cuda.CUDAGraph(), cache.layers
+        cache = transformers.Cache(layers=[StaticLayer(S + T) for _ in filled])
+        [layer.update(prompt.keys, prompt.values.to(logits.dtype)) for layer, prompt in zip(cache.layers, filled)]
+    def step(width):
+        inputs = {"input_ids": tokens, "attention_mask": attention[rows, :width], "position_ids": positions[rows, -1:]}
+        return model(**inputs, past_key_values=cache, use_cache=True).logits
     for t in range(T):
         logp = log_softmax(model, logits[:, -1], temperature or 1.0)
-        tokens = torch.multinomial(logp.exp(), 1) if temperature else logp.argmax(-1, keepdim=True)
-        completion_ids[rows, t], old_logprobs[rows, t] = tokens[:, 0], logp.gather(1, tokens)[:, 0]
-        going = ~torch.isin(tokens[:, 0], stops)
-        if not going.all():
-            rows, tokens = rows[going], tokens[going]
-            cache.batch_select_indices(going.nonzero()[:, 0])
-        if len(rows) == 0 or t == T - 1:
+        # With E ~ Exp(1), argmax p / E is a sample of p: what torch.multinomial does, too, but making the GPU wait.
+        drawn = (logp.exp() / torch.empty_like(logp).exponential_() if temperature else logp).argmax(1, keepdim=True)
+        completion_ids[rows, t], old_logprobs[rows, t] = drawn[:, 0], logp.gather(1, drawn)[:, 0]
+        going &= ~torch.isin(drawn[:, 0], stops)
+        if t == T - 1 or (t % 32 == 31 or not CUDA) and not going.any():  # to ask is to wait for the GPU
             break
-        seen = {"attention_mask": attention[rows, : S + t + 1], "position_ids": positions[rows, S + t, None]}
-        logits = model(tokens, **seen, past_key_values=cache, use_cache=True).logits
+        attention[:, S + t], positions[:, -1] = 1, positions[:, -1] + 1
+        if CUDA:
+            tokens.copy_(drawn)
+            if t == 1:  # step 0 chose kernels and filled caches; this one is recorded, and then repeated without Python
+                with torch.cuda.graph(graph):
+                    logits = step(S + T)
+            logits = graph.replay() or logits if t else step(S + T)
+        else:  # who has ended leaves the cache
+            going.all() or cache.batch_select_indices(going.nonzero()[:, 0])
+            rows, tokens, going = rows[going], drawn[going], going[going]
+            logits = step(S + t + 1)
     stop_ids = torch.isin(completion_ids, stops).long()
     mask = (stop_ids.cumsum(1) - stop_ids == 0).float()
     columns = {"completion_ids": completion_ids, "mask": mask, "old_logprobs": old_logprobs * mask}
     batch = {name: tensor[:, : int(mask.sum(1).max())] for name, tensor in columns.items()}
     return batch | {"prompt_ids": prompt_ids, "prompt_mask": attention[:, :S], "ended": stop_ids.amax(1, True) > 0}
 
+@bf16
 def token_logprobs(model, batch: dict, temperature: float):
     """log π of each completion token and the policy's entropy there, both (B, T), 0 where the mask is 0."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
     attention = torch.cat([batch["prompt_mask"], batch["mask"].long()], 1)
     inputs = {"input_ids": ids, "attention_mask": attention, "position_ids": (attention.cumsum(1) - 1).clamp(min=0)}
     # Logits speak of the next token: those of the last prompt token are wanted, those of the last token are not.
+    for layer in model.modules():  # layers that compute twice do so in training mode; what is in them stays as it is
+        layer.training = getattr(layer, "gradient_checkpointing", False)
     logits = model(**inputs, use_cache=False, logits_to_keep=batch["mask"].shape[1] + 1).logits[:, :-1]
-    logp = log_softmax(model, logits, temperature)
-    entropy = -(logp.detach().exp() * logp.detach()).sum(-1)
-    return logp.gather(2, batch["completion_ids"][..., None])[..., 0] * batch["mask"], entropy * batch["mask"]
+    def choose(logits, ids):
+        logp = log_softmax(model, logits, temperature)
+        return logp.gather(2, ids[..., None])[..., 0], -(logp.detach().exp() * logp.detach()).sum(-1)
+    # A few rows at a time, and once more on the way back: all logits in float32 would fill the memory.
+    chunks = zip(*(x.split(max(1, 2**26 // logits[0].numel())) for x in (logits, batch["completion_ids"])))
+    columns = zip(*(checkpoint(choose, *chunk, use_reentrant=False) for chunk in chunks))
+    return tuple(torch.cat(column) * batch["mask"] for column in columns)
 
 @torch.no_grad()
 def reference_logprobs(reference, batch: dict, args):
@@ -302,7 +314,6 @@ def reference_logprobs(reference, batch: dict, args):
     for rows in filter(len, torch.arange(len(logprobs))[RANK::WORLD].split(args.micro_batch_size or 64)):
         logprobs[rows] = token_logprobs(reference, {name: batch[name][rows] for name in batch}, args.temperature)[0]
     return all_sum(logprobs)  # each process has filled in its share
-
 # ---------------------------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rewards, args):
     """Better or worse than its group, in standard deviations: rewards (P prompts, G samples) → advantages (P, G)."""
@@ -318,8 +329,7 @@ def token_weights(mask, args):
 def surrogate(logprobs, old_logprobs, advantages, mask, args):
     """GSPO's clipped objective, the same on each token of a completion: all (B, T), but advantages (B,)."""
     advantages = advantages[:, None]
-    log_ratio = ((logprobs - old_logprobs) * mask).sum(1, keepdim=True)
-    ratio = (log_ratio / mask.sum(1, keepdim=True).clamp(min=1)).exp()  # (B, 1)
+    ratio = (((logprobs - old_logprobs) * mask).sum(1, True) / mask.sum(1, True).clamp(min=1)).exp()  # (B, 1)
     clipped = ratio.clamp(1 - args.clip_low, 1 + args.clip_high)
     return torch.minimum(ratio * advantages, clipped * advantages).expand_as(mask)
 
@@ -356,7 +366,6 @@ def train_minibatch(model, optimizer, batch: dict, args) -> dict:
     stats["grad_norm"] = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
     optimizer.step()
     return stats
-
 # ---------------------------------------------------------------------------------------------------------- Main loop
 def rollout(model, tokenizer, problems, num_samples: int, temperature: float, args):
     """`num_samples` completions of each problem: the rollout's tensors, the texts, and verified rewards (P, G)."""
@@ -377,39 +386,31 @@ def rollout(model, tokenizer, problems, num_samples: int, temperature: float, ar
 
 def evaluate(model, tokenizer, problems, args, writer, step: int, k: int = 8) -> dict:
     """Scores on held-out problems, k samples each at temperature 1 and one greedy, returned and logged."""
-    scores, samples = Counter(), []
+    scores = Counter()
     torch.manual_seed(RANK)  # the same dice at every evaluation
     for start in range(0, len(problems), args.prompts_per_step):
         chunk = problems[start : start + args.prompts_per_step]
-        batch, completions, right = rollout(model, tokenizer, chunk, k, 1.0, args)
+        batch, texts, right = rollout(model, tokenizer, chunk, k, 1.0, args)
         _, _, greedy = rollout(model, tokenizer, chunk, 1, 0.0, args)
-        answers = [answer for _, answer in chunk for _ in range(k)]
-        scores["eval/pass@1"] += right.sum().item() / k
-        scores["eval/pass@1_greedy"] += greedy.sum().item()
-        scores["eval/pass@1_lenient"] += sum(verify(*pair, lenient=True) for pair in zip(completions, answers)) / k
-        scores[f"eval/pass@{k}"] += right.amax(1).sum().item()
+        lenient = sum(verify(text, chunk[i // k][1], lenient=True) for i, text in enumerate(texts))
+        scores.update({"eval/pass@1": right.sum().item() / k, f"eval/pass@{k}": right.amax(1).sum().item()})
+        scores.update({"eval/pass@1_greedy": greedy.sum().item(), "eval/pass@1_lenient": lenient / k})
         scores["eval/mean_length"] += batch["mask"].sum().item() / k
-        samples += [f"    {question}{text}" for (question, _), text in zip(chunk, completions[::k])]
     scores = {name: score / len(problems) for name, score in scores.items()}
     for name in scores if RANK == 0 else ():
         writer.add_scalar(name, scores[name], step)
-    RANK == 0 and writer.add_text("completions", "\n".join(samples[:8]), step)
+    RANK == 0 and writer.add_text("completions", "\n".join(f"    {q}{o}" for (q, _), o in zip(chunk, texts[::k])), step)
     return scores
 
 def main(args: Args) -> dict:
     start = time.perf_counter()
     check_args(args)
     transformers.utils.logging.disable_progress_bar()
-    best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    device = torch.device("cpu" if best == "mps" and args.model == "tiny" else best)  # the tiny one is faster so
-    if device.type == "cuda":  # products in bf16, but weights, sums and Adam in float32: bf16 would round updates away
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-        torch.set_autocast_dtype("cuda", torch.bfloat16)
-        torch.set_autocast_enabled("cuda", True)
-        torch.set_autocast_cache_enabled(False)  # it would outlive the weights that it was made from
+    device = torch.device("cuda" if CUDA else "mps" if torch.mps.is_available() and args.model != "tiny" else "cpu")
+    CUDA and torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     WORLD > 1 and dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     train, held_out = load_data(args)
-    state = {"step": 0, "drawn": 0, "num_tokens": 0, "flags": vars(args)}
+    state = {"step": 0, "drawn": 0, "tokens": 0, "flags": vars(args)}
     if args.resume:
         try:
             state = torch.load(Path(args.resume) / "trainer.pt", map_location=device, weights_only=True)
@@ -429,12 +430,12 @@ def main(args: Args) -> dict:
     writer = SummaryWriter(folder, purge_step=state["step"] + 1) if RANK == 0 else None
     flags = "".join(f"|{name}|{value}|\n" for name, value in vars(args).items())
     RANK == 0 and writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{flags}", state["step"])
+    interrupts, ending = [], False  # Ctrl-C ends the run after the step under way
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(1) if interrupts and WORLD == 1 else interrupts.append(1))
     if not args.resume:
         state["initial"] = state["scores"] = evaluate(model, tokenizer, held_out, args, writer, 0)
-    interrupts = []  # Ctrl-C ends the run after the step under way
-    signal.signal(signal.SIGINT, lambda *_: interrupts.append(signal.signal(signal.SIGINT, signal.default_int_handler)))
     bar = tqdm(range(state["step"] + 1, args.steps + 1), desc=Path(__file__).stem, unit="step", disable=RANK > 0)
-    for step in takewhile(lambda _: not interrupts, bar):
+    for step in takewhile(lambda _: not ending, bar):
         step_start, dice = time.perf_counter(), random.Random(f"{args.seed} {step}")  # the same in all processes
         torch.manual_seed(dice.getrandbits(32) + RANK)  # another in each
         optimizer.param_groups[0]["lr"] = args.learning_rate * min(step / 11, 1 - (step - 1) / args.steps)
@@ -445,29 +446,28 @@ def main(args: Args) -> dict:
         batch["advantages"] = compute_advantages(rewards, args).flatten()
         stats = Counter()
         for rows in torch.tensor(dice.sample(range(rewards.numel()), rewards.numel())).chunk(args.minibatches):
-            minibatch = {key: tensor[rows] for key, tensor in batch.items()}
-            update = train_minibatch(model, optimizer, minibatch, args)
+            update = train_minibatch(model, optimizer, {key: tensor[rows] for key, tensor in batch.items()}, args)
             if not math.isfinite(update["loss"] + update["grad_norm"]):
                 sys.exit(f"error: step {step}: loss or gradient not finite; try another --learning-rate; see {folder}")
             stats.update({key: value / args.minibatches for key, value in update.items()})
         lengths, seconds = batch["mask"].sum(1), time.perf_counter() - step_start
-        state["step"], state["drawn"] = step, state["drawn"] + len(rewards)
-        state["num_tokens"] = num_tokens = state["num_tokens"] + int(lengths.sum())
-        stats.update(num_tokens=num_tokens, step_time=seconds, reward=rewards.mean(), reward_std=rewards.std(1).mean())
+        state |= {"step": step, "drawn": state["drawn"] + len(rewards), "tokens": state["tokens"] + int(lengths.sum())}
+        stats.update(reward=rewards.mean(), reward_std=rewards.std(1).mean(), num_tokens=state["tokens"])
+        stats.update({"frac_reward_zero_std": (rewards == rewards[:, :1]).all(1).float().mean(), "step_time": seconds})
         stats.update({"tokens_per_second": lengths.sum() / seconds, "completions/mean_length": lengths.mean()})
-        stats["frac_reward_zero_std"] = (rewards == rewards[:, :1]).all(1).float().mean()
         stats["completions/clipped_ratio"] = (~batch["ended"]).float().mean()
         for key, value in stats.items() if RANK == 0 else ():
             writer.add_scalar(key, float(value), step)
         bar.set_postfix(reward=f"{stats['reward']:.2f}", length=f"{stats['completions/mean_length']:.1f}")
         if step % args.eval_every == 0 or step == args.steps:
             state["scores"] = evaluate(model, tokenizer, held_out, args, writer, step)
-        if RANK == 0 and (step % args.save_every == 0 or step == args.steps or interrupts):
+        ending = step == args.steps or all_sum(torch.tensor(len(interrupts), device=device)).item() > 0
+        if RANK == 0 and (step % args.save_every == 0 or ending):
             save_model(model, tokenizer, folder / f"step-{step:06d}", state | {"optimizer": optimizer.state_dict()})
             [shutil.rmtree(old) for old in (*folder.glob("*.tmp"), *sorted(folder.glob("step-*"))[:-2])]
     RANK == 0 and writer.close()
-    interrupts and sys.exit(f"stopped; go on with --resume {max(folder.glob('step-*'), default='(nothing saved yet)')}")
     WORLD > 1 and dist.destroy_process_group()
+    state["step"] < args.steps and sys.exit(RANK or f"stopped; go on with --resume {max(folder.glob('step-*'))}")
     initial, scores, seconds = state["initial"], state["scores"], time.perf_counter() - start
     before, after = map("pass@1 {eval/pass@1:.3f}, length {eval/mean_length:.1f}".format_map, (initial, scores))
     RANK == 0 and print(f"held-out {before} → {after}; {seconds:.0f} s; model and TensorBoard logs in {folder}")
@@ -476,5 +476,5 @@ def main(args: Args) -> dict:
 if __name__ == "__main__":
     try:
         main(tyro.cli(Args))
-    except OSError as error:  # a full disk, a folder that cannot be written: what was saved is whole
+    except (OSError, safetensors.SafetensorError) as error:  # a full disk, say: what was saved before is whole
         stop(f"--output-dir: {error}")

@@ -40,7 +40,7 @@ def random_model(kind: str = "llama", vocab: int = 11, stops=(1,), pad: int = 0,
 def cache(tmp_path_factory):
     """One cache for the whole session and its subprocesses: the warm start is made once."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
-    return Path(os.environ["XDG_CACHE_HOME"]) / "policy-gradients"
+    return Path(os.environ["XDG_CACHE_HOME"]) / "torch/hub"
 
 
 @pytest.fixture

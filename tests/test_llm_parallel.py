@@ -1,20 +1,26 @@
 """Two processes and one: the same optimizer step, one warm start, one log, one saved model."""
 
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, ROOT
+from conftest import LLM_SCRIPTS, ROOT, last_checkpoint
+from test_llm_resume import wait_for
 from test_llm_runs import scalars, weights
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
+def environment():
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+
+
 def run(command):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return done
 
@@ -66,3 +72,18 @@ completions = seen[0][1]
 assert len(completions) == 64 and completions[:32] != completions[32:], completions
 """)
     run([*TORCHRUN, str(tmp_path / "dice.py")])
+
+
+def test_ctrl_c_ends_all_processes_after_the_same_step(tmp_path, quick):
+    """A terminal sends it to torchrun and to each process, and torchrun sends it on: every process gets it twice, and
+    not at the same time. Were each to end by itself, the others would wait for it for ever."""
+    flags = [part for key, value in (quick | {"steps": 100_000}).items() for part in (f"--{key.replace('_', '-')}", str(value))]
+    command = [*TORCHRUN, "grpo_llm.py", *flags, "--save-every", "2"]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment(), text=True, stderr=subprocess.PIPE, start_new_session=True)
+    runs = Path(quick["output_dir"])
+    wait_for(lambda: list(runs.glob("*/step-000002")))
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    (folder,) = runs.iterdir()
+    assert len(scalars(folder, "reward")) == int(last_checkpoint(folder).name[5:])
+    assert errors.count("stopped; go on with --resume") == 1 and str(last_checkpoint(folder)) in errors

@@ -85,9 +85,12 @@ def test_what_is_no_checkpoint(quick, tmp_path, refused):
         assert {path: path.read_bytes() for path in torn.iterdir()} == before
 
 
-def start(quick, *flags):
-    flags = [*flags, *(part for key, value in quick.items() for part in (f"--{key.replace('_', '-')}", str(value)))]
-    return subprocess.Popen([sys.executable, "grpo_llm.py", *flags], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def flags(quick):
+    return [part for key, value in quick.items() for part in (f"--{key.replace('_', '-')}", str(value))]
+
+
+def start(quick, *more):
+    return subprocess.Popen([sys.executable, "grpo_llm.py", *flags(quick), *more], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def wait_for(condition, seconds=120):
@@ -137,10 +140,22 @@ def test_kill_at_any_instant_leaves_a_whole_checkpoint(quick, kills=3):
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
 def test_folder_that_cannot_be_written(name, tmp_path, quick):
     (tmp_path / "file").touch()
-    flags = [part for key, value in (quick | {"output_dir": tmp_path / "file/runs"}).items() for part in (f"--{key.replace('_', '-')}", str(value))]
-    done = subprocess.run([sys.executable, f"{name}.py", *flags], cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, f"{name}.py", *flags(quick | {"output_dir": tmp_path / "file/runs"})]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "--output-dir" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("size", [1_000, 100_000, 400_000])
+def test_full_disk(size, quick):
+    """No file may grow beyond `size` bytes: at first the log cannot be written, then the weights (340 kB), then the optimizer's
+    state (680 kB). The error differs with the writer; the line that the user sees does not."""
+    command = [sys.executable, "-c", f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size})); "
+               f"import runpy, sys; sys.argv = {['grpo_llm.py', *flags(quick)]}; runpy.run_path('grpo_llm.py', run_name='__main__')"]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "Traceback" not in done.stderr.partition("Exception in thread")[0]  # TensorBoard's thread
+    assert "--output-dir" in done.stderr.splitlines()[-1]
+    assert not list(Path(quick["output_dir"]).glob("*/step-*")), "a checkpoint that is not whole has no name"
 
 
 def test_prompt_longer_than_the_context(quick, refused):

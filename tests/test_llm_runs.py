@@ -128,7 +128,7 @@ def small_tiny(monkeypatch, tmp_path):
 
     monkeypatch.setattr(grpo, "make_tiny_model", make_tiny_model)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache/policy-gradients"
+    return tmp_path / "cache/torch/hub"
 
 
 def test_corrupt_cache_is_named(small_tiny, refused):
@@ -226,6 +226,22 @@ def test_real_model_and_data_from_the_command_line(pretrained, gsm_file, tmp_pat
     assert weights(folder)["model.embed_tokens.weight"].shape[0] > 300
 
 
+def test_gradient_checkpointing_by_flag(pretrained, gsm_file, quick):
+    """Dropout of 0.5 in the model: were it awake in the update, the same seed would give other weights."""
+    runs = [grpo.main(grpo.Args(**quick | {"model": pretrained, "dataset": gsm_file, "max_new_tokens": 6, "learning_rate": 1e-3,
+            "gradient_checkpointing": flag, "output_dir": quick["output_dir"] + str(flag)})) for flag in (False, True)]  # fmt: skip
+    a, b = (weights(run["folder"]) for run in runs)
+    assert all(torch.allclose(a[name], b[name], rtol=0, atol=1e-5) for name in a)
+
+
+def test_tokenizer_of_another_model(pretrained, gsm_file, tmp_path, quick, refused):
+    """Ids that the model has no embedding for: an index error within, or on CUDA a device-side assertion."""
+    transformers.AutoTokenizer.from_pretrained(pretrained).save_pretrained(tmp_path / "mixed")
+    random_model("llama", vocab=50).save_pretrained(tmp_path / "mixed")
+    flags = {"model": str(tmp_path / "mixed"), "dataset": gsm_file}
+    assert "--model" in refused(grpo.main, grpo.Args(**quick | flags))
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
 def test_three_architectures(kind, pretrained, gsm_file, tmp_path, quick, monkeypatch):
     """A base model: no chat template, no pad token; GPT-2's positions are learned, its embeddings tied."""
@@ -286,6 +302,9 @@ def test_bos_comes_once_and_missing_pad_is_mended(pretrained, tmp_path):
     tokenizer.chat_template = "{{ bos_token }}" + template
     assert grpo.encode_prompt("1 + 1", tokenizer, args).count(tokenizer.bos_token_id) == 1
     tokenizer.save_pretrained(tmp_path / "m")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m")
+    model.resize_token_embeddings(len(tokenizer))
+    model.save_pretrained(tmp_path / "m")
     model, tokenizer = grpo.load_policy(replace(args, model=str(tmp_path / "m")), torch.device("cpu"))
     assert tokenizer.pad_token_id is None and model.generation_config.pad_token_id in model.generation_config.eos_token_id
 
@@ -297,7 +316,7 @@ def test_bos_comes_once_and_missing_pad_is_mended(pretrained, tmp_path):
     ({"group_size": 1}, "--group-size"), ({"minibatches": 7}, "--minibatches"), ({"steps": 0}, "--steps"),
     ({"learning_rate": float("nan")}, "--learning-rate"), ({"temperature": 0.0}, "--temperature"),
     ({"clip_low": -0.1}, "--clip-low"), ({"beta": float("inf")}, "--beta"), ({"max_new_tokens": -5}, "--max-new-tokens"),
-    ({"seed": -1}, "--seed"), ({"dataset": "x.jsonl"}, "--model"), ({"model": "/nowhere/at/all"}, "--model"),
+    ({"seed": -1}, "--seed"), ({"dataset": "x.jsonl"}, "--dataset"), ({"model": "/nowhere/at/all"}, "--model"),
 ])  # fmt: skip
 def test_bad_flags(quick, refused, flags, named):
     assert named in refused(grpo.main, grpo.Args(**quick | flags))
@@ -306,6 +325,7 @@ def test_bad_flags(quick, refused, flags, named):
 def test_tokenizer_that_cannot_read_the_prompt(quick, refused, learned, gsm_file):
     flags = quick | {"model": str(last_checkpoint(learned["folder"])), "dataset": gsm_file}
     assert "cannot read the prompt" in refused(grpo.main, grpo.Args(**flags))
+    assert "--model tiny: its tokenizer cannot read the prompt" in refused(grpo.main, grpo.Args(**quick | {"dataset": gsm_file}))
 
 
 def test_command_line_errors_show_no_traceback(tmp_path):
