@@ -245,15 +245,15 @@ def generate(model, prompts: list[list[int]], num_samples: int, max_new_tokens: 
     completion_ids, old_logprobs, and mask (B, T), 1 up to the first stop token and on it; ended (B, 1), not cut off."""
     device, pad = model.eval().device, model.generation_config.pad_token_id
     stops = torch.tensor(model.generation_config.eos_token_id, device=device)
-    B, S, T = len(prompts) * num_samples, max(map(len, prompts)), max_new_tokens
-    prompts = [prompt for prompt in prompts for _ in range(num_samples)]
+    B, G, S, T = len(prompts) * num_samples, num_samples, max(map(len, prompts)), max_new_tokens
     prompt_ids = torch.tensor([[pad] * (S - len(p)) + p for p in prompts], device=device)
     attention = torch.tensor([[0] * (S - len(p)) + [1] * len(p) + [0] * T for p in prompts], device=device)
     positions = (attention[:, :S].cumsum(1) - 1).clamp(min=0)  # counted from the first real token, not from the padding
     # Each prompt is read once, then what the cache holds of it is copied to its whole group.
-    cache, G = transformers.DynamicCache(), num_samples
-    inputs = {"input_ids": prompt_ids[::G], "attention_mask": attention[::G, :S], "position_ids": positions[::G]}
+    cache = transformers.DynamicCache()
+    inputs = {"input_ids": prompt_ids, "attention_mask": attention[:, :S], "position_ids": positions}
     logits = model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1).logits.repeat_interleave(G, 0)
+    prompt_ids, attention, positions = (x.repeat_interleave(G, 0) for x in (prompt_ids, attention, positions))
     cache.batch_repeat_interleave(G)
     completion_ids, old_logprobs = prompt_ids.new_full((B, T), pad), torch.zeros(B, T, device=device)
     rows, going = torch.arange(B, device=device), torch.ones(B, dtype=torch.bool, device=device)
@@ -296,15 +296,13 @@ def token_logprobs(model, batch: dict, temperature: float):
     attention = torch.cat([batch["prompt_mask"], batch["mask"].long()], 1)
     inputs = {"input_ids": ids, "attention_mask": attention, "position_ids": (attention.cumsum(1) - 1).clamp(min=0)}
     # Logits speak of the next token: those of the last prompt token are wanted, those of the last token are not.
-    for layer in model.modules():  # layers that compute twice do so in training mode; what is in them stays as it is
-        layer.training = getattr(layer, "gradient_checkpointing", False)
     logits = model(**inputs, use_cache=False, logits_to_keep=batch["mask"].shape[1] + 1).logits[:, :-1]
     def choose(logits, ids):
         logp = log_softmax(model, logits, temperature)
         return logp.gather(2, ids[..., None])[..., 0], -(logp.detach().exp() * logp.detach()).sum(-1)
     # A few rows at a time, and once more on the way back: all logits in float32 would fill the memory.
     chunks = zip(*(x.split(max(1, 2**26 // logits[0].numel())) for x in (logits, batch["completion_ids"])))
-    columns = zip(*(checkpoint(choose, *chunk, use_reentrant=False) for chunk in chunks))
+    columns = zip(*(checkpoint(choose, *chunk, use_reentrant=False) if CUDA else choose(*chunk) for chunk in chunks))
     return tuple(torch.cat(column) * batch["mask"] for column in columns)
 
 @torch.no_grad()
@@ -344,6 +342,8 @@ def train_minibatch(model, optimizer, batch: dict, args) -> dict:
     batch = batch | {"weights": token_weights(batch["mask"], args), "share": batch["mask"] / batch["mask"].sum()}
     unclipped = replace(args, clip_low=math.inf, clip_high=math.inf)
     stats = Counter(dict.fromkeys(("kl", "loss", "entropy", "clip_ratio"), 0.0))
+    for layer in model.modules() if args.gradient_checkpointing else ():  # on in training mode, dropout in it off
+        layer.training = getattr(layer, "gradient_checkpointing", False)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)  # not None: a process may have no rows
     for rows in filter(len, torch.arange(len(batch["mask"]))[RANK::WORLD].split(args.micro_batch_size or 2**31)):

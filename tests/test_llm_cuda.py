@@ -204,7 +204,7 @@ def test_checkpointed_layers_keep_less_and_give_the_same_gradient(kind):
     batch |= {"advantages": torch.randn(12), "ref_logprobs": batch["old_logprobs"] - 0.1}
     plain, gradients = update(model, batch)
     model.activation_checkpointing_enable()
-    less, same = update(model, batch)
+    less, same = update(model, batch, gradient_checkpointing=True)
     for a, b in zip(gradients, same):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)
     assert less < 0.7 * plain
@@ -212,7 +212,7 @@ def test_checkpointed_layers_keep_less_and_give_the_same_gradient(kind):
     assert torch.equal(grpo.generate(model, PROMPTS, 4, 20, 1.0)["old_logprobs"], batch["old_logprobs"])
 
 
-def test_log_probs_in_chunks(monkeypatch):
+def test_log_probs_in_chunks(cuda, monkeypatch):
     """With a large vocabulary the logits are kept once, as the model gave them, and in float32 never all at a time."""
     model = random_model("llama", vocab=2000)
     torch.manual_seed(0)
