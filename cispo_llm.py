@@ -339,7 +339,7 @@ def train_minibatch(model, optimizer, batch: dict, args) -> dict:
     for layer in model.modules() if args.gradient_checkpointing else ():  # on in training mode, dropout in it off
         layer.training = getattr(layer, "gradient_checkpointing", False)
     for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)  # not None: a process may have no rows
+        parameter.grad = torch.zeros_like(parameter) if WORLD > 1 else None  # a process may have no rows
     for rows in filter(len, torch.arange(len(batch["mask"]))[RANK::WORLD].split(args.micro_batch_size or 2**31)):
         micro = {name: tensor[rows] for name, tensor in batch.items()}
         logprobs, entropy = token_logprobs(model, micro, args.temperature)

@@ -1,14 +1,16 @@
-"""Is the default run as fast as it was? One step of this checkout against that of another revision, in turns.
+"""Is the default step as fast as it was? This checkout against another revision, step by step in turns.
 
     python tests/benchmarks/paired_step.py 36f1eaf                    # the revision before processes and GPUs
-    python tests/benchmarks/paired_step.py 36f1eaf --script rloo_llm
 
-The learning rate is 0, so that both keep to the same policy and lengths of the same distribution. Each run is a process
-of its own; the ratio is taken within a round. Prints a table and writes results/paired_step.md.
+Both take the same steps in one process: same questions, dice and minibatches, and so the same samples; the learning
+rate is 0, so that they stay the same. The policy is the tiny model after `warm` steps of training: answers of full length.
+Prints a table and writes results/paired_step.md.
 """
 
+import importlib.util
 import os
 import platform
+import random
 import subprocess
 import sys
 import tempfile
@@ -19,38 +21,62 @@ from typing import Annotated
 
 import torch
 import tyro
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 ROOT = Path(__file__).parents[2]
 
 
-def step_time(root: Path, script: str, seed: int, steps: int) -> float:
-    """Median seconds of a step, evaluation apart."""
-    with tempfile.TemporaryDirectory() as out:
-        flags = {"learning-rate": 0, "steps": steps, "eval-every": 10**6, "eval-problems": 8, "seed": seed, "output-dir": out}
-        command = [sys.executable, f"{script}.py", *(str(part) for key, value in flags.items() for part in (f"--{key}", value))]
-        subprocess.run(command, cwd=root, check=True, capture_output=True)
-        events = EventAccumulator(str(next(Path(out).iterdir())), size_guidance={"scalars": 0})
-        events.Reload()
-        return median(event.value for event in events.Scalars("step_time"))
+def load(folder: Path, name: str):
+    spec = importlib.util.spec_from_file_location(name, folder / "grpo_llm.py")
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def main(revision: Annotated[str, tyro.conf.Positional], script: str = "grpo_llm", rounds: int = 7, steps: int = 40, write: bool = True):
+class Side:
+    """One revision's script, with a policy and a reference of its own."""
+
+    def __init__(self, module):
+        self.module, self.args = module, module.Args()
+        self.model, self.tokenizer = module.load_policy(self.args, torch.device("cpu"))
+        self.reference = module.load_policy(self.args, torch.device("cpu"))[0].requires_grad_(False)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=4e-4, weight_decay=0.0, fused=True)
+
+    def step(self, seed: int) -> tuple[float, float]:
+        """(seconds, reward) of a rollout, the reference's log-probs and four updates."""
+        module, args, rng = self.module, self.args, random.Random(seed)
+        problems = [module.make_sum(rng) for _ in range(args.prompts_per_step)]
+        torch.manual_seed(seed)
+        start = time.perf_counter()
+        batch, _, rewards = module.rollout(self.model, self.tokenizer, problems, args.group_size, args.temperature, args)
+        batch["ref_logprobs"] = module.reference_logprobs(self.reference, batch, args)
+        batch["advantages"] = module.compute_advantages(rewards, args).flatten()
+        for rows in torch.randperm(rewards.numel()).chunk(args.minibatches):
+            module.train_minibatch(self.model, self.optimizer, {name: batch[name][rows] for name in batch}, args)
+        return time.perf_counter() - start, rewards.sum().item()
+
+
+def main(revision: Annotated[str, tyro.conf.Positional], steps: int = 200, warm: int = 60, write: bool = True):
     with tempfile.TemporaryDirectory() as folder:
         archive = subprocess.run(["git", "archive", revision], cwd=ROOT, check=True, capture_output=True).stdout
         subprocess.run(["tar", "x", "-C", folder], input=archive, check=True)
-        step_time(Path(folder), script, 0, 1), step_time(ROOT, script, 0, 1)  # each makes its tiny model
-        pairs = []
-        for seed in range(rounds):
-            order = (Path(folder), ROOT) if seed % 2 else (ROOT, Path(folder))
-            found = {root: step_time(root, script, seed, steps) for root in order}
-            pairs.append((found[Path(folder)], found[ROOT]))
-            print("{:.4f} s | {:.4f} s".format(*pairs[-1]), flush=True)
-    old, new = (median(column) for column in zip(*pairs))
-    ratios = sorted(a / b for a, b in pairs)
-    lines = [f"| one step of {script}.py | seconds | times as fast, median (range) |", "|-|-|-|", f"| at {revision} | {old:.4f} | 1 |",
-             f"| now | {new:.4f} | {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) |", "",
-             f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, {rounds} alternating rounds of {steps} steps"]  # fmt: skip
+        old, new = Side(load(Path(folder), "old")), Side(load(ROOT, "new"))
+        for seed in range(warm):
+            new.step(seed)
+        old.model.load_state_dict(new.model.state_dict())
+        for side in (old, new):
+            side.optimizer.param_groups[0]["lr"] = 0.0
+        times = []
+        for seed in range(warm, warm + steps):
+            order = (old, new) if seed % 2 else (new, old)
+            found = {side: side.step(seed) for side in order}
+            assert found[old][1] == found[new][1], "they no longer draw the same samples"
+            times.append((found[old][0], found[new][0]))
+    ratios = sorted(a / b for a, b in times[5:])
+    a, b = (median(column) for column in zip(*times[5:]))
+    low, high = ratios[len(ratios) // 10], ratios[-len(ratios) // 10]
+    lines = ["| one default step of grpo_llm.py | seconds | times as fast, median (80 % of the steps) |", "|-|-|-|",
+             f"| at {revision} | {a:.4f} | 1 |", f"| now | {b:.4f} | {median(ratios):.3f} ({low:.2f} to {high:.2f}) |", "",
+             f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, {steps} steps in turns"]  # fmt: skip
     print("\n".join(lines))
     if write:
         (Path(__file__).parent / "results" / "paired_step.md").write_text("\n".join(lines) + "\n")
