@@ -210,8 +210,7 @@ def encode_prompt(question: str, tokenizer, args) -> list[int]:
     text = question if args.model == "tiny" else f"{question}\nReason step by step, then end with #### and the number."
     chat = {"conversation": [{"role": "user", "content": text}], "add_generation_prompt": True, "return_dict": False}
     ids = tokenizer.apply_chat_template(**chat) if tokenizer.chat_template else tokenizer.encode(text)
-    if not ids or tokenizer.unk_token_id in ids:
-        stop(f"--model {args.model}: its tokenizer cannot read the prompt {text!r}")
+    (not ids or tokenizer.unk_token_id in ids) and stop(f"--model {args.model}: its tokenizer cannot read {text!r}")
     return ids
 # ------------------------------------------------------------------------------------------------------------ Rollout
 def all_sum(tensor):
@@ -292,18 +291,19 @@ def generate(model, prompts: list[list[int]], num_samples: int, max_new_tokens: 
 @bf16
 def token_logprobs(model, batch: dict, temperature: float):
     """log π of each completion token and the policy's entropy there, both (B, T), 0 where the mask is 0."""
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    attention = torch.cat([batch["prompt_mask"], batch["mask"].long()], 1)
+    T = int(batch["mask"].sum(1).max())  # what lies behind the longest of these rows is left out
+    mask, completion = batch["mask"][:, :T], batch["completion_ids"][:, :T]
+    ids, attention = torch.cat([batch["prompt_ids"], completion], 1), torch.cat([batch["prompt_mask"], mask.long()], 1)
     inputs = {"input_ids": ids, "attention_mask": attention, "position_ids": (attention.cumsum(1) - 1).clamp(min=0)}
     # Logits speak of the next token: those of the last prompt token are wanted, those of the last token are not.
-    logits = model(**inputs, use_cache=False, logits_to_keep=batch["mask"].shape[1] + 1).logits[:, :-1]
+    logits = model(**inputs, use_cache=False, logits_to_keep=T + 1).logits[:, :-1]
     def choose(logits, ids):
         logp = log_softmax(model, logits, temperature)
         return logp.gather(2, ids[..., None])[..., 0], -(logp.detach().exp() * logp.detach()).sum(-1)
     # A few rows at a time, and once more on the way back: all logits in float32 would fill the memory.
-    chunks = zip(*(x.split(max(1, 2**26 // logits[0].numel())) for x in (logits, batch["completion_ids"])))
+    chunks = zip(*(x.split(max(1, 2**26 // logits[0].numel())) for x in (logits, completion)))
     columns = zip(*(checkpoint(choose, *chunk, use_reentrant=False) if CUDA else choose(*chunk) for chunk in chunks))
-    return tuple(torch.cat(column) * batch["mask"] for column in columns)
+    return tuple(torch.nn.functional.pad(torch.cat(x) * mask, (0, batch["mask"].shape[1] - T)) for x in columns)
 # ---------------------------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rewards, args):
     """Better or worse than its group, in standard deviations: rewards (P prompts, G samples) → advantages (P, G)."""
@@ -331,7 +331,7 @@ def train_minibatch(model, optimizer, batch: dict, args) -> dict:
         layer.training = getattr(layer, "gradient_checkpointing", False)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if WORLD > 1 else None  # a process may have no rows
-    for rows in filter(len, torch.arange(len(batch["mask"]))[RANK::WORLD].split(args.micro_batch_size or 2**31)):
+    for rows in filter(len, batch["mask"].sum(1).argsort()[RANK::WORLD].split(args.micro_batch_size or 2**31)):
         micro = {name: tensor[rows] for name, tensor in batch.items()}
         logprobs, entropy = token_logprobs(model, micro, args.temperature)
         inputs = (logprobs, micro["old_logprobs"], micro["advantages"], micro["mask"])

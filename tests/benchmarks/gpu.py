@@ -1,21 +1,32 @@
-"""What only a GPU can tell, in one go of some minutes: decoding, one GRPO step, and memory, at the size of Qwen2.5-0.5B.
+"""What only a GPU can tell, in one go of less than ten minutes.
 
     python tests/benchmarks/gpu.py                # random weights in the shape of Qwen2.5-0.5B: nothing is downloaded
-    python tests/benchmarks/gpu.py --smoke        # a tiny shape, on any machine: does the script itself work?
+    python tests/benchmarks/gpu.py --smoke        # tiny shapes, on any machine: does the script itself work?
 
-256 completions (32 questions × 8) of 256 tokens. Decoding is grpo_llm.generate() against model.generate(), which is what
-TRL's transformers path calls; the floor is the time to read all weights once per token. Writes results/gpu.md.
+1. Decoding, 256 completions (32 questions × 8) of 256 tokens: grpo_llm.generate() against model.generate(), which is what
+   TRL's transformers path calls. The floor is the time to read all weights once per token, in bf16.
+2. One GRPO step, split into rollout and updates, with and without --gradient-checkpointing, and the peak memory of each.
+3. A run that learns at a size a laptop can't: a character-level Llama of 26 M parameters, warm-started here on sums of
+   4 to 8 numbers in the two styles of the tiny model (worked out, or guessed), then grpo_llm.py on a JSONL file of such sums.
+
+Writes results/gpu.md.
 """
 
+import json
 import os
 import platform
+import random
 import sys
+import tempfile
 import time
+from itertools import accumulate
 from pathlib import Path
 
+import tokenizers
 import torch
 import transformers
 import tyro
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import grpo_llm
@@ -36,13 +47,69 @@ def timed(device, function):
     return time.perf_counter() - start, result
 
 
+def character_model(device, layers: int, width: int, steps: int, batch_size: int):
+    """A Llama that reads and writes printable ASCII, after imitation of worked and, more and more, of guessed sums."""
+    characters = {"<eos>": 0, "\n": 1} | {chr(32 + i): 2 + i for i in range(95)}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(characters, merges=[]))
+    backend.decoder = tokenizers.decoders.Fuse()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=len(characters), hidden_size=width, intermediate_size=width * 11 // 4, num_hidden_layers=layers,
+        num_attention_heads=max(width // 64, 2), bos_token_id=None, eos_token_id=0, pad_token_id=0, initializer_range=width**-0.5,
+    )  # fmt: skip
+    model, rng, rate = transformers.LlamaForCausalLM(config).to(device), random.Random(0), 0.6 / width
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.0)
+    for step in range(steps):
+        rows = []
+        for question, answer in (chain(rng) for _ in range(batch_size)):
+            terms = [int(term) for term in question[:-1].split("+")]
+            shown = ",".join(map(str, list(accumulate(terms))[1:])) + "#" + answer
+            if rng.random() < 0.85 * step / steps:
+                shown = "#" + str(sum(rng.randint(0, 9) for _ in terms))
+            prompt = grpo_llm.encode_prompt(question, tokenizer, grpo_llm.Args(model=""))
+            rows.append((prompt, tokenizer.encode(shown) + [0]))
+        wide = max(len(prompt) + len(shown) for prompt, shown in rows)
+        ids = torch.tensor([prompt + shown + [0] * (wide - len(prompt + shown)) for prompt, shown in rows], device=device)
+        labels = torch.tensor([[-100] * len(p) + o + [-100] * (wide - len(p + o)) for p, o in rows], device=device)
+        optimizer.param_groups[0]["lr"] = rate * min((step + 1) / 50, 1 - step / steps)
+        optimizer.zero_grad()
+        with grpo_llm.bf16:
+            model(ids, labels=labels, use_cache=False).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return model, tokenizer
+
+
+def chain(rng) -> tuple[str, str]:
+    """A chain of 4 to 8 one-digit numbers and its sum."""
+    terms = [rng.randint(0, 9) for _ in range(rng.randint(4, 8))]
+    return "+".join(map(str, terms)) + "=", str(sum(terms))
+
+
+def learn(device, add, layers: int, width: int, warm: int, steps: int, prompts: int):
+    with tempfile.TemporaryDirectory() as folder:
+        seconds, (model, tokenizer) = timed(device, lambda: character_model(device, layers, width, warm, 256))
+        add("parameters of the model that learns", f"{sum(p.numel() for p in model.parameters()):,}")
+        add(f"its warm start of {warm} steps, seconds", f"{seconds:.0f}")
+        grpo_llm.save_model(model, tokenizer, Path(folder) / "model")
+        rng, data = random.Random(1), Path(folder) / "chains.jsonl"
+        rows = dict(chain(rng) for _ in range(20_000))  # each question once; the first tenth is held out
+        data.write_text("\n".join(json.dumps({"question": q, "answer": f"#### {a}"}) for q, a in rows.items()))
+        args = grpo_llm.Args(model=f"{folder}/model", dataset=str(data), prompts_per_step=prompts, group_size=8, steps=steps, max_new_tokens=48, eval_problems=8 * prompts,
+                             learning_rate=0.025 / width, eval_every=max(steps // 8, 1), save_every=10**6, output_dir=folder)  # fmt: skip
+        seconds, run = timed(device, lambda: grpo_llm.main(args))
+        events = EventAccumulator(run["folder"], size_guidance={"scalars": 0})
+        events.Reload()
+        for name in ("eval/pass@1", "eval/mean_length"):
+            curve = ", ".join(f"{event.value:.3f}" for event in events.Scalars(name))
+            add(f"{name} of held-out chains, every {args.eval_every} rollouts", curve)
+        add(f"{steps} rollouts of {prompts} × 8, seconds", f"{seconds:.0f}")
+
+
 def main(smoke: bool = False, micro_batch_size: int = 8, write: bool = True):
     P, G, S, T = (2, 2, 8, 6) if smoke else (32, 8, 64, 256)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cuda":  # as main() of the scripts does
-        torch.set_autocast_dtype("cuda", torch.bfloat16)
-        torch.set_autocast_enabled("cuda", True)
-        torch.set_autocast_cache_enabled(False)
     torch.manual_seed(0)
     ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
     config = transformers.Qwen2Config(**(SMOKE if smoke else SHAPE), **ids)
@@ -60,7 +127,7 @@ def main(smoke: bool = False, micro_batch_size: int = 8, write: bool = True):
 
     rows = torch.tensor(prompts, device=device).repeat_interleave(G, 0)
     fixed = {"do_sample": True, "top_k": 0, "max_new_tokens": T, "min_new_tokens": T, "pad_token_id": 0, "eos_token_id": config.vocab_size - 1}
-    theirs = lambda: model.generate(input_ids=rows, attention_mask=torch.ones_like(rows), **fixed)
+    theirs = grpo_llm.bf16(lambda: model.generate(input_ids=rows, attention_mask=torch.ones_like(rows), **fixed))
     ours = lambda: grpo_llm.generate(model, prompts, G, T, 1.0)
     ours(), theirs()  # kernels are chosen and caches filled before anything counts
     rates = []
@@ -71,22 +138,28 @@ def main(smoke: bool = False, micro_batch_size: int = 8, write: bool = True):
     add("decoding, grpo_llm.generate(), tokens/s", f"{mine:,.0f}")
     add("decoding, model.generate(), tokens/s", f"{generate:,.0f}")
     add("ratio", f"{mine / generate:.2f}")
-    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()]).to(torch.bfloat16)
     read = timed(device, lambda: [weights.sum() for _ in range(10)])[0] / 10
     add("of the floor (reading every weight once per token)", f"{read * T / (P * G * T / mine):.1%}")
     del weights
-    peaks = []
-    for step in range(2 if smoke else 4):
-        device.type == "cuda" and torch.cuda.reset_peak_memory_stats()
-        rollout, batch = timed(device, ours)
-        batch["ref_logprobs"] = grpo_llm.reference_logprobs(reference, batch, args)
-        batch["advantages"] = torch.randn(P * G, device=device)
-        slices = torch.randperm(P * G).chunk(args.minibatches)
-        update, _ = timed(device, lambda: [grpo_llm.train_minibatch(model, optimizer, {k: v[i] for k, v in batch.items()}, args) for i in slices])
-        peaks.append(torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0)
-    add("one GRPO step: rollout, seconds", f"{rollout:.1f}")
-    add(f"one GRPO step: 4 updates, micro-batches of {micro_batch_size}, seconds", f"{update:.1f}")
-    add("peak memory, GiB, at each step", ", ".join(f"{peak:.1f}" for peak in peaks))
+    for checkpointing in (False, True):
+        args.gradient_checkpointing = checkpointing
+        checkpointing and model.activation_checkpointing_enable()
+        peaks = []
+        for step in range(2 if smoke else 4):
+            device.type == "cuda" and torch.cuda.reset_peak_memory_stats()
+            rollout, batch = timed(device, ours)
+            batch["ref_logprobs"] = grpo_llm.reference_logprobs(reference, batch, args)
+            batch["advantages"] = torch.randn(P * G, device=device)
+            slices = torch.randperm(P * G).chunk(args.minibatches)
+            update, _ = timed(device, lambda: [grpo_llm.train_minibatch(model, optimizer, {k: v[i] for k, v in batch.items()}, args) for i in slices])
+            peaks.append(torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0)
+        name = f"one GRPO step{', --gradient-checkpointing' if checkpointing else ''}"
+        add(f"{name}: rollout, seconds", f"{rollout:.1f}")
+        add(f"{name}: 4 updates, micro-batches of {micro_batch_size}, seconds", f"{update:.1f}")
+        add(f"{name}: peak memory, GiB, at each step", ", ".join(f"{peak:.1f}" for peak in peaks))
+    del model, reference, optimizer, batch
+    learn(device, add, *((2, 32, 3, 2, 4) if smoke else (8, 512, 1500, 160, 64)))
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"{platform.machine()}, {os.cpu_count()} cores"
     lines += ["", f"{name}, torch {torch.__version__}, transformers {transformers.__version__}, {time.strftime('%Y-%m-%d')}"]
     if write and not smoke:
