@@ -137,7 +137,7 @@ def make_tiny_model(steps: int = 1000):
     The demonstrations come in two styles: working a sum out in running totals (3+8+5= → 11,16#16), and blurting out
     a guess (→ #14). Guessing starts rare and ends as the habit of 85 %: the skill is learned first, and then buried."""
     vocabulary = {token: i for i, token in enumerate(["<eos>", "<unk>", *"0123456789+=,#"])}
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges=[], unk_token="<unk>"))  # no merges
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges=[], unk_token="<unk>"))
     backend.decoder = tokenizers.decoders.Fuse()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", unk_token="<unk>")
     config = transformers.LlamaConfig(  # the usual initializer_range of 0.02 is for widths in the thousands
@@ -189,7 +189,7 @@ def load_policy(args, device):
         args.gradient_checkpointing and model.activation_checkpointing_enable()
         assert len(tokenizer) <= model.get_input_embeddings().num_embeddings, "more tokens than embeddings"
     except Exception as error:  # each library has its own for a missing folder, a torn file, an unknown type
-        stop(f"--model {source}: neither a hub id nor a folder that loads ({str(error).splitlines()[0]})")
+        stop(f"--model {source}: neither a hub id nor a folder that loads ({repr(error)[:200]})")
     stops = [tokenizer.eos_token_id, model.config.eos_token_id, model.generation_config.eos_token_id]
     stops = {i for ids in stops for i in (ids if isinstance(ids, list) else [ids])} - {None}
     model.generation_config.eos_token_id = sorted(stops) or stop(f"--model {source}: it has no end-of-sequence token")
@@ -232,7 +232,7 @@ def generate(model, prompts: list[list[int]], num_samples: int, max_new_tokens: 
     """Draw `num_samples` completions of each prompt (token ids); temperature 0 means greedy.
 
     Tensors of B = len(prompts) · num_samples rows: prompt_ids and prompt_mask (B, S), padded on the left;
-    completion_ids, old_logprobs, and mask (B, T), 1 up to the first stop token and on it; ended (B, 1), not cut off."""
+    completion_ids, old_logprobs and mask (B, T), 1 through the first stop token; ended (B, 1), not cut off."""
     device, pad = model.eval().device, model.generation_config.pad_token_id
     stops = torch.tensor(model.generation_config.eos_token_id, device=device)
     B, G, S, T = len(prompts) * num_samples, num_samples, max(map(len, prompts)), max_new_tokens

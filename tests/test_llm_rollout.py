@@ -167,3 +167,21 @@ def test_reference_logprobs_do_not_depend_on_the_cut():
         found = grpo.reference_logprobs(model, batch, grpo.Args(micro_batch_size=size))
         torch.testing.assert_close(found, batch["old_logprobs"], rtol=0, atol=1e-5)
         assert not found.requires_grad
+
+
+@torch.no_grad()
+def test_short_rows_are_read_at_their_own_length(monkeypatch):
+    """Columns behind the longest row cost nothing, and rows of like length share a pass of the reference."""
+    model, widths = random_model("llama"), []
+    torch.manual_seed(0)
+    batch = grpo.generate(model, [PROMPTS[0]], 12, 10, 1.0)
+    lengths, whole = batch["mask"].sum(1).long(), grpo.token_logprobs(model, batch, 1.0)
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda **inputs: widths.append(inputs["input_ids"].shape[1]) or forward(**inputs))
+    rows = lengths.argsort()[:3]
+    for found, expected in zip(grpo.token_logprobs(model, {name: batch[name][rows] for name in batch}, 1.0), whole):
+        torch.testing.assert_close(found, expected[rows], rtol=0, atol=1e-5)
+    assert widths == [2 + lengths[rows].max()] and lengths[rows].max() < lengths.max()
+    widths.clear()
+    grpo.reference_logprobs(model, batch, grpo.Args(micro_batch_size=3))
+    assert widths == [2 + n for n in lengths.sort()[0][2::3].tolist()]

@@ -1,12 +1,15 @@
 """Every command and every number of the README."""
 
+import os
 import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from test_llm_runs import gsm_file, pretrained  # noqa: F401, fixtures
 
 README = (ROOT / "README.md").read_text()
 FOLDER = ROOT / "tests/benchmarks/results"
@@ -54,3 +57,37 @@ def test_flags_named_exist():
 def test_files_named_exist():
     for path in re.findall(r"\]\(([\w./]+)\)|(tests/[\w/]+\.\w+)|(\w+\.py)\b", README):
         assert (ROOT / next(filter(None, path))).exists() or (ROOT / "tests/benchmarks" / next(filter(None, path))).exists(), path
+
+
+LLM_SMOKE = "--steps 2 --prompts-per-step 4 --group-size 4 --eval-problems 4 --max-new-tokens 6 --save-every 1"
+SMOKE = {"grpo_llm.py": LLM_SMOKE, "ppo.py": "--total-timesteps 4096"}
+
+
+def test_every_command_runs(pretrained, gsm_file, tmp_path):
+    """The blocks of the README from top to bottom, at smoke size: a stand-in for the hub's model, a file for GSM8K's."""
+    commands = [line for block in re.findall(r"```\n(.*?)```", README, re.S) for line in block.splitlines()]
+    first, second, *rest = commands
+    assert first.endswith("&& pip install -r requirements.txt && python grpo_llm.py") and second == "python -m pytest -q tests"
+    for command in ["python grpo_llm.py", *rest]:
+        stand_ins = {"gsm8k.jsonl": gsm_file, "--nproc-per-node 8": "--standalone --nproc-per-node 2"}
+        stand_ins |= dict.fromkeys(re.findall(r"Qwen/\S+", command), pretrained)
+        for pattern, made in (("runs/…/step-000050", "grpo_llm__*/step-000001"), ("runs/…/agent.pt", "ppo__*/agent.pt")):
+            if pattern in command:  # by a command before this one
+                stand_ins[pattern] = str(max(tmp_path.glob(made), key=os.path.getmtime))
+        for known, stand_in in stand_ins.items():
+            command = command.replace(known, stand_in)
+        script = next(word for word in command.split() if word.endswith(".py"))
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        done = subprocess.run(f"{command} {SMOKE[script]} --output-dir {tmp_path}", shell=True, cwd=ROOT, capture_output=True, text=True,
+                              env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"})  # fmt: skip
+        assert done.returncode == 0, command + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"python (tests/benchmarks/\w+\.py)", README))))
+def test_benchmarks_compile(path):
+    compile((ROOT / path).read_text(), path, "exec")
+
+
+def test_gpu_benchmark_at_smoke_size(tmp_path):
+    done = subprocess.run([sys.executable, "tests/benchmarks/gpu.py", "--smoke"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "held-out chains" in done.stdout, done.stderr[-2000:]

@@ -159,7 +159,7 @@ def main(smoke: bool = False, micro_batch_size: int = 8, write: bool = True):
         add(f"{name}: 4 updates, micro-batches of {micro_batch_size}, seconds", f"{update:.1f}")
         add(f"{name}: peak memory, GiB, at each step", ", ".join(f"{peak:.1f}" for peak in peaks))
     del model, reference, optimizer, batch
-    learn(device, add, *((2, 32, 3, 2, 4) if smoke else (8, 512, 1500, 160, 64)))
+    learn(device, add, *((2, 32, 3, 1, 2) if smoke else (8, 512, 1500, 160, 64)))
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"{platform.machine()}, {os.cpu_count()} cores"
     lines += ["", f"{name}, torch {torch.__version__}, transformers {transformers.__version__}, {time.strftime('%Y-%m-%d')}"]
     if write and not smoke:

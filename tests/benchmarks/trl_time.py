@@ -104,7 +104,7 @@ def theirs(module, trainer_class, config_class, seed: int, **extra):
     return float("inf"), ROLLOUTS
 
 
-def main(seeds: int = 3):
+def main(seeds: int = 5):
     lines = ["| to 0.90 held-out pass@1 | seconds, median (worst) | rollouts | times faster, median (range) |", "|-|-|-|-|"]
     for name, module, trainer, config, extra in (
         ("GRPO", grpo_llm, trl.GRPOTrainer, trl.GRPOConfig, {"loss_type": "grpo"}),
