@@ -8,11 +8,14 @@ rate and KL weight. Rounds alternate between the two, so that a noisy machine tr
 tests/benchmarks/results/.
 """
 
+import multiprocessing
 import os
 import random
+import resource
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
 
@@ -111,17 +114,27 @@ def trls(args, steps: int) -> float:
     return steps * args.prompts_per_step * args.group_size / seconds
 
 
+def peak(side) -> float:
+    """MB that ten steps of `side` take above what the imports, the same for both, have taken; in a process of its own."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    side(grpo_llm.Args(), 10)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
 def main(rounds: int = 9, steps: int = 30):
     args, rates = grpo_llm.Args(), []
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as fresh:
+        memory = [median(fresh.map(peak, [side] * 3)) for side in (trls, ours)]
     for _ in range(rounds):
         rates.append((trls(args, steps), ours(args, steps)))
         print("TRL {:.0f}, grpo_llm.py {:.0f} completions/s".format(*rates[-1]), flush=True)
     ratios = sorted(mine / theirs for theirs, mine in rates)
     theirs, mine = (median(column) for column in zip(*rates))
     lines = [
-        "| completions per second, rollout and update | TRL's GRPOTrainer | grpo_llm.py | ratio | range of the ratio |",
+        "| rollout and update | TRL's GRPOTrainer | grpo_llm.py | ratio | range of the ratio |",
         "|-|-|-|-|-|",
-        f"| median of {rounds} alternating rounds | {theirs:.0f} | {mine:.0f} | {median(ratios):.2f} | {ratios[0]:.2f} to {ratios[-1]:.2f} |",
+        f"| completions per second, median of {rounds} alternating rounds | {theirs:.0f} | {mine:.0f} | {median(ratios):.2f} | {ratios[0]:.2f} to {ratios[-1]:.2f} |",
+        f"| peak memory above the imports, MB, median of 3 | {memory[0]:.0f} | {memory[1]:.0f} | {memory[1] / memory[0]:.2f} | – |",
         "",
         f"{os.cpu_count()} cores, torch {torch.__version__}, trl {trl.__version__}, {time.strftime('%Y-%m-%d')}",
     ]
