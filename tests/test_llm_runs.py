@@ -324,8 +324,8 @@ def test_bad_flags(quick, refused, flags, named):
 
 def test_tokenizer_that_cannot_read_the_prompt(quick, refused, learned, gsm_file):
     flags = quick | {"model": str(last_checkpoint(learned["folder"])), "dataset": gsm_file}
-    assert "cannot read the prompt" in refused(grpo.main, grpo.Args(**flags))
-    assert "--model tiny: its tokenizer cannot read the prompt" in refused(grpo.main, grpo.Args(**quick | {"dataset": gsm_file}))
+    assert "its tokenizer cannot read 'What is 990 + 1?" in refused(grpo.main, grpo.Args(**flags))
+    assert "--model tiny: its tokenizer cannot read 'What is 990 + 1?" in refused(grpo.main, grpo.Args(**quick | {"dataset": gsm_file}))
 
 
 def test_command_line_errors_show_no_traceback(tmp_path):
