@@ -42,8 +42,8 @@ class Args:
     """questions in a rollout (P)"""
     group_size: int = 8
     """completions drawn per question (G)"""
-    micro_batch_size: int = 0
-    """completions per forward pass of an update: changes memory, not the gradient; 0 = the whole minibatch"""
+    micro_batch_size: int = 128
+    """completions per forward pass in training: changes memory and speed, not the gradient"""
     gradient_checkpointing: bool = False
     """keep no activations inside a layer, compute them twice: less memory, a third more time"""
     learning_rate: float = 4e-4
@@ -78,7 +78,7 @@ def stop(message: str):
 
 def check_args(args):
     """Stop at the first flag whose value no run can use."""
-    may_be_zero = "clip_low clip_high beta micro_batch_size learning_rate seed".split()
+    may_be_zero = "clip_low clip_high beta learning_rate seed".split()
     for name, value in vars(args).items():
         low = 0 if name in may_be_zero else 2 if name == "group_size" else 1e-9  # of one answer alone, none is better
         if type(value) in (int, float) and not low <= value < 2**63:
@@ -300,7 +300,7 @@ def token_logprobs(model, batch: dict, temperature: float):
 def reference_logprobs(reference, batch: dict, args):
     """log π_ref of the completion tokens (B, T), a few rows of like length at a time, to spare memory."""
     logprobs = torch.zeros_like(batch["mask"])
-    for rows in filter(len, batch["mask"].sum(1).argsort()[RANK::WORLD].split(args.micro_batch_size or 64)):
+    for rows in filter(len, batch["mask"].sum(1).argsort()[RANK::WORLD].split(args.micro_batch_size)):
         logprobs[rows] = token_logprobs(reference, {name: batch[name][rows] for name in batch}, args.temperature)[0]
     return all_sum(logprobs)  # each process has filled in its share
 # ---------------------------------------------------------------------------------------------------------- Algorithm
@@ -331,7 +331,7 @@ def train_minibatch(model, optimizer, batch: dict, args) -> dict:
         layer.training = getattr(layer, "gradient_checkpointing", False)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if WORLD > 1 else None  # a process may have no rows
-    for rows in filter(len, batch["mask"].sum(1).argsort()[RANK::WORLD].split(args.micro_batch_size or 2**31)):
+    for rows in filter(len, batch["mask"].sum(1).argsort()[RANK::WORLD].split(args.micro_batch_size)):
         micro = {name: tensor[rows] for name, tensor in batch.items()}
         logprobs, entropy = token_logprobs(model, micro, args.temperature)
         inputs = (logprobs, micro["old_logprobs"], micro["advantages"], micro["mask"])
