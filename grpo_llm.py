@@ -114,7 +114,7 @@ def load_jsonl(flag: str, path: str) -> list[tuple[str, str]]:
         for row in map(json.loads, Path(path).open(encoding="utf-8")):
             problems.append((row["question"].strip(), NUMBER.fullmatch(row["answer"].rpartition("#")[2].strip())[0]))
     except Exception as error:  # a line can be wrong in many ways
-        stop(f"{flag} {path}, line {len(problems) + 1}: not as GSM8K's are ({type(error).__name__}: {error})")
+        stop(f"{flag} {path}: cannot read line {len(problems) + 1} as GSM8K's ({type(error).__name__}: {error})")
     return problems or stop(f"{flag} {path}: the file is empty")
 
 def load_data(args):
