@@ -20,8 +20,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import accumulate, chain, count, islice, takewhile
 from pathlib import Path
-import safetensors, tokenizers, torch, transformers, tyro
-import torch.distributed as dist
+import safetensors, tokenizers, torch, torch.distributed as dist, transformers, tyro
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from torch.utils.tensorboard import SummaryWriter
@@ -29,6 +28,7 @@ from tqdm import tqdm
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun: one process per GPU
 CUDA = torch.cuda.is_available()
 bf16 = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # of products alone: weights in bf16 would lose updates
+torch.backends.cuda.enable_cudnn_sdp(False)  # its gradients can be NaN: pytorch/pytorch issue 196678
 
 @dataclass
 class Args:
@@ -250,7 +250,7 @@ def generate(model, prompts: list[list[int]], num_samples: int, max_new_tokens: 
     if CUDA:  # shapes and memory stay as they are, so that a step can be recorded
         tokens, graph, filled = positions[:, -1:].clone(), torch.cuda.CUDAGraph(), cache.layers
         cache = transformers.Cache(layers=[StaticLayer(S + T) for _ in filled])
-        [layer.update(prompt.keys, prompt.values.to(logits.dtype)) for layer, prompt in zip(cache.layers, filled)]
+        [layer.update(old.keys, old.values.to(logits.dtype)) for layer in cache.layers for old in [filled.pop(0)]]
     def step(width):
         inputs = {"input_ids": tokens, "attention_mask": attention[rows, :width], "position_ids": positions[rows, -1:]}
         return model(**inputs, past_key_values=cache, use_cache=True).logits

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 ROOT = Path(__file__).parents[1]
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the same tests on every machine; tests/benchmarks/gpu.py is for GPUs
 sys.path.insert(0, str(ROOT))
 LLM_SCRIPTS = sorted(path.stem for path in ROOT.glob("*_llm.py"))
 CLASSIC_SCRIPTS = ["reinforce", "actor_critic", "trpo", "ppo"]  # in the order of the lineage

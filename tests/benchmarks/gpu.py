@@ -13,6 +13,7 @@ Writes results/gpu.md.
 """
 
 import json
+import math
 import os
 import platform
 import random
@@ -116,18 +117,22 @@ def main(smoke: bool = False, micro_batch_size: int = 8, write: bool = True):
     model, reference = (transformers.Qwen2ForCausalLM(config).to(device).eval() for _ in range(2))
     for each in (model, reference):
         each.generation_config.eos_token_id, each.generation_config.pad_token_id = [config.vocab_size - 1], 0
-    prompts = torch.randint(1, config.vocab_size - 1, (P, S)).tolist()
+    prompts = [torch.randint(1, config.vocab_size - 1, (S - i % (S // 2),)).tolist() for i in range(P)]  # of S tokens and fewer
     args = grpo_llm.Args(group_size=G, prompts_per_step=P, max_new_tokens=T, micro_batch_size=micro_batch_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
-    lines = ["| measured | value |", "|-|-|"]
+    name = torch.cuda.get_device_name() if device.type == "cuda" else f"{platform.machine()}, {os.cpu_count()} cores"
+    lines = [f"{name}, torch {torch.__version__}, transformers {transformers.__version__}, {time.strftime('%Y-%m-%d')}", ""]
+    lines += ["| measured | value |", "|-|-|"]
 
     def add(name, value):
         lines.append(f"| {name} | {value} |")
         print(lines[-1], flush=True)
+        if write and not smoke:  # each time: what was measured is there, whatever happens next
+            (Path(__file__).parent / "results" / "gpu.md").write_text("\n".join(lines) + "\n")
 
-    rows = torch.tensor(prompts, device=device).repeat_interleave(G, 0)
+    rows = torch.tensor([[0] * (S - len(prompt)) + prompt for prompt in prompts], device=device).repeat_interleave(G, 0)
     fixed = {"do_sample": True, "top_k": 0, "max_new_tokens": T, "min_new_tokens": T, "pad_token_id": 0, "eos_token_id": config.vocab_size - 1}
-    theirs = grpo_llm.bf16(lambda: model.generate(input_ids=rows, attention_mask=torch.ones_like(rows), **fixed))
+    theirs = grpo_llm.bf16(lambda: model.generate(input_ids=rows, attention_mask=(rows > 0).long(), **fixed))
     ours = lambda: grpo_llm.generate(model, prompts, G, T, 1.0)
     ours(), theirs()  # kernels are chosen and caches filled before anything counts
     rates = []
@@ -152,18 +157,15 @@ def main(smoke: bool = False, micro_batch_size: int = 8, write: bool = True):
             batch["ref_logprobs"] = grpo_llm.reference_logprobs(reference, batch, args)
             batch["advantages"] = torch.randn(P * G, device=device)
             slices = torch.randperm(P * G).chunk(args.minibatches)
-            update, _ = timed(device, lambda: [grpo_llm.train_minibatch(model, optimizer, {k: v[i] for k, v in batch.items()}, args) for i in slices])
+            update, stats = timed(device, lambda: [grpo_llm.train_minibatch(model, optimizer, {k: v[i] for k, v in batch.items()}, args) for i in slices])
+            assert all(math.isfinite(each["grad_norm"]) for each in stats)
             peaks.append(torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0)
         name = f"one GRPO step{', --gradient-checkpointing' if checkpointing else ''}"
         add(f"{name}: rollout, seconds", f"{rollout:.1f}")
         add(f"{name}: 4 updates, micro-batches of {micro_batch_size}, seconds", f"{update:.1f}")
         add(f"{name}: peak memory, GiB, at each step", ", ".join(f"{peak:.1f}" for peak in peaks))
     del model, reference, optimizer, batch
-    learn(device, add, *((2, 32, 3, 1, 2) if smoke else (8, 512, 1500, 160, 64)))
-    name = torch.cuda.get_device_name() if device.type == "cuda" else f"{platform.machine()}, {os.cpu_count()} cores"
-    lines += ["", f"{name}, torch {torch.__version__}, transformers {transformers.__version__}, {time.strftime('%Y-%m-%d')}"]
-    if write and not smoke:
-        (Path(__file__).parent / "results" / "gpu.md").write_text("\n".join(lines) + "\n")
+    learn(device, add, *((2, 32, 3, 1, 2) if smoke else (8, 512, 1000, 100, 64)))
 
 
 if __name__ == "__main__":
