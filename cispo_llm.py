@@ -16,10 +16,9 @@ bounds a step. The paper tunes ε_high and does not print it; for the tiny model
 MiniMax 2025, MiniMax-M1, arXiv:2506.13585
 """
 
-import inspect, io, json, math, os, random, re, shutil, signal, sys, time, zlib
+import decimal, inspect, io, json, math, os, random, re, shutil, signal, sys, time, zlib
 from collections import Counter
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from itertools import accumulate, chain, count, islice, takewhile
 from pathlib import Path
 import safetensors, tokenizers, torch, torch.distributed as dist, transformers, tyro
@@ -134,7 +133,7 @@ def verify(completion: str, answer: str, lenient: bool = False) -> float:
         marker, tail = "#", ([match[0] for match in NUMBER.finditer(completion)] or [""])[-1]
     tail = tail.replace("\\boxed{", "{").lstrip(" \t\r\n*$\\{").rstrip(" \t\r\n*$%\\}.")
     found, right = NUMBER.fullmatch(tail), NUMBER.fullmatch(answer)
-    value = lambda match: Decimal(match[1] + match[2].replace(",", ""))  # which neither rounds nor overflows
+    value = lambda match: decimal.Decimal(match[1] + match[2].replace(",", ""))  # which neither rounds nor overflows
     return float(bool(marker == "#" and found and right) and value(found) == value(right))
 # -------------------------------------------------------------------------------------------------------------- Model
 def make_tiny_model(steps: int = 1000):
@@ -172,7 +171,7 @@ def make_tiny_model(steps: int = 1000):
 
 def save_model(model, tokenizer, folder: Path, state: dict | None = None):
     """Write into a scratch folder, then rename it: a kill at any instant leaves whole models and no other."""
-    scratch = folder.with_name(f"{time.time_ns()}.tmp")
+    scratch = folder.with_name(f"saving-{time.time_ns()}.tmp")
     model.save_pretrained(scratch)
     tokenizer.save_pretrained(scratch)
     torch.save(state, buffer := io.BytesIO())  # for torch.save would not tell a full disk from a bug
@@ -195,11 +194,12 @@ def load_policy(args, device):
         args.gradient_checkpointing and model.activation_checkpointing_enable()
         assert len(tokenizer) <= model.get_input_embeddings().num_embeddings, "more tokens than embeddings"
     except Exception as error:  # each library has its own for a missing folder, a torn file, an unknown type
-        stop(f"--model {source}: neither a hub id nor a folder that loads ({repr(error)[:200]})")
+        stop(f"{'--resume' if source == args.resume else '--model'} {source}: does not load ({repr(error)[:200]})")
     stops = [tokenizer.eos_token_id, model.config.eos_token_id, model.generation_config.eos_token_id]
     stops = {i for ids in stops for i in (ids if isinstance(ids, list) else [ids])} - {None}
-    model.generation_config.eos_token_id = sorted(stops) or stop(f"--model {source}: it has no end-of-sequence token")
-    model.generation_config.pad_token_id = min(stops) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    stops or stop(f"--model {source}: it has no end-of-sequence token")
+    pad = min(stops) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    model.generation_config = transformers.GenerationConfig(eos_token_id=sorted(stops), pad_token_id=pad)
     return model.eval(), tokenizer  # eval() because dropout would make the ratio noisy; gradients flow all the same
 
 def encode_prompt(question: str, tokenizer, args) -> list[int]:
@@ -364,8 +364,6 @@ def train_minibatch(model, optimizer, batch: dict, args) -> dict:
 def rollout(model, tokenizer, problems, num_samples: int, temperature: float, args):
     """`num_samples` completions of each problem: the rollout's tensors, the texts, and verified rewards (P, G)."""
     prompts = [encode_prompt(question, tokenizer, args) for question, _ in problems]
-    if max(map(len, prompts)) + args.max_new_tokens > getattr(model.config, "max_position_embeddings", math.inf):
-        stop(f"--max-new-tokens {args.max_new_tokens}: with the longest prompt, more than the context of --model")
     own = prompts[len(prompts) * RANK // WORLD : len(prompts) * (RANK + 1) // WORLD]
     batch = generate(model, own, num_samples, args.max_new_tokens, temperature) if own else {}
     if WORLD > 1:  # each process draws a part, then all have all
@@ -391,8 +389,7 @@ def evaluate(model, tokenizer, problems, args, writer, step: int, k: int = 8) ->
         scores.update({"eval/pass@1_greedy": greedy.sum().item(), "eval/pass@1_lenient": lenient / k})
         scores["eval/mean_length"] += batch["mask"].sum().item() / k
     scores = {name: score / len(problems) for name, score in scores.items()}
-    for name in scores if RANK == 0 else ():
-        writer.add_scalar(name, scores[name], step)
+    [writer.add_scalar(name, scores[name], step) for name in scores if RANK == 0]
     RANK == 0 and writer.add_text("completions", "\n".join(f"    {q}{o}" for (q, _), o in zip(chunk, texts[::k])), step)
     return scores
 
@@ -404,26 +401,30 @@ def main(args: Args) -> dict:
     CUDA and torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     WORLD > 1 and dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     train, held_out = load_data(args)
-    state = {"step": 0, "drawn": 0, "tokens": 0, "flags": vars(args)}
+    flags = vars(args) | {"script": Path(__file__).stem, "processes": WORLD}  # what shapes the result …
+    flags |= {"resume": "", "output_dir": "", "micro_batch_size": 0, "gradient_checkpointing": False}  # … what does not
+    state = {"step": 0, "drawn": 0, "tokens": 0, "flags": flags}
     if args.resume:
         try:
             state = torch.load(Path(args.resume) / "trainer.pt", map_location=device, weights_only=True)
-            changed = {name for name, value in state["flags"].items() if value != getattr(args, name)} - {"resume"}
+            changed = [name for name in flags if flags[name] != state["flags"].get(name)]
         except Exception as error:  # a missing, torn or foreign file has many ways to fail
             stop(f"--resume {args.resume}: no checkpoint of this script ({type(error).__name__})")
-        changed and stop(f"--resume {args.resume}: begun with other values of {', '.join(sorted(changed))}")
+        changed and stop(f"--resume {args.resume}: begun with other values of {', '.join(changed)}")
     model, tokenizer = load_policy(replace(args, model=args.resume or args.model), device)
+    room = getattr(model.config, "max_position_embeddings", math.inf) - args.max_new_tokens
+    for q, _ in held_out + (train or []):  # each of them now, rather than one of them after hours
+        room < len(encode_prompt(q, tokenizer, args)) and stop(f"--max-new-tokens: no room in --model after {q[:60]!r}")
     reference = load_policy(args, device)[0].requires_grad_(False) if args.beta > 0 else None
     rng = random.Random(args.seed)  # fresh sums, or shuffled passes over the data set, without end
     problems = chain.from_iterable([make_sum(rng)] if train is None else rng.sample(train, len(train)) for _ in count())
     problems = islice(problems, state["drawn"], None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0, fused=True)
     args.resume and optimizer.load_state_dict(state["optimizer"])
-    name = f"{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     folder = Path(args.resume).parent if args.resume else Path(args.output_dir) / name
     writer = SummaryWriter(folder, purge_step=state["step"] + 1) if RANK == 0 else None
-    flags = "".join(f"|{name}|{value}|\n" for name, value in vars(args).items())
-    RANK == 0 and writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{flags}", state["step"])
+    RANK == 0 and writer.add_text("hyperparameters", "".join(f"    {k} {v}\n" for k, v in vars(args).items()))
     interrupts, ending = [], False  # Ctrl-C ends the run after the step under way
     signal.signal(signal.SIGINT, lambda *_: sys.exit(1) if interrupts and WORLD == 1 else interrupts.append(1))
     if not args.resume:
@@ -450,18 +451,17 @@ def main(args: Args) -> dict:
         stats.update({"frac_reward_zero_std": (rewards == rewards[:, :1]).all(1).float().mean(), "step_time": seconds})
         stats.update({"tokens_per_second": lengths.sum() / seconds, "completions/mean_length": lengths.mean()})
         stats["completions/clipped_ratio"] = (~batch["ended"]).float().mean()
-        for key, value in stats.items() if RANK == 0 else ():
-            writer.add_scalar(key, float(value), step)
+        [writer.add_scalar(key, float(value), step) for key, value in stats.items() if RANK == 0]
         bar.set_postfix(reward=f"{stats['reward']:.2f}", length=f"{stats['completions/mean_length']:.1f}")
         if step % args.eval_every == 0 or step == args.steps:
             state["scores"] = evaluate(model, tokenizer, held_out, args, writer, step)
         ending = step == args.steps or all_sum(torch.tensor(len(interrupts), device=device)).item() > 0
         if RANK == 0 and (step % args.save_every == 0 or ending):
             save_model(model, tokenizer, folder / f"step-{step:06d}", state | {"optimizer": optimizer.state_dict()})
-            [shutil.rmtree(old) for old in (*folder.glob("*.tmp"), *sorted(folder.glob("step-*"))[:-2])]
+            [shutil.rmtree(x) for x in (*folder.glob("saving-*.tmp"), *sorted(folder.glob("step-" + "[0-9]" * 6))[:-2])]
     RANK == 0 and writer.close()
-    WORLD > 1 and dist.destroy_process_group()
-    state["step"] < args.steps and sys.exit(RANK or f"stopped; go on with --resume {max(folder.glob('step-*'))}")
+    WORLD > 1 and (dist.barrier(), dist.destroy_process_group())  # torchrun kills the others when one ends early
+    state["step"] < args.steps and sys.exit(0 if RANK else f"stopped; go on with --resume {folder}/step-{step:06d}")
     initial, scores, seconds = state["initial"], state["scores"], time.perf_counter() - start
     before, after = map("pass@1 {eval/pass@1:.3f}, length {eval/mean_length:.1f}".format_map, (initial, scores))
     RANK == 0 and print(f"held-out {before} → {after}; {seconds:.0f} s; model and TensorBoard logs in {folder}")

@@ -38,9 +38,9 @@ def test_resumed_is_straight(name, quick, tmp_path):
     args = module.Args(**quick | {"steps": 4, "save_every": 2, "eval_every": 3, "learning_rate": 1e-2})
     straight = module.main(args)
     shutil.copytree(Path(straight["folder"]) / "step-000002", tmp_path / "again/step-000002")
-    (tmp_path / "again/123.tmp").mkdir()  # what a kill may leave
+    (tmp_path / "again/saving-123.tmp").mkdir()  # what a kill may leave
     resumed = module.main(replace(args, resume=str(tmp_path / "again/step-000002")))
-    assert Path(resumed["folder"]) == tmp_path / "again" and not (tmp_path / "again/123.tmp").exists()
+    assert Path(resumed["folder"]) == tmp_path / "again" and not (tmp_path / "again/saving-123.tmp").exists()
     assert equal(weights(straight["folder"]), weights(resumed["folder"]))
     assert same(trainer(straight["folder"]), trainer(resumed["folder"]))
     for key in ("reward", "loss", "grad_norm", "num_tokens", "entropy"):
