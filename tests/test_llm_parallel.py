@@ -87,3 +87,18 @@ def test_ctrl_c_ends_all_processes_after_the_same_step(tmp_path, quick):
     (folder,) = runs.iterdir()
     assert len(scalars(folder, "reward")) == int(last_checkpoint(folder).name[5:])
     assert errors.count("stopped; go on with --resume") == 1 and str(last_checkpoint(folder)) in errors
+
+
+def test_no_process_leaves_while_the_first_one_saves(tmp_path, quick):
+    """A scheduler interrupts the processes, not torchrun, which kills all as soon as one has failed."""
+    (tmp_path / "slow.py").write_text(f"""
+import os, signal, sys, time
+import grpo_llm as grpo
+save, advantages = grpo.save_model, grpo.compute_advantages
+grpo.save_model = lambda *args: time.sleep(3) or save(*args)
+grpo.compute_advantages = lambda *args: (grpo.RANK == 1 and signal.raise_signal(signal.SIGINT)) or advantages(*args)
+grpo.main(grpo.Args(**{quick!r}))
+""")
+    done = subprocess.run([*TORCHRUN, str(tmp_path / "slow.py")], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120)
+    (folder,) = Path(quick["output_dir"]).iterdir()
+    assert f"go on with --resume {folder}/step-000001" in done.stderr and weights(folder)

@@ -1,5 +1,6 @@
 """A run that is cut: resumed to the last bit, interrupted cleanly, killed without loss; and what is no checkpoint."""
 
+import json
 import os
 import random
 import shutil
@@ -68,21 +69,57 @@ def test_the_last_two_are_kept_and_nothing_else(quick):
     assert names == ["step-000004", "step-000005"]
 
 
-def test_what_is_no_checkpoint(quick, tmp_path, refused):
+def test_what_is_no_checkpoint(quick, tmp_path, refused, monkeypatch):
     run = grpo.main(grpo.Args(**quick))
     good = last_checkpoint(run["folder"])
     args = grpo.Args(**quick | {"resume": str(good)})
     assert "learning_rate" in refused(grpo.main, replace(args, learning_rate=1e-5))
     assert "--resume" in refused(grpo.main, replace(args, resume=str(tmp_path / "nowhere")))
-    other = script("dapo_llm")
-    assert "--resume" in refused(other.main, other.Args(**quick | {"resume": str(good)}))
-    for file, named in (("trainer.pt", "--resume"), ("model.safetensors", str(tmp_path))):
+    for name in ("dapo_llm", "gspo_llm"):
+        other = script(name)
+        assert "script" in refused(other.main, other.Args(**quick | {"resume": str(good)}))
+    monkeypatch.setattr(grpo, "WORLD", 2)
+    monkeypatch.setattr(grpo.dist, "init_process_group", lambda *_: None)
+    assert "processes" in refused(grpo.main, args)
+    monkeypatch.undo()
+    for file in ("trainer.pt", "model.safetensors"):
         torn = tmp_path / f"torn-{file}" / "step-000002"
         shutil.copytree(good, torn)
         (torn / file).write_bytes((good / file).read_bytes()[:-100])
         before = {path: path.read_bytes() for path in torn.iterdir()}
-        assert named in refused(grpo.main, replace(args, resume=str(torn)))
+        assert f"--resume {torn}" in refused(grpo.main, replace(args, resume=str(torn)))
         assert {path: path.read_bytes() for path in torn.iterdir()} == before
+
+
+def test_resume_with_less_memory(quick):
+    """What changes memory alone may change in the middle of a run: the numbers stay the same but for rounding."""
+    run = grpo.main(grpo.Args(**quick | {"steps": 4, "save_every": 2}))
+    args = grpo.Args(**quick | {"steps": 4, "save_every": 2, "resume": f"{run['folder']}/step-000002"})
+    expected = scalars(run["folder"], "grad_norm")[2:]
+    again = grpo.main(replace(args, micro_batch_size=3, gradient_checkpointing=True))
+    assert scalars(again["folder"], "grad_norm")[2:] == pytest.approx(expected, rel=1e-3)
+
+
+def test_what_lies_beside_a_checkpoint_is_left_alone(quick, tmp_path):
+    run = grpo.main(grpo.Args(**quick | {"steps": 4, "save_every": 1}))
+    shutil.copytree(Path(run["folder"]) / "step-000003", tmp_path / "home/step-000003")
+    others = [tmp_path / "home" / name for name in ("precious.tmp", "step-by-step-notes", "step-zero", "step-1")]
+    [other.mkdir() for other in others]
+    grpo.main(grpo.Args(**quick | {"steps": 4, "save_every": 1, "resume": str(tmp_path / "home/step-000003")}))
+    steps = sorted(path.name for path in (tmp_path / "home").glob("step-0*"))
+    assert all(other.exists() for other in others) and steps == ["step-000003", "step-000004"]
+
+
+def test_the_line_after_an_earlier_checkpoint(quick):
+    """Resumed from the older of two and interrupted, a run goes on from where it was, not from the newer one."""
+    run = grpo.main(grpo.Args(**quick | {"steps": 4, "save_every": 2}))
+    real = grpo.compute_advantages
+    grpo.compute_advantages = lambda *args: signal.raise_signal(signal.SIGINT) or real(*args)
+    try:
+        with pytest.raises(SystemExit, match="--resume .*step-000003$"):
+            grpo.main(grpo.Args(**quick | {"steps": 4, "save_every": 2, "resume": f"{run['folder']}/step-000002"}))
+    finally:
+        grpo.compute_advantages = real
 
 
 def flags(quick):
@@ -160,6 +197,13 @@ def test_full_disk(size, quick):
 def test_prompt_longer_than_the_context(quick, refused):
     assert "--max-new-tokens" in refused(grpo.main, grpo.Args(**quick | {"max_new_tokens": 125}))
     grpo.main(grpo.Args(**quick | {"steps": 1, "max_new_tokens": 120}))  # 128 with the longest sum
+
+
+def test_one_long_question_stops_the_run_before_its_first_step(quick, tmp_path, refused):
+    questions = [f"{i}+{i}=" for i in range(10)] * 3 + ["7+" * 60 + "7="]
+    (tmp_path / "sums.jsonl").write_text("\n".join(json.dumps({"question": q, "answer": "#### 1"}) for q in questions))
+    line = refused(grpo.main, grpo.Args(**quick | {"dataset": str(tmp_path / "sums.jsonl")}))
+    assert "--max-new-tokens" in line and "7+7+7" in line and not Path(quick["output_dir"]).exists()
 
 
 def test_memory_stays_flat(quick):

@@ -362,6 +362,19 @@ def test_dapo_trains_on_informative_groups_alone_and_counts_what_it_discards(mon
     assert scalars(result["folder"], "num_tokens")[0] == sum(drawn[2:-2])  # less the two evaluations, each twice
 
 
+def test_statistics_are_means_over_the_updates_made(monkeypatch, tmp_path):
+    """Three groups of four in minibatches for four: six updates of two rows, not eight."""
+    from test_llm_runs import scalars
+
+    monkeypatch.setattr(dapo, "informative", lambda rewards: torch.arange(len(rewards)) % 4 != 0)
+    updates, real = [], dapo.train_minibatch
+    monkeypatch.setattr(dapo, "train_minibatch", lambda *args: updates.append(real(*args)) or updates[-1])
+    result = dapo.main(dapo_args(tmp_path, steps=1, minibatches=8, max_resample=1))
+    assert len(updates) == 6
+    for name in ("entropy", "grad_norm"):
+        assert scalars(result["folder"], name) == pytest.approx([sum(update[name] for update in updates) / 6], rel=1e-5)
+
+
 # ------------------------------------------------------------------------------------------------------- all five
 
 
