@@ -6,8 +6,8 @@ weigh each by an advantage A_i, and climb on the objective J(θ) from there. (i:
     J = Σ_i Σ_t sg[min(r_it, 1 + ε_high)] A_i log π_θ(o_it) / Σ_i |o_i|,   A_i = (R_i − mean R) / std R
     r_it = π_θ(o_it) / π_old(o_it),   sg: stop-gradient, a plain number to autograd
 
-The pain it cures. PPO's clip, in GRPO and DAPO alike, silences a token as soon as its ratio leaves the band: the rare
-"wait" that turns an answer round moves fast, is clipped first, and learns nothing more from this rollout. CISPO is
+The pain it cures. PPO's clip, in GRPO and DAPO alike, silences a token whose ratio has left the band the way its
+advantage points: the rare "wait" that saves an answer moves fast, is clipped first, and learns no more. CISPO is
 REINFORCE with a truncated importance weight: each token keeps a gradient. How it fails. Nothing but the learning rate
 bounds a step. The paper tunes ε_high and does not print it; for the tiny model a sweep found 0.2 to 4 equally good
 (tests/benchmarks/results/llm_sweep.md).

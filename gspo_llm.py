@@ -7,8 +7,8 @@ weigh each by an advantage A_i, and climb on the objective J(θ) from there. (i:
     s_i = (π_θ(o_i) / π_old(o_i))^(1/|o_i|) = exp(mean_t log r_it), the geometric mean of the token ratios
 
 The pain it cures. GRPO weighs each token by a ratio of its own, a one-sample estimate that is mostly noise. The mean
-over a completion varies far less, so ε is smaller: 3e-4 and 4e-4 in the paper; the tiny model moves further in a step
-and wants more (tests/benchmarks/results/llm_sweep.md). How it fails. A completion is clipped whole or not at all.
+over a completion varies far less, so ε is smaller: 3e-4 and 4e-4 in the paper; the tiny model moves further in a step,
+and is quicker with more (tests/benchmarks/results/llm_sweep.md). How it fails. A completion is clipped whole or not.
 
     python gspo_llm.py      # a tiny embedded model learns to reason, on a laptop; README: real ones, on GPUs
 Zheng et al. 2025, Group Sequence Policy Optimization, arXiv:2507.18071

@@ -7,8 +7,9 @@ weigh each by an advantage A_i, and climb on the objective J(θ) from there. (i:
     R'_i = R_i − β Σ_t (log π_old − log π_ref)       the KL penalty is part of the reward, ahead of the baseline
 
 The pain it cures. PPO brings a critic as large as the policy to a task whose only reward comes at the end. RLOO asks
-the G − 1 other answers instead: they say how hard the question is, and since o_i has no part in its own baseline, the
-gradient stays unbiased. How it fails. Without a ratio, each rollout is good for one gradient step.
+the G − 1 other answers instead: they say how hard the question is, and since o_i has no part in its own baseline, it
+adds no bias. (Dividing by Σ|o_i| adds a little where lengths differ; the papers sum over an answer's tokens and average
+over answers.) How it fails. Without a ratio, each rollout is good for one gradient step.
 
     python rloo_llm.py      # a tiny embedded model learns to reason, on a laptop; README: real ones, on GPUs
 Kool et al. 2019, Buy 4 REINFORCE Samples, Get a Baseline for Free! · Ahmadian et al. 2024, arXiv:2402.14740
