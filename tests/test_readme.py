@@ -50,7 +50,7 @@ def test_flags_named_exist():
         shown += subprocess.run([sys.executable, f"{name}.py", "--help"], cwd=ROOT, capture_output=True, text=True).stdout
     for path, flag in re.findall(r"(tests/benchmarks/\w+\.py) --(\w+)", README):
         assert f"{flag}: bool" in (ROOT / path).read_text(), flag
-    for flag in set(re.findall(r"--(?!logdir|help|nproc-per-node)[a-z][a-z-]+", re.sub(r"tests/benchmarks/\w+\.py --\w+", "", README))):
+    for flag in set(re.findall(r"--(?!logdir|help|nproc-per-node|shutdown-timeout)[a-z][a-z-]+", re.sub(r"tests/benchmarks/\w+\.py --\w+", "", README))):
         assert flag in shown, flag
 
 
@@ -72,8 +72,8 @@ def test_every_command_runs(pretrained, gsm_file, tmp_path):
         stand_ins = {"gsm8k.jsonl": gsm_file, "--nproc-per-node 8": "--standalone --nproc-per-node 2"}
         stand_ins |= dict.fromkeys(re.findall(r"Qwen/\S+", command), pretrained)
         for pattern, made in (("runs/…/step-000050", "grpo_llm__*/step-000001"), ("runs/…/agent.pt", "ppo__*/agent.pt")):
-            if pattern in command:  # by a command before this one
-                stand_ins[pattern] = str(max(tmp_path.glob(made), key=os.path.getmtime))
+            if pattern in command:  # by a command before this one; the last one was torchrun's
+                stand_ins[pattern] = str(sorted(tmp_path.glob(made), key=os.path.getmtime)[-2:][0])
         for known, stand_in in stand_ins.items():
             command = command.replace(known, stand_in)
         script = next(word for word in command.split() if word.endswith(".py"))
