@@ -433,8 +433,7 @@ def main(args: Args) -> dict:
     RANK == 0 and writer.add_text("hyperparameters", "".join(f"    {k} {v}\n" for k, v in vars(args).items()))
     interrupts, ending = [], False  # Ctrl-C ends the run after the step under way
     signal.signal(signal.SIGINT, lambda *_: sys.exit(1) if interrupts and WORLD == 1 else interrupts.append(1))
-    if not args.resume:
-        state["initial"] = state["scores"] = evaluate(model, tokenizer, held_out, args, writer, 0)
+    if not args.resume: state["initial"] = state["scores"] = evaluate(model, tokenizer, held_out, args, writer, 0)
     bar = tqdm(range(state["step"] + 1, args.steps + 1), desc=Path(__file__).stem, unit="step", disable=RANK > 0)
     for step in takewhile(lambda _: not ending, bar):
         step_start, dice = time.perf_counter(), random.Random(f"{args.seed} {step}")  # the same in all processes
@@ -474,6 +473,7 @@ def main(args: Args) -> dict:
     return scores | {"eval/pass@1_initial": initial["eval/pass@1"], "seconds": seconds, "folder": str(folder)}
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the first step, Ctrl-C has nothing to save
     try:
         main(tyro.cli(Args))
     except (OSError, safetensors.SafetensorError) as error:  # a full disk, say: what was saved before is whole

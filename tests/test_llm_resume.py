@@ -155,6 +155,17 @@ def test_interrupted_run_says_how_to_go_on(quick):
     again.kill()
 
 
+def test_interrupt_before_the_first_step_is_no_traceback(quick, tmp_path):
+    """In the warm start, that is, which is where a newcomer's first run spends its time."""
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "grpo_llm.py", *flags(quick)]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stderr=subprocess.PIPE) as process:
+        assert any("warm start" in line for line in process.stderr)  # tqdm ends its lines with \r, which counts
+        process.send_signal(signal.SIGINT)
+        assert "Traceback" not in process.stderr.read()
+    assert process.returncode == -signal.SIGINT and not list(tmp_path.glob("torch/hub/*"))
+
+
 def test_kill_at_any_instant_leaves_a_whole_checkpoint(quick, kills=3):
     """Each time it goes on from a checkpoint that is whole, and no older than the last that was complete at the kill."""
     quick |= {"steps": 100_000, "save_every": 1}
