@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, count, islice, takewhile
 from pathlib import Path
 import safetensors, tokenizers, torch, torch.distributed as dist, transformers, tyro
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
@@ -50,7 +49,7 @@ class Args:
     micro_batch_size: int = 128
     """completions per forward pass in training: changes memory and speed, not the gradient"""
     gradient_checkpointing: bool = False
-    """keep no activations inside a layer, compute them twice: less memory, a third more time"""
+    """keep no activations inside a layer, compute them twice: less memory, more time"""
     learning_rate: float = 4e-4
     """AdamW's peak rate, reached in ten rollouts and then falling to 0; a pretrained model wants about 1e-6"""
     temperature: float = 1.0
@@ -138,7 +137,6 @@ def verify(completion: str, answer: str, lenient: bool = False) -> float:
 # -------------------------------------------------------------------------------------------------------------- Model
 def make_tiny_model(steps: int = 1000):
     """A character-level Llama of 84 k parameters, after `steps` steps of imitation, and its tokenizer.
-
     The demonstrations come in two styles: working a sum out in running totals (3+8+5= → 11,16#16), and blurting out
     a guess (→ #14). Guessing starts rare and ends as the habit of 85 %: the skill is learned first, and then buried."""
     vocabulary = {token: i for i, token in enumerate(["<eos>", "<unk>", *"0123456789+=,#"])}
@@ -161,7 +159,7 @@ def make_tiny_model(steps: int = 1000):
             demonstration = guess if rng.random() < 0.85 * step / steps else working
             ids.append(torch.tensor([vocabulary[c] for c in question + demonstration] + [0]))
             labels.append(ids[-1].index_fill(0, torch.arange(len(question)), -100))  # questions are given, not learned
-        ids, labels = (pad_sequence(x, True, fill) for x, fill in ((ids, 0), (labels, -100)))
+        ids, labels = (torch.nn.utils.rnn.pad_sequence(x, True, fill) for x, fill in ((ids, 0), (labels, -100)))
         optimizer.param_groups[0]["lr"] = 1e-2 * min((step + 1) / 50, 1 - step / steps)
         optimizer.zero_grad()
         model(ids, labels=labels, use_cache=False).loss.backward()  # the model shifts the labels by itself
@@ -217,8 +215,9 @@ def all_sum(tensor):
 
 def join(batches: list[dict]) -> dict:
     """Rollouts one below the other, padded to the same width: prompts on the left, completions on the right."""
-    rows = {name: [row for batch in batches for row in batch[name]] for name in batches[0]}
-    return {name: pad_sequence(rows[name], True, 0, "left" if "prompt" in name else "right") for name in rows}
+    widths = {name: max(batch[name].shape[1] for batch in batches) for name in batches[0]}
+    gap = lambda name, x: (widths[name] - x.shape[1], 0) if "prompt" in name else (0, widths[name] - x.shape[1])
+    return {name: torch.cat([torch.nn.functional.pad(x[name], gap(name, x[name])) for x in batches]) for name in widths}
 
 def log_softmax(model, logits, temperature: float):
     """Log-probabilities of the policy in float32, (…, V) → (…, V), for the sampler and for the loss alike."""
@@ -236,7 +235,6 @@ class StaticLayer(transformers.StaticLayer):
 @bf16
 def generate(model, prompts: list[list[int]], num_samples: int, max_new_tokens: int, temperature: float) -> dict:
     """Draw `num_samples` completions of each prompt (token ids); temperature 0 means greedy.
-
     Tensors of B = len(prompts) · num_samples rows: prompt_ids and prompt_mask (B, S), padded on the left;
     completion_ids, old_logprobs and mask (B, T), 1 through the first stop token; ended (B, 1), not cut off."""
     device, pad = model.eval().device, model.generation_config.pad_token_id
@@ -286,8 +284,8 @@ def generate(model, prompts: list[list[int]], num_samples: int, max_new_tokens: 
     return batch | {"prompt_ids": prompt_ids, "prompt_mask": attention[:, :S], "ended": stop_ids.amax(1, True) > 0}
 
 @bf16
-def token_logprobs(model, batch: dict, temperature: float):
-    """log π of each completion token and the policy's entropy there, both (B, T), 0 where the mask is 0."""
+def token_logprobs(model, batch: dict, temperature: float, entropy: bool = True):
+    """log π of each completion token and, if asked for, the entropy there; both (B, T), 0 where the mask is 0."""
     T = int(batch["mask"].sum(1).max())  # what lies behind the longest of these rows is left out
     mask, completion = batch["mask"][:, :T], batch["completion_ids"][:, :T]
     ids, attention = torch.cat([batch["prompt_ids"], completion], 1), torch.cat([batch["prompt_mask"], mask.long()], 1)
@@ -296,7 +294,8 @@ def token_logprobs(model, batch: dict, temperature: float):
     logits = model(**inputs, use_cache=False, logits_to_keep=T + 1).logits[:, :-1]
     def choose(logits, ids):
         logp = log_softmax(model, logits, temperature)
-        return logp.gather(2, ids[..., None])[..., 0], -(logp.detach().exp() * logp.detach()).sum(-1)
+        chosen = logp.gather(2, ids[..., None])[..., 0]
+        return (chosen, -(logp.detach().exp() * logp.detach()).sum(-1)) if entropy else (chosen,)
     # A few rows at a time, and once more on the way back: all logits in float32 would fill the memory.
     chunks = zip(*(x.split(max(1, 2**26 // logits[0].numel())) for x in (logits, completion)))
     columns = zip(*(checkpoint(choose, *chunk, use_reentrant=False) if CUDA else choose(*chunk) for chunk in chunks))
@@ -307,7 +306,8 @@ def reference_logprobs(reference, batch: dict, args):
     """log π_ref of the completion tokens (B, T), a few rows of like length at a time, to spare memory."""
     logprobs = torch.zeros_like(batch["mask"])
     for rows in filter(len, batch["mask"].sum(1).argsort()[RANK::WORLD].split(args.micro_batch_size)):
-        logprobs[rows] = token_logprobs(reference, {name: batch[name][rows] for name in batch}, args.temperature)[0]
+        micro = {name: tensor[rows] for name, tensor in batch.items()}
+        (logprobs[rows],) = token_logprobs(reference, micro, args.temperature, entropy=False)
     return all_sum(logprobs)  # each process has filled in its share
 # ---------------------------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rewards, args):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import random_model, script
+from torch.utils._python_dispatch import TorchDispatchMode
 
 grpo = script("grpo_llm")
 PROMPTS = [[3, 4], [5, 6, 7, 8, 9], [10]]
@@ -167,6 +168,24 @@ def test_reference_logprobs_do_not_depend_on_the_cut():
         found = grpo.reference_logprobs(model, batch, grpo.Args(micro_batch_size=size))
         torch.testing.assert_close(found, batch["old_logprobs"], rtol=0, atol=1e-5)
         assert not found.requires_grad
+
+
+def test_the_reference_is_not_asked_for_its_entropy():
+    """Nobody reads it, and over a large vocabulary it is dear."""
+
+    class Exponentials(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.aten.exp.default:
+                shapes.append(args[0].shape)
+            return function(*args, **kwargs or {})
+
+    model, shapes = random_model("llama", vocab=50), []
+    batch = grpo.generate(model, PROMPTS, 4, 10, 1.0)
+    with Exponentials():
+        grpo.reference_logprobs(model, batch, grpo.Args())
+        assert not shapes
+        grpo.token_logprobs(model, batch, 1.0)
+        assert len(shapes) == 1 and shapes[0][-1] == 50, "the policy's, for the log"
 
 
 @torch.no_grad()
