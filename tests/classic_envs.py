@@ -20,7 +20,13 @@ class Diary(gym.Env):
 
     def step(self, action):
         self.t += 1
-        return np.array([self.episode, self.t], np.float32), float(self.np_random.normal()), bool(self.np_random.random() < 0.2), False, {}
+        return (
+            np.array([self.episode, self.t], np.float32),
+            float(self.np_random.normal()),
+            bool(self.np_random.random() < 0.2),
+            False,
+            {},
+        )
 
 
 class Mirror(gym.Env):
@@ -44,7 +50,9 @@ class Guess(gym.Env):
     observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
 
     def __init__(self, continuous=False):
-        self.action_space = gym.spaces.Box(-1, 1, (1,), np.float32) if continuous else gym.spaces.Discrete(2)
+        self.action_space = (
+            gym.spaces.Box(-1, 1, (1,), np.float32) if continuous else gym.spaces.Discrete(2)
+        )
 
     def _coin(self):
         self.coin = int(self.np_random.integers(2))

@@ -8,7 +8,13 @@ import torch
 import torch.distributed as dist
 from conftest import LLM_SCRIPTS, random_model, script
 
-PROBLEMS = [("1+2=", "3"), ("1+2+3+4=", "10"), ("9+9=", "18"), ("5+5+5=", "15"), ("2+2=", "4")]  # 5: does not divide by 2
+PROBLEMS = [
+    ("1+2=", "3"),
+    ("1+2+3+4=", "10"),
+    ("9+9=", "18"),
+    ("5+5+5=", "15"),
+    ("2+2=", "4"),
+]  # 5: does not divide by 2
 
 
 class Tokenizer:
@@ -38,7 +44,10 @@ def main(out: str):
                 parts.append(real(model, [prompt], num_samples, max_new_tokens, temperature))
             return module.join(parts)
 
-        module.generate, module.verify = generate, lambda completion, answer: float(completion == "#1")
+        module.generate, module.verify = (
+            generate,
+            lambda completion, answer: float(completion == "#1"),
+        )
         model, reference = random_model("qwen2").double(), random_model("qwen2", seed=1).double()
         args = module.Args(max_new_tokens=9, model="some", micro_batch_size=3)
         if hasattr(args, "beta"):
@@ -49,8 +58,10 @@ def main(out: str):
         batch["advantages"] = module.compute_advantages(rewards, args).flatten()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         order = random.Random(0).sample(range(20), 20)
-        stats = [module.train_minibatch(model, optimizer, {k: v[rows] for k, v in batch.items()}, args)
-                 for rows in torch.tensor(order).split([1, 7, 12])]  # 1: one of two processes has nothing to do
+        stats = [
+            module.train_minibatch(model, optimizer, {k: v[rows] for k, v in batch.items()}, args)
+            for rows in torch.tensor(order).split([1, 7, 12])
+        ]  # 1: one of two processes has nothing to do
         results[name] = {"weights": torch.cat([p.detach().flatten() for p in model.parameters()]), "stats": stats,
                          "lengths": batch["mask"].sum(1), "texts": completions, "rewards": rewards}  # fmt: skip
     torch.save(results, f"{out}-{rank}-of-{world}.pt")

@@ -18,7 +18,9 @@ reinforce, actor_critic, trpo, ppo = map(script, CLASSIC_SCRIPTS)
 def make_agent(module, action, obs_size=3, hidden=4, seed=0):
     """A small agent in float64 whose policy is not uniform."""
     torch.manual_seed(seed)
-    envs = SimpleNamespace(single_observation_space=gym.spaces.Box(-1, 1, (obs_size,)), single_action_space=action)
+    envs = SimpleNamespace(
+        single_observation_space=gym.spaces.Box(-1, 1, (obs_size,)), single_action_space=action
+    )
     agent = module.Agent(envs, hidden).double()
     agent.actor[-1].weight.data *= 100
     if not agent.discrete:
@@ -38,7 +40,9 @@ def test_gaussian_policy(module):
     mean, std = agent.actor(agent.obs_norm(obs)), agent.actor.log_std.exp()
     expected = (-0.5 * ((actions - mean) / std) ** 2 - std.log() - 0.5 * np.log(2 * np.pi)).sum(-1)
     assert torch.allclose(agent.policy(obs).log_prob(actions), expected)
-    assert torch.allclose(agent.policy(obs).entropy(), (std.log() + 0.5 * np.log(2 * np.pi * np.e)).sum().expand(7))
+    assert torch.allclose(
+        agent.policy(obs).entropy(), (std.log() + 0.5 * np.log(2 * np.pi * np.e)).sum().expand(7)
+    )
     assert np.allclose(agent.float().act(obs.numpy(), greedy=True), mean.detach(), atol=1e-5)
 
 
@@ -56,7 +60,18 @@ def test_discrete_policy():
 
 # A game of at most three moves: the state is where one stands, moves are 0 and 1, and move 1 from state 2 ends it early.
 NEXT = {0: (1, 2), 1: (3, 4), 2: (4, None), 3: (5, 5), 4: (5, 5)}
-REWARD = {(0, 0): 1.0, (0, 1): 4.0, (1, 0): 5.0, (1, 1): 2.0, (2, 0): 3.0, (2, 1): 6.0, (3, 0): 2.0, (3, 1): 7.0, (4, 0): 1.0, (4, 1): 3.0}
+REWARD = {
+    (0, 0): 1.0,
+    (0, 1): 4.0,
+    (1, 0): 5.0,
+    (1, 1): 2.0,
+    (2, 0): 3.0,
+    (2, 1): 6.0,
+    (3, 0): 2.0,
+    (3, 1): 7.0,
+    (4, 0): 1.0,
+    (4, 1): 3.0,
+}
 
 
 def play(moves):
@@ -95,7 +110,9 @@ def estimates(psi, agent, monkeypatch):
     for game in GAMES:
         states, moves, _ = game
         probability = agent.policy(observe(states)).log_prob(torch.tensor(moves)).sum().exp().item()
-        reinforce.update(agent, optimizer, reinforce.prepare(agent, as_rollout(*game), args), 0.0, args)
+        reinforce.update(
+            agent, optimizer, reinforce.prepare(agent, as_rollout(*game), args), 0.0, args
+        )
         yield probability, -torch.cat([p.grad.flatten() for p in agent.actor.parameters()])
 
 
@@ -104,19 +121,27 @@ def value_of(agent, state):
     if state in (None, 5):
         return 0.0
     probs = agent.policy(observe([state])).probs[0].tolist()
-    return sum(p * (REWARD[state, move] + value_of(agent, NEXT[state][move])) for move, p in enumerate(probs))
+    return sum(
+        p * (REWARD[state, move] + value_of(agent, NEXT[state][move]))
+        for move, p in enumerate(probs)
+    )
 
 
 def test_reinforce_is_unbiased_and_each_psi_less_noisy(monkeypatch):
     agent = make_agent(reinforce, gym.spaces.Discrete(2), obs_size=6)
     parameters = list(agent.actor.parameters())
-    J = sum(agent.policy(observe(states)).log_prob(torch.tensor(moves)).sum().exp() * sum(rewards) for states, moves, rewards in GAMES)
+    J = sum(
+        agent.policy(observe(states)).log_prob(torch.tensor(moves)).sum().exp() * sum(rewards)
+        for states, moves, rewards in GAMES
+    )
     exact = torch.cat([gradient.flatten() for gradient in torch.autograd.grad(J, parameters)])
     assert J.item() == pytest.approx(value_of(agent, 0)) and exact.norm() > 0.1
     values = torch.tensor([value_of(agent, state) for state in range(6)], dtype=torch.float64)
     variance = {}
     for psi in ("return", "reward-to-go", "baseline"):
-        if psi == "baseline":  # any critic leaves the mean where it is; the right one takes most of the variance
+        if (
+            psi == "baseline"
+        ):  # any critic leaves the mean where it is; the right one takes most of the variance
             wrong = sum(p * g for p, g in estimates(psi, agent, monkeypatch))
             assert torch.allclose(wrong, exact, atol=1e-9)
             agent.value = lambda obs: obs @ values
@@ -137,8 +162,12 @@ def test_critic_climbs_down_the_td_error_with_its_target_held():
              "terminated": torch.tensor([True, False] * 3), "actions": torch.zeros(6).long(), "advantages": torch.randn(6).double()}  # fmt: skip
     parameters = list(agent.critic.parameters())
     with torch.no_grad():
-        target = batch["rewards"] + 0.9 * agent.value(batch["next_obs"]) * torch.tensor([0.0, 1.0] * 3)
-    expected = torch.autograd.grad(0.5 * (agent.value(batch["obs"]) - target).square().mean(), parameters)
+        target = batch["rewards"] + 0.9 * agent.value(batch["next_obs"]) * torch.tensor(
+            [0.0, 1.0] * 3
+        )
+    expected = torch.autograd.grad(
+        0.5 * (agent.value(batch["obs"]) - target).square().mean(), parameters
+    )
     norm = torch.cat([gradient.flatten() for gradient in expected]).norm().clamp(min=1)
     before = [p.detach().clone() for p in parameters]
     args = actor_critic.Args(gamma=0.9, update_epochs=1, num_minibatches=1)
@@ -153,36 +182,56 @@ def test_critic_climbs_down_the_td_error_with_its_target_held():
 def kl_of(agent, obs, names, old, vector):
     """KL(π_old ‖ π) as a function of all the policy's parameters in one vector, by formula."""
     parts = vector.split([agent.get_parameter(f"actor.{name}").numel() for name in names])
-    params = {name: part.view_as(agent.get_parameter(f"actor.{name}")) for name, part in zip(names, parts)}
+    params = {
+        name: part.view_as(agent.get_parameter(f"actor.{name}")) for name, part in zip(names, parts)
+    }
     out = functional_call(agent.actor, params, (agent.obs_norm(obs),))
     if agent.discrete:
         return (old["probs"] * (old["probs"].log() - out.log_softmax(-1))).sum(-1).mean()
     log_std = params["log_std"]
-    kl = log_std - old["log_std"] + (old["log_std"].exp() ** 2 + (old["mean"] - out) ** 2) / (2 * log_std.exp() ** 2) - 0.5
+    kl = (
+        log_std
+        - old["log_std"]
+        + (old["log_std"].exp() ** 2 + (old["mean"] - out) ** 2) / (2 * log_std.exp() ** 2)
+        - 0.5
+    )
     return kl.sum(-1).mean()
 
 
 def old_policy(agent, obs):
     with torch.no_grad():
         out = agent.actor(agent.obs_norm(obs))
-        return {"probs": out.softmax(-1)} if agent.discrete else {"mean": out, "log_std": agent.actor.log_std.clone()}
+        return (
+            {"probs": out.softmax(-1)}
+            if agent.discrete
+            else {"mean": out, "log_std": agent.actor.log_std.clone()}
+        )
 
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_fisher_vector_product_is_the_hessian_s(action):
     agent = make_agent(trpo, action)
-    obs, names = torch.randn(20, 3, dtype=torch.float64), [name for name, _ in agent.actor.named_parameters()]
+    obs, names = (
+        torch.randn(20, 3, dtype=torch.float64),
+        [name for name, _ in agent.actor.named_parameters()],
+    )
     parameters = list(agent.actor.parameters())
     old = old_policy(agent, obs)
     theta = nn.utils.parameters_to_vector(parameters).detach()
-    F = torch.autograd.functional.hessian(lambda vector: kl_of(agent, obs, names, old, vector), theta)
+    F = torch.autograd.functional.hessian(
+        lambda vector: kl_of(agent, obs, names, old, vector), theta
+    )
     with torch.no_grad():
         frozen = agent.policy(obs)
-    kl_gradient = trpo.flat_gradient(torch.distributions.kl_divergence(frozen, agent.policy(obs)).mean(), parameters, twice=True)
+    kl_gradient = trpo.flat_gradient(
+        torch.distributions.kl_divergence(frozen, agent.policy(obs)).mean(), parameters, twice=True
+    )
     assert F.norm() > 0.1
     for _ in range(3):
         v = torch.randn_like(theta)
-        assert torch.allclose(trpo.fisher_vector_product(kl_gradient, parameters, v, 0.1), F @ v + 0.1 * v, atol=1e-9)
+        assert torch.allclose(
+            trpo.fisher_vector_product(kl_gradient, parameters, v, 0.1), F @ v + 0.1 * v, atol=1e-9
+        )
 
 
 def test_conjugate_gradient_solves():
@@ -207,7 +256,14 @@ def batch_for(module, agent, B=64, seed=1):
         actions = agent.policy(obs).sample()
         logprobs = agent.policy(obs).log_prob(actions)
     advantages, returns = torch.randn(B, dtype=torch.float64), torch.randn(B, dtype=torch.float64)
-    return {"obs": obs, "actions": actions, "values": agent.value(obs).detach(), "returns": returns, "advantages": advantages, "logprobs": logprobs}
+    return {
+        "obs": obs,
+        "actions": actions,
+        "values": agent.value(obs).detach(),
+        "returns": returns,
+        "advantages": advantages,
+        "logprobs": logprobs,
+    }
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -215,32 +271,69 @@ def batch_for(module, agent, B=64, seed=1):
 def test_trpo_step_stays_in_the_region_and_gains(action, max_kl):
     agent = make_agent(trpo, action)
     batch, names = batch_for(trpo, agent), [name for name, _ in agent.actor.named_parameters()]
-    old, before = old_policy(agent, batch["obs"]), nn.utils.parameters_to_vector(agent.actor.parameters()).detach()
-    objective = lambda: ((agent.policy(batch["obs"]).log_prob(batch["actions"]) - batch["logprobs"]).exp() * batch["advantages"]).mean().item()
+    old, before = (
+        old_policy(agent, batch["obs"]),
+        nn.utils.parameters_to_vector(agent.actor.parameters()).detach(),
+    )
+    objective = lambda: (
+        (
+            (agent.policy(batch["obs"]).log_prob(batch["actions"]) - batch["logprobs"]).exp()
+            * batch["advantages"]
+        )
+        .mean()
+        .item()
+    )
     start = objective()
-    stats = trpo.update(agent, torch.optim.Adam(agent.parameters()), batch, trpo.Args(max_kl=max_kl, damping=1e-3))
+    stats = trpo.update(
+        agent, torch.optim.Adam(agent.parameters()), batch, trpo.Args(max_kl=max_kl, damping=1e-3)
+    )
     theta = nn.utils.parameters_to_vector(agent.actor.parameters()).detach()
     kl = kl_of(agent, batch["obs"], names, old, theta).item()
     assert not torch.equal(theta, before) and 0 < kl <= max_kl
-    assert float(stats["approx_kl"]) == pytest.approx(kl) and float(stats["surrogate_gain"]) == pytest.approx(objective() - start)
+    assert float(stats["approx_kl"]) == pytest.approx(kl) and float(
+        stats["surrogate_gain"]
+    ) == pytest.approx(objective() - start)
     assert objective() > start
-    if max_kl == 0.001:  # where the quadratic is right, the first step is taken and nearly fills the region
+    if (
+        max_kl == 0.001
+    ):  # where the quadratic is right, the first step is taken and nearly fills the region
         assert stats["backtracks"] <= 1 and kl > max_kl / 8
 
 
 def test_trpo_step_is_the_natural_gradient_s():
     """Small, undamped and with many iterations, it points where F⁻¹g does."""
     agent = make_agent(trpo, ACTIONS[1])
-    batch, names, parameters = batch_for(trpo, agent), [name for name, _ in agent.actor.named_parameters()], list(agent.actor.parameters())
-    before, old = nn.utils.parameters_to_vector(parameters).detach(), old_policy(agent, batch["obs"])
-    F = torch.autograd.functional.hessian(lambda vector: kl_of(agent, batch["obs"], names, old, vector), before)
+    batch, names, parameters = (
+        batch_for(trpo, agent),
+        [name for name, _ in agent.actor.named_parameters()],
+        list(agent.actor.parameters()),
+    )
+    before, old = (
+        nn.utils.parameters_to_vector(parameters).detach(),
+        old_policy(agent, batch["obs"]),
+    )
+    F = torch.autograd.functional.hessian(
+        lambda vector: kl_of(agent, batch["obs"], names, old, vector), before
+    )
     ratio = (agent.policy(batch["obs"]).log_prob(batch["actions"]) - batch["logprobs"]).exp()
-    g = torch.cat([gradient.flatten() for gradient in torch.autograd.grad((ratio * batch["advantages"]).mean(), parameters)])
+    g = torch.cat(
+        [
+            gradient.flatten()
+            for gradient in torch.autograd.grad((ratio * batch["advantages"]).mean(), parameters)
+        ]
+    )
     s = torch.linalg.solve(F + 0.01 * torch.eye(len(F)), g)
     expected = s * (2 * 1e-6 / (s @ (F @ s + 0.01 * s))).sqrt()
-    trpo.update(agent, torch.optim.Adam(agent.parameters()), batch, trpo.Args(max_kl=1e-6, damping=0.01, cg_steps=200))
+    trpo.update(
+        agent,
+        torch.optim.Adam(agent.parameters()),
+        batch,
+        trpo.Args(max_kl=1e-6, damping=0.01, cg_steps=200),
+    )
     taken = nn.utils.parameters_to_vector(parameters).detach() - before
-    assert (taken - expected).norm() < 1e-3 * expected.norm()  # what the tolerance of the conjugate gradient leaves
+    assert (
+        taken - expected
+    ).norm() < 1e-3 * expected.norm()  # what the tolerance of the conjugate gradient leaves
 
 
 @pytest.mark.parametrize("measured", [(1.0, 0.5), (-1.0, 0.0), (float("nan"), float("nan"))])
@@ -250,8 +343,15 @@ def test_a_search_that_finds_nothing_leaves_the_parameters(measured):
     parameters = list(agent.actor.parameters())
     before = [p.detach().clone() for p in parameters]
     outcomes = iter([(0.0, 0.0)] + [measured] * 100)
-    gain, kl, backtracks = trpo.line_search(lambda: next(outcomes), parameters, torch.ones(sum(p.numel() for p in parameters)), trpo.Args())
-    assert (gain, kl, backtracks) == (0.0, 0.0, 10) and all(torch.equal(a, b) for a, b in zip(before, parameters))
+    gain, kl, backtracks = trpo.line_search(
+        lambda: next(outcomes),
+        parameters,
+        torch.ones(sum(p.numel() for p in parameters)),
+        trpo.Args(),
+    )
+    assert (gain, kl, backtracks) == (0.0, 0.0, 10) and all(
+        torch.equal(a, b) for a, b in zip(before, parameters)
+    )
 
 
 def test_trpo_without_advantages_stands_still():
@@ -267,27 +367,42 @@ def test_trpo_without_advantages_stands_still():
 
 
 def test_the_clip_silences_exactly_what_it_says():
-    ratios, args = torch.linspace(0.5, 1.5, 41, dtype=torch.float64), ppo.Args(clip_low=0.2, clip_high=0.3)
-    ratios = ratios[(ratios - 0.8).abs().minimum((ratios - 1.3).abs()) > 1e-9]  # at the bound itself either is right
+    ratios, args = (
+        torch.linspace(0.5, 1.5, 41, dtype=torch.float64),
+        ppo.Args(clip_low=0.2, clip_high=0.3),
+    )
+    ratios = ratios[
+        (ratios - 0.8).abs().minimum((ratios - 1.3).abs()) > 1e-9
+    ]  # at the bound itself either is right
     for advantage in (1.0, -2.0):
         logprobs = ratios.log().requires_grad_()
-        objective = ppo.surrogate(logprobs, torch.zeros_like(ratios), torch.full_like(ratios, advantage), args)
+        objective = ppo.surrogate(
+            logprobs, torch.zeros_like(ratios), torch.full_like(ratios, advantage), args
+        )
         (gradient,) = torch.autograd.grad(objective.sum(), logprobs)
         silent = ratios > 1.3 if advantage > 0 else ratios < 0.8
         assert torch.equal(gradient == 0, silent) and silent.any()
         assert torch.allclose(gradient[~silent], advantage * ratios[~silent])
-        assert torch.allclose(objective, torch.where(silent, torch.tensor(1.3 if advantage > 0 else 0.8), ratios) * advantage)
+        assert torch.allclose(
+            objective,
+            torch.where(silent, torch.tensor(1.3 if advantage > 0 else 0.8), ratios) * advantage,
+        )
 
 
 def test_the_penalty_is_the_kl_and_pulls_back():
     """Summed over a policy's actions, what is subtracted is β KL(π_old ‖ π), value and gradient."""
-    old, args = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64), ppo.Args(surrogate="penalty", beta=2.0)
+    old, args = (
+        torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64),
+        ppo.Args(surrogate="penalty", beta=2.0),
+    )
     logits = torch.tensor([0.1, 0.4, -0.3], dtype=torch.float64, requires_grad=True)
     new = logits.log_softmax(-1)
     found = (old * ppo.surrogate(new, old.log(), torch.zeros(3), args)).sum()
     exact = -2.0 * (old * (old.log() - new)).sum()
     assert found.item() == pytest.approx(exact.item()) and exact.item() < -0.1
-    assert torch.allclose(*(torch.autograd.grad(value, logits, retain_graph=True)[0] for value in (found, exact)))
+    assert torch.allclose(
+        *(torch.autograd.grad(value, logits, retain_graph=True)[0] for value in (found, exact))
+    )
 
 
 def test_beta_adapts_the_right_way():
@@ -298,13 +413,21 @@ def test_beta_adapts_the_right_way():
 def spy(monkeypatch):
     """Collects the ratios of every minibatch that reaches the surrogate."""
     ratios, surrogate = [], ppo.surrogate
-    monkeypatch.setattr(ppo, "surrogate", lambda new, old, *rest: ratios.append((new - old).exp().detach()) or surrogate(new, old, *rest))
+    monkeypatch.setattr(
+        ppo,
+        "surrogate",
+        lambda new, old, *rest: (
+            ratios.append((new - old).exp().detach()) or surrogate(new, old, *rest)
+        ),
+    )
     return ratios
 
 
 def test_first_minibatch_has_ratio_1_and_later_ones_not(monkeypatch, tmp_path):
     ratios = spy(monkeypatch)
-    ppo.main(ppo.Args(total_timesteps=5000, num_minibatches=4, update_epochs=2, output_dir=str(tmp_path)))
+    ppo.main(
+        ppo.Args(total_timesteps=5000, num_minibatches=4, update_epochs=2, output_dir=str(tmp_path))
+    )
     assert len(ratios) == 16
     for start in (0, 8):
         assert (ratios[start] - 1).abs().max() < 1e-5
@@ -315,7 +438,9 @@ def test_target_kl_ends_the_passes(monkeypatch):
     for target_kl, passes in ((1e-9, 1), (None, 5), (1e9, 5)):
         agent, ratios = make_agent(ppo, ACTIONS[0]), spy(monkeypatch)
         args = ppo.Args(target_kl=target_kl, update_epochs=5, num_minibatches=2)
-        ppo.update(agent, torch.optim.Adam(agent.parameters(), lr=0.01), batch_for(ppo, agent), 0.0, args)
+        ppo.update(
+            agent, torch.optim.Adam(agent.parameters(), lr=0.01), batch_for(ppo, agent), 0.0, args
+        )
         monkeypatch.undo()
         assert len(ratios) == 2 * passes
 
@@ -327,11 +452,16 @@ def test_value_loss_by_hand(clip_values):
     agent = make_agent(ppo, ACTIONS[0])
     agent.return_norm.std.fill_(2.0)  # so the bounds are -0.1 * 2 and 0.3 * 2
     batch = batch_for(ppo, agent, B=4)
-    batch["obs"][:, 0], batch["values"] = torch.tensor([1.0, -1.0, 1.0, 0.1]), torch.full((4,), 99.0).double()
+    batch["obs"][:, 0], batch["values"] = (
+        torch.tensor([1.0, -1.0, 1.0, 0.1]),
+        torch.full((4,), 99.0).double(),
+    )
     batch["returns"] = torch.tensor([3.0, -2.0, -1.0, 1.0]).double()
     before = [lambda obs: torch.zeros(len(obs)).double()] if clip_values else []
     agent.value = lambda obs: before.pop()(obs) if before else obs[:, 0] + 0 * agent.critic[-1].bias
-    args = ppo.Args(clip_values=clip_values, clip_low=0.1, clip_high=0.3, update_epochs=1, num_minibatches=1)
+    args = ppo.Args(
+        clip_values=clip_values, clip_low=0.1, clip_high=0.3, update_epochs=1, num_minibatches=1
+    )
     stats = ppo.update(agent, torch.optim.Adam(agent.parameters()), batch, 0.0, args)
     errors = np.array([3 - 0.6, -2 + 0.2, 2.0, 0.9] if clip_values else [2.0, 1.0, 2.0, 0.9])
     assert stats["value_loss"].item() == pytest.approx(0.5 * ((errors / 2) ** 2).mean())
@@ -339,10 +469,19 @@ def test_value_loss_by_hand(clip_values):
 
 def test_clipfrac_and_kl_by_hand():
     """Of five ratios two lie outside the clip; the KL is the mean of r - 1 - log r."""
-    agent, ratios = make_agent(ppo, ACTIONS[0]), torch.tensor([0.5, 0.9, 1.0, 1.1, 1.5], dtype=torch.float64)
+    agent, ratios = (
+        make_agent(ppo, ACTIONS[0]),
+        torch.tensor([0.5, 0.9, 1.0, 1.1, 1.5], dtype=torch.float64),
+    )
     batch = batch_for(ppo, agent, B=5)
     batch["logprobs"] -= ratios.log()
-    stats = ppo.update(agent, torch.optim.Adam(agent.parameters()), batch, 0.0, ppo.Args(update_epochs=1, num_minibatches=1))
+    stats = ppo.update(
+        agent,
+        torch.optim.Adam(agent.parameters()),
+        batch,
+        0.0,
+        ppo.Args(update_epochs=1, num_minibatches=1),
+    )
     assert stats["clipfrac"].item() == pytest.approx(0.4)
     assert stats["approx_kl"] == pytest.approx((ratios - 1 - ratios.log()).mean().item())
 
@@ -353,12 +492,16 @@ def test_the_penalty_takes_all_its_passes_and_aims_at_its_target(target_kl, monk
     agent, ratios, targets = make_agent(ppo, ACTIONS[0]), spy(monkeypatch), []
     monkeypatch.setattr(ppo, "adapt_beta", lambda beta, kl, target: targets.append(target) or beta)
     args = ppo.Args(surrogate="penalty", target_kl=target_kl, update_epochs=5, num_minibatches=2)
-    ppo.update(agent, torch.optim.Adam(agent.parameters(), lr=0.01), batch_for(ppo, agent), 0.0, args)
+    ppo.update(
+        agent, torch.optim.Adam(agent.parameters(), lr=0.01), batch_for(ppo, agent), 0.0, args
+    )
     assert len(ratios) == 10 and targets == [target_kl or 0.01]
 
 
 def test_penalty_moves_beta_during_training(tmp_path):
-    args = ppo.Args(surrogate="penalty", target_kl=1e-7, total_timesteps=10_000, output_dir=str(tmp_path))
+    args = ppo.Args(
+        surrogate="penalty", target_kl=1e-7, total_timesteps=10_000, output_dir=str(tmp_path)
+    )
     ppo.main(args)
     assert args.beta > 4  # every step is too long for such a target
 
@@ -400,14 +543,21 @@ class Recorder(torch.optim.SGD):
         self.nets, self.seen = (agent.actor, agent.critic), []
 
     def step(self):
-        grads = [[p.grad.flatten().clone() for p in net.parameters() if p.grad is not None] for net in self.nets]
+        grads = [
+            [p.grad.flatten().clone() for p in net.parameters() if p.grad is not None]
+            for net in self.nets
+        ]
         self.seen.append([torch.cat(grad) if grad else None for grad in grads])
 
 
 def update_with(module, agent, optimizer, batch, **flags):
     """The script's update, with all that any of the four reads from a batch: one-step episodes, so the returns are rewards."""
     B = len(batch["obs"])
-    batch |= {"rewards": batch["returns"], "terminated": torch.ones(B, dtype=torch.bool), "next_obs": batch["obs"] + 100}
+    batch |= {
+        "rewards": batch["returns"],
+        "terminated": torch.ones(B, dtype=torch.bool),
+        "next_obs": batch["obs"] + 100,
+    }
     rest = () if module is trpo else (0.5,)
     return module.update(agent, optimizer, batch, *rest, module.Args(num_envs=4, **flags))
 
@@ -427,12 +577,19 @@ def test_gradients_of_every_optimizer_step_by_hand(module, action, scale):
     policy_loss = -(A * log_prob).sum() / (4 if module is reinforce else 64)
 
     def clipped(loss, net):
-        gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])
+        gradient = torch.cat(
+            [g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))]
+        )
         assert scale < 1 or gradient.norm() > 1
         return gradient / gradient.norm().clamp(min=1)
 
-    actor, critic = clipped(policy_loss - 0.5 * entropy, agent.actor), clipped(value_loss, agent.critic)
-    expected = {trpo: [(None, critic)] * 2, ppo: [(actor, critic)] * 2}.get(module, [(actor, None)] + [(None, critic)] * 2)
+    actor, critic = (
+        clipped(policy_loss - 0.5 * entropy, agent.actor),
+        clipped(value_loss, agent.critic),
+    )
+    expected = {trpo: [(None, critic)] * 2, ppo: [(actor, critic)] * 2}.get(
+        module, [(actor, None)] + [(None, critic)] * 2
+    )
     optimizer = Recorder(agent)
     stats = update_with(module, agent, optimizer, batch, update_epochs=2, num_minibatches=1)
     assert len(optimizer.seen) == len(expected)
@@ -455,4 +612,7 @@ def test_each_pass_shows_the_critic_every_row_once_in_a_new_order(module):
     parts = [part for part in parts if part[0] < 100]  # the others are next_obs
     assert [len(part) for part in parts] == [16] * 12
     passes = [sum(parts[i : i + 4], []) for i in (0, 4, 8)]
-    assert all(sorted(rows) == list(range(64)) for rows in passes) and passes[0] != passes[1] != passes[2]
+    assert (
+        all(sorted(rows) == list(range(64)) for rows in passes)
+        and passes[0] != passes[1] != passes[2]
+    )

@@ -16,7 +16,11 @@ def random_tensors(T=40, N=6, seed=0):
     """Rewards, values, terminated, done and mask with a dummy row after each end, as next-step autoreset makes them."""
     rng = np.random.default_rng(seed)
     rewards, values = rng.normal(size=(T, N)), rng.normal(size=(T + 1, N))
-    terminated, truncated, mask = rng.random((T, N)) < 0.12, rng.random((T, N)) < 0.12, np.ones((T, N), bool)
+    terminated, truncated, mask = (
+        rng.random((T, N)) < 0.12,
+        rng.random((T, N)) < 0.12,
+        np.ones((T, N), bool),
+    )
     for t in range(1, T):
         mask[t] = ~(terminated | truncated)[t - 1]
         terminated[t] &= mask[t]
@@ -44,7 +48,9 @@ def test_gae_by_brute_force(name, lam):
     args = SimpleNamespace(gamma=0.9, gae_lambda=lam)
     found = script(name).compute_advantages(rewards, values, terminated, done, args)
     for t, n in mask.nonzero().tolist():
-        assert found[t, n].item() == pytest.approx(brute_force(rewards, values, terminated, done, t, n, 0.9, lam), abs=1e-9)
+        assert found[t, n].item() == pytest.approx(
+            brute_force(rewards, values, terminated, done, t, n, 0.9, lam), abs=1e-9
+        )
 
 
 def test_td_error_is_gae_at_lambda_0():
@@ -58,7 +64,10 @@ def test_lambda_1_is_monte_carlo_less_the_baseline():
     rewards, values, terminated, _, mask = random_tensors(seed=2)
     terminated[-1] = True  # every episode ends, so nothing is bootstrapped
     args = SimpleNamespace(gamma=0.9, gae_lambda=1.0, psi="baseline")
-    monte_carlo, gae = (script(name).compute_advantages(rewards, values, terminated, terminated, args) for name in ("reinforce", "ppo"))
+    monte_carlo, gae = (
+        script(name).compute_advantages(rewards, values, terminated, terminated, args)
+        for name in ("reinforce", "ppo")
+    )
     kept = mask & (terminated.flip(0).cumsum(0).flip(0) > 0)
     assert torch.allclose(monte_carlo[kept], gae[kept])
 
@@ -68,16 +77,23 @@ def test_reinforce_psi_by_brute_force(psi):
     """Whole episodes, one in each column from row 0 on; what comes after them is another's."""
     rng = np.random.default_rng(3)
     T, N, gamma = 12, 5, 0.9
-    rewards, values = torch.as_tensor(rng.normal(size=(T, N))), torch.as_tensor(rng.normal(size=(T + 1, N)))
+    rewards, values = (
+        torch.as_tensor(rng.normal(size=(T, N))),
+        torch.as_tensor(rng.normal(size=(T + 1, N))),
+    )
     lengths = [12, 1, 5, 9, 2]
     done = torch.zeros(T, N, dtype=torch.bool)
     for n, length in enumerate(lengths):
         done[length - 1, n] = True
-    found = script("reinforce").compute_advantages(rewards, values, done, done, SimpleNamespace(gamma=gamma, psi=psi))
+    found = script("reinforce").compute_advantages(
+        rewards, values, done, done, SimpleNamespace(gamma=gamma, psi=psi)
+    )
     for n, length in enumerate(lengths):
         for t in range(length):
             first = 0 if psi == "return" else t
-            expected = sum(gamma ** (k - first) * rewards[k, n].item() for k in range(first, length))
+            expected = sum(
+                gamma ** (k - first) * rewards[k, n].item() for k in range(first, length)
+            )
             expected -= values[t, n].item() if psi == "baseline" else 0.0
             # "return" leaves the critic to prepare(), which makes its values 0
             at = SimpleNamespace(gamma=gamma, psi=psi)
@@ -89,7 +105,11 @@ def test_reinforce_psi_by_brute_force(psi):
 @pytest.mark.parametrize("name", ["actor_critic", "trpo", "ppo"])
 def test_truncation_bootstraps_and_termination_does_not(name):
     compute = script(name).compute_advantages
-    rewards, values, args = torch.zeros(1, 2), torch.tensor([[0.0, 0.0], [5.0, 5.0]]), SimpleNamespace(gamma=0.9, gae_lambda=0.5)
+    rewards, values, args = (
+        torch.zeros(1, 2),
+        torch.tensor([[0.0, 0.0], [5.0, 5.0]]),
+        SimpleNamespace(gamma=0.9, gae_lambda=0.5),
+    )
     terminated, done = torch.tensor([[True, False]]), torch.tensor([[True, True]])
     assert compute(rewards, values, terminated, done, args).tolist() == [[0.0, 4.5]]
 
@@ -108,7 +128,11 @@ def play(name, env_id="Diary-v0", num_envs=3, num_steps=25, rounds=3):
     torch.manual_seed(0)
     envs = module.make_envs(env_id, num_envs)
     agent = module.Agent(envs)
-    args = module.Args(env_id=env_id, num_envs=num_envs, **({} if name == "reinforce" else {"num_steps": num_steps}))
+    args = module.Args(
+        env_id=env_id,
+        num_envs=num_envs,
+        **({} if name == "reinforce" else {"num_steps": num_steps}),
+    )
     generator = module.rollouts(envs, agent, args)
     return module, agent, args, [next(generator) for _ in range(rounds)]
 
@@ -118,7 +142,9 @@ def test_rollout_tells_where_each_step_led(name):
     """Diary counts: within an episode steps follow one another, to the last observation; then a dummy row; then step 0."""
     *_, rounds = play(name)
     obs = torch.cat([rollout["obs"][:-1] for rollout, _ in rounds] + [rounds[-1][0]["obs"][-1:]])
-    mask, done, terminated = (torch.cat([rollout[key] for rollout, _ in rounds]) for key in ("mask", "done", "terminated"))
+    mask, done, terminated = (
+        torch.cat([rollout[key] for rollout, _ in rounds]) for key in ("mask", "done", "terminated")
+    )
     assert mask[0].all() and torch.equal(mask[1:], ~done[:-1])
     assert (done & ~terminated).any() and terminated.any() and not done[~mask].any()
     for t, n in mask.nonzero().tolist():
@@ -134,15 +160,23 @@ def test_episode_returns_are_gymnasium_s(name):
     *_, args, rounds = play(name)
     if name == "reinforce":
         for rollout, returns in rounds:
-            assert torch.allclose((rollout["rewards"] * rollout["mask"]).sum(0), torch.tensor(returns, dtype=torch.float32), atol=1e-5)
+            assert torch.allclose(
+                (rollout["rewards"] * rollout["mask"]).sum(0),
+                torch.tensor(returns, dtype=torch.float32),
+                atol=1e-5,
+            )
         return
-    envs = gym.wrappers.vector.RecordEpisodeStatistics(gym.make_vec("Diary-v0", num_envs=args.num_envs))
+    envs = gym.wrappers.vector.RecordEpisodeStatistics(
+        gym.make_vec("Diary-v0", num_envs=args.num_envs)
+    )
     envs.reset(seed=args.seed)
     for rollout, returns in rounds:
         expected = []
         for actions in rollout["actions"]:
             *_, infos = envs.step(actions.numpy())
-            expected += infos["episode"]["r"][infos["_episode"]].tolist() if "episode" in infos else []
+            expected += (
+                infos["episode"]["r"][infos["_episode"]].tolist() if "episode" in infos else []
+            )
         assert returns == pytest.approx(expected, abs=1e-5) and expected
 
 
@@ -153,7 +187,9 @@ def test_reinforce_plays_one_whole_episode_per_environment():
         assert len(returns) == 3 and len(mask) == mask.sum(0).max()
         for n in range(3):
             length = int(mask[:, n].sum())
-            assert mask[:length, n].all() and done[length - 1, n] and not done[: length - 1, n].any()
+            assert (
+                mask[:length, n].all() and done[length - 1, n] and not done[: length - 1, n].any()
+            )
             assert obs[: length + 1, n, 1].tolist() == list(range(length + 1))
 
 
@@ -187,19 +223,34 @@ def test_dummy_rows_enter_no_statistic(name):
 def test_steps_counted_are_the_real_ones(name, tmp_path, monkeypatch):
     module, counted, counts = script(name), [], []
     prepare = module.prepare
-    monkeypatch.setattr(module, "prepare", lambda agent, rollout, args: counted.append(int(rollout["mask"].sum())) or prepare(agent, rollout, args))
-    monkeypatch.setattr(module.SummaryWriter, "add_scalar", lambda self, key, value, step: counts.append(step))
-    module.main(module.Args(env_id="Diary-v0", total_timesteps=2500, num_envs=4, output_dir=str(tmp_path)))
+    monkeypatch.setattr(
+        module,
+        "prepare",
+        lambda agent, rollout, args: (
+            counted.append(int(rollout["mask"].sum())) or prepare(agent, rollout, args)
+        ),
+    )
+    monkeypatch.setattr(
+        module.SummaryWriter, "add_scalar", lambda self, key, value, step: counts.append(step)
+    )
+    module.main(
+        module.Args(env_id="Diary-v0", total_timesteps=2500, num_envs=4, output_dir=str(tmp_path))
+    )
     assert len(counted) > 2 and sorted(set(counts)) == np.cumsum(counted).tolist()
 
 
 def test_running_norm_is_mean_and_deviation_of_all_rows():
     torch.manual_seed(0)
-    norm, rows = script("ppo").RunningNorm(3), [torch.randn(n, 3) * torch.tensor([1.0, 5.0, 0.1]) + 7 for n in (1, 50, 300)]
+    norm, rows = (
+        script("ppo").RunningNorm(3),
+        [torch.randn(n, 3) * torch.tensor([1.0, 5.0, 0.1]) + 7 for n in (1, 50, 300)],
+    )
     for part in rows:
         norm.update(part)
     seen = torch.cat(rows)
-    assert torch.allclose(norm.mean, seen.mean(0), atol=1e-4) and torch.allclose(norm.std, seen.std(0, unbiased=False), rtol=1e-4)
+    assert torch.allclose(norm.mean, seen.mean(0), atol=1e-4) and torch.allclose(
+        norm.std, seen.std(0, unbiased=False), rtol=1e-4
+    )
     assert torch.allclose(norm(seen).std(0, unbiased=False), torch.ones(3), atol=1e-2)
     assert norm(torch.full((1, 3), 1e6)).tolist() == [[10.0] * 3]
 
@@ -215,7 +266,11 @@ def test_actions_are_clipped_for_the_environment_alone(name):
     assert torch.equal(batch["actions"], actions[mask])
     if "logprobs" in batch:
         policy = agent.policy(batch["obs"])
-        expected = torch.distributions.Normal(policy.base_dist.loc, policy.base_dist.scale).log_prob(actions[mask]).sum(-1)
+        expected = (
+            torch.distributions.Normal(policy.base_dist.loc, policy.base_dist.scale)
+            .log_prob(actions[mask])
+            .sum(-1)
+        )
         assert torch.allclose(batch["logprobs"], expected)
 
 
@@ -233,8 +288,12 @@ def test_without_a_baseline_the_critic_has_no_say(psi):
     batch = module.prepare(agent, rollout, args)
     assert not batch["values"].any()
     zero = torch.zeros(len(rollout["obs"]), 3)
-    expected = module.compute_advantages(rollout["rewards"], zero, rollout["terminated"], rollout["done"], args)[rollout["mask"]]
-    assert torch.equal(batch["returns"], expected) and torch.allclose(batch["advantages"], expected / agent.return_norm.std)
+    expected = module.compute_advantages(
+        rollout["rewards"], zero, rollout["terminated"], rollout["done"], args
+    )[rollout["mask"]]
+    assert torch.equal(batch["returns"], expected) and torch.allclose(
+        batch["advantages"], expected / agent.return_norm.std
+    )
 
 
 @pytest.mark.parametrize("psi", ["return", "reward-to-go"])
@@ -243,8 +302,18 @@ def test_without_a_baseline_the_critic_is_left_alone(psi):
     module, agent, args, rounds = play("reinforce")
     args.psi = psi
     before = {key: value.clone() for key, value in agent.named_parameters()}
-    module.update(agent, torch.optim.Adam(agent.parameters()), module.prepare(agent, rounds[0][0], args), 0.0, args)
-    moved = {key.split(".")[0] for key, value in agent.named_parameters() if not torch.equal(value, before[key])}
+    module.update(
+        agent,
+        torch.optim.Adam(agent.parameters()),
+        module.prepare(agent, rounds[0][0], args),
+        0.0,
+        args,
+    )
+    moved = {
+        key.split(".")[0]
+        for key, value in agent.named_parameters()
+        if not torch.equal(value, before[key])
+    }
     assert moved == {"actor"}
 
 
@@ -258,7 +327,11 @@ def test_reinforce_starts_every_rollout_elsewhere():
 def test_a_loaded_norm_goes_on_where_it_was():
     """Mean and deviation without the sums behind them would be forgotten at the first update after --load."""
     torch.manual_seed(0)
-    first, loaded, rows = script("ppo").RunningNorm(3), script("ppo").RunningNorm(3), torch.randn(60, 3) * 5 + 7
+    first, loaded, rows = (
+        script("ppo").RunningNorm(3),
+        script("ppo").RunningNorm(3),
+        torch.randn(60, 3) * 5 + 7,
+    )
     first.update(rows[:50])
     loaded.load_state_dict(first.state_dict())
     for norm in (first, loaded):
@@ -277,4 +350,6 @@ def test_values_and_targets_are_in_units_of_the_reward(name):
         assert agent.value(torch.zeros(2, 2)).tolist() == [value] * 2
     batch = module.prepare(agent, rounds[0][0], args)
     assert torch.allclose(batch["values"], torch.tensor(60.0))
-    assert torch.allclose(batch["returns"] - 60, batch["advantages"] * agent.return_norm.std, atol=1e-3)
+    assert torch.allclose(
+        batch["returns"] - 60, batch["advantages"] * agent.return_norm.std, atol=1e-3
+    )

@@ -19,7 +19,10 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 LOSSES = ["policy_loss", "value_loss", "entropy", "explained_variance"]
-OWN = {"trpo": ["approx_kl", "surrogate_gain", "backtracks"], "ppo": ["approx_kl", "clipfrac", "beta"]}
+OWN = {
+    "trpo": ["approx_kl", "surrogate_gain", "backtracks"],
+    "ppo": ["approx_kl", "clipfrac", "beta"],
+}
 
 
 def run(name, folder, **flags):
@@ -30,7 +33,10 @@ def run(name, folder, **flags):
 def scalars(agent):
     events = EventAccumulator(str(Path(agent).parent), size_guidance={"scalars": 0})
     events.Reload()
-    return {key: [(event.step, event.value) for event in events.Scalars(key)] for key in events.Tags()["scalars"]}
+    return {
+        key: [(event.step, event.value) for event in events.Scalars(key)]
+        for key in events.Tags()["scalars"]
+    }
 
 
 def saved(agent):
@@ -57,7 +63,12 @@ def test_pays_each_action_its_own_reward(name, env_id, tmp_path):
 
 @pytest.mark.parametrize("psi", ["return", "reward-to-go"])
 def test_reinforce_learns_without_a_critic(psi, tmp_path):
-    assert run("reinforce", tmp_path, psi=psi, env_id="Guess-v0", total_timesteps=60_000)["eval/return"] > 7.5
+    assert (
+        run("reinforce", tmp_path, psi=psi, env_id="Guess-v0", total_timesteps=60_000)[
+            "eval/return"
+        ]
+        > 7.5
+    )
 
 
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS[1:])
@@ -70,7 +81,9 @@ def test_bootstraps_beyond_the_time_limit(name, tmp_path):
     assert agent.value(torch.ones(1)).item() == pytest.approx(10, rel=0.1)
 
 
-@pytest.mark.parametrize("flags", [{"surrogate": "penalty"}, {"clip_values": True}, {"target_kl": 0.03}])
+@pytest.mark.parametrize(
+    "flags", [{"surrogate": "penalty"}, {"clip_values": True}, {"target_kl": 0.03}]
+)
 def test_ppo_variants_learn(flags, tmp_path):
     assert run("ppo", tmp_path, target_return=400.0, **flags)["solved_step"] < 200_000
 
@@ -80,10 +93,18 @@ def test_ppo_variants_learn(flags, tmp_path):
 
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
 def test_same_seed_same_run(name, tmp_path):
-    runs = [run(name, tmp_path / str(i), seed=seed, total_timesteps=20_000) for i, seed in enumerate((1, 1, 2))]
-    logs = [{key: value for key, value in scalars(result["agent"]).items() if key != "charts/SPS"} for result in runs]
+    runs = [
+        run(name, tmp_path / str(i), seed=seed, total_timesteps=20_000)
+        for i, seed in enumerate((1, 1, 2))
+    ]
+    logs = [
+        {key: value for key, value in scalars(result["agent"]).items() if key != "charts/SPS"}
+        for result in runs
+    ]
     weights = [saved(result["agent"]) for result in runs]
-    assert logs[0] == logs[1] and all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    assert logs[0] == logs[1] and all(
+        torch.equal(weights[0][key], weights[1][key]) for key in weights[0]
+    )
     assert logs[0] != logs[2]
 
 
@@ -91,7 +112,9 @@ def test_same_seed_same_run(name, tmp_path):
 def test_logs_have_cleanrl_s_keys(name, tmp_path, capsys):
     result = run(name, tmp_path, total_timesteps=20_000)
     log = scalars(result["agent"])
-    wanted = {"charts/episodic_return", "charts/SPS"} | {f"losses/{key}" for key in LOSSES + OWN.get(name, [])}
+    wanted = {"charts/episodic_return", "charts/SPS"} | {
+        f"losses/{key}" for key in LOSSES + OWN.get(name, [])
+    }
     assert wanted <= log.keys()
     assert all(value == value for events in log.values() for _, value in events)
     out, err = capsys.readouterr()
@@ -105,7 +128,9 @@ def test_saved_agent_replays(name, tmp_path):
     trained = run(name, tmp_path, total_timesteps=5000)
     before = Path(trained["agent"]).read_bytes()
     replayed = run(name, tmp_path, load=trained["agent"], eval_only=True, record=True)
-    assert replayed["eval/return"] == trained["eval/return"] and replayed["agent"] == trained["agent"]
+    assert (
+        replayed["eval/return"] == trained["eval/return"] and replayed["agent"] == trained["agent"]
+    )
     assert Path(trained["agent"]).read_bytes() == before and len(list(tmp_path.iterdir())) == 1
     film = Image.open(Path(trained["agent"]).with_suffix(".gif"))
     assert film.n_frames > 5 and film.size == (600, 400)
@@ -114,23 +139,44 @@ def test_saved_agent_replays(name, tmp_path):
 
 def test_an_agent_goes_on_from_where_it_was(tmp_path):
     first = run("ppo", tmp_path / "a", total_timesteps=60_000)
-    second = run("trpo", tmp_path / "b", total_timesteps=1, load=first["agent"])  # they all make the same agent
+    second = run(
+        "trpo", tmp_path / "b", total_timesteps=1, load=first["agent"]
+    )  # they all make the same agent
     assert second["eval/return"] == first["eval/return"]
 
 
 def test_target_return_stops(tmp_path):
-    stopped, whole = (run("ppo", tmp_path / str(target), target_return=target, total_timesteps=100_000) for target in (50.0, None))
-    assert stopped["solved_step"] < 30_000 and scalars(stopped["agent"])["charts/SPS"][-1][0] < stopped["solved_step"]
+    stopped, whole = (
+        run("ppo", tmp_path / str(target), target_return=target, total_timesteps=100_000)
+        for target in (50.0, None)
+    )
+    assert (
+        stopped["solved_step"] < 30_000
+        and scalars(stopped["agent"])["charts/SPS"][-1][0] < stopped["solved_step"]
+    )
     assert scalars(whole["agent"])["charts/SPS"][-1][0] > 95_000
 
 
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
 def test_diverging_run_stops_with_a_line_and_keeps_the_last_good_agent(name, tmp_path):
-    command = [sys.executable, f"{name}.py", "--env-id", "classic_envs:Broken-v0", "--num-envs", "4", "--output-dir", str(tmp_path)]
-    ended = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": "tests"}, capture_output=True, text=True)
+    command = [
+        sys.executable,
+        f"{name}.py",
+        "--env-id",
+        "classic_envs:Broken-v0",
+        "--num-envs",
+        "4",
+        "--output-dir",
+        str(tmp_path),
+    ]
+    ended = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": "tests"}, capture_output=True, text=True
+    )
     assert ended.returncode == 1 and "Traceback" not in ended.stderr
     assert re.search(r"error: step \d+: loss not finite", ended.stderr)
-    assert all(value.isfinite().all() for value in saved(next(tmp_path.glob("*/agent.pt"))).values())
+    assert all(
+        value.isfinite().all() for value in saved(next(tmp_path.glob("*/agent.pt"))).values()
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- the main loop
@@ -154,8 +200,12 @@ def watch_updates(name, monkeypatch):
 def test_schedules_and_norm_at_every_update(name, tmp_path, monkeypatch):
     """Rates fall linearly to 0 with the steps taken; the norm of π_old knows earlier rollouts' real steps, and no other row."""
     seen = watch_updates(name, monkeypatch)
-    flags = {"num_envs": 24 if name == "reinforce" else 4} | ({} if name == "trpo" else {"ent_coef": 0.02})
-    result = run(name, tmp_path, env_id="Diary-v0", total_timesteps=1500, learning_rate=0.01, **flags)
+    flags = {"num_envs": 24 if name == "reinforce" else 4} | (
+        {} if name == "trpo" else {"ent_coef": 0.02}
+    )
+    result = run(
+        name, tmp_path, env_id="Diary-v0", total_timesteps=1500, learning_rate=0.01, **flags
+    )
     steps = np.cumsum([len(obs) for *_, obs, _ in seen])
     assert len(seen) > 2 and [known for *_, known in seen] == [0, *steps[:-1]]
     assert [rate for rate, *_ in seen] == pytest.approx(0.01 * (1 - steps / 1500))
@@ -170,20 +220,34 @@ def test_schedules_and_norm_at_every_update(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("target", [10.0, 0.0, None])
 def test_solved_is_the_mean_of_the_last_100_episodes(name, target, tmp_path, monkeypatch):
     """In six rollouts told in advance it is reached in the 4th; what is logged is told as well. Each rollout takes a second."""
-    module, logs, good = script(name), {}, 475.0 if target is None else target  # CartPole's own, which stops no run
+    module, logs, good = (
+        script(name),
+        {},
+        475.0 if target is None else target,
+    )  # CartPole's own, which stops no run
     envs = module.make_envs("CartPole-v1", 4)
     rollout, _ = next(module.rollouts(envs, module.Agent(envs), module.Args(num_envs=4)))
     steps = int(rollout["mask"].sum())
     told = [good + 1e3] * 40, [good - 10] * 100, [good] * 50, [good] * 50, [], [good] * 3
-    monkeypatch.setattr(module, "rollouts", lambda *args: ((rollout, episodes) for episodes in told))
+    monkeypatch.setattr(
+        module, "rollouts", lambda *args: ((rollout, episodes) for episodes in told)
+    )
     monkeypatch.setattr(module, "evaluate", lambda *args: 0.0)
-    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=count().__next__, strftime=time.strftime))
-    monkeypatch.setattr(module.SummaryWriter, "add_scalar", lambda self, key, value, step: logs.setdefault(key, {}).update({step: value}))
+    monkeypatch.setattr(
+        module, "time", SimpleNamespace(perf_counter=count().__next__, strftime=time.strftime)
+    )
+    monkeypatch.setattr(
+        module.SummaryWriter,
+        "add_scalar",
+        lambda self, key, value, step: logs.setdefault(key, {}).update({step: value}),
+    )
     result = run(name, tmp_path, num_envs=4, total_timesteps=6 * steps, target_return=target)
     assert (result["solved_step"], result["solved_seconds"]) == (4 * steps, 4)
     updates = 5 if target is None else 3
     assert logs["charts/SPS"] == {steps * k: steps for k in range(1, updates + 1)}
-    assert logs["charts/episodic_return"] == {steps * k: np.mean(told[k - 1]) for k in range(1, updates + 1) if told[k - 1]}
+    assert logs["charts/episodic_return"] == {
+        steps * k: np.mean(told[k - 1]) for k in range(1, updates + 1) if told[k - 1]
+    }
 
 
 def test_explained_variance_is_1_less_the_unexplained(tmp_path, monkeypatch):
@@ -195,7 +259,11 @@ def test_explained_variance_is_1_less_the_unexplained(tmp_path, monkeypatch):
         return batch | {"values": batch["returns"] * (len(values) % 2)}
 
     monkeypatch.setattr(script("ppo"), "prepare", known)
-    monkeypatch.setattr(script("ppo").SummaryWriter, "add_scalar", lambda self, key, value, step: "explained" in key and values.update({step: value}))
+    monkeypatch.setattr(
+        script("ppo").SummaryWriter,
+        "add_scalar",
+        lambda self, key, value, step: "explained" in key and values.update({step: value}),
+    )
     run("ppo", tmp_path, total_timesteps=5000)
     assert list(values.values()) == pytest.approx([0.0, 1.0], abs=1e-6)
 
@@ -219,10 +287,18 @@ def test_evaluation_is_each_environment_s_first_episode(name):
 def test_scores_and_film_are_of_the_right_policy(record, tmp_path, monkeypatch):
     """Greedy and sampled are not confused; the film is greedy, and there is none unless asked for."""
     calls = []
-    monkeypatch.setattr(script("ppo"), "evaluate", lambda agent, args, greedy, gif=None: calls.append((greedy, gif)) or float(greedy))
+    monkeypatch.setattr(
+        script("ppo"),
+        "evaluate",
+        lambda agent, args, greedy, gif=None: calls.append((greedy, gif)) or float(greedy),
+    )
     result = run("ppo", tmp_path, total_timesteps=1, record=record)
     assert (result["eval/return"], result["eval/return_stochastic"]) == (1.0, 0.0)
-    assert calls == [(True, None), (False, None)] + [(True, Path(result["agent"]).with_suffix(".gif"))] * record
+    assert (
+        calls
+        == [(True, None), (False, None)]
+        + [(True, Path(result["agent"]).with_suffix(".gif"))] * record
+    )
 
 
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
@@ -286,7 +362,11 @@ def test_bad_input_of_one(name, flags, named, refused, tmp_path):
 def test_what_is_at_a_bound_is_accepted(name):
     """γ and λ from 0 to 1, both included, seed and rates of 0, any target; minibatches that divide N · T, if not T."""
     module = script(name)
-    for flags in ({"gamma": 0.0, "seed": 0, "learning_rate": 0.0}, {"gamma": 1.0, "target_return": -200.0}, {"target_return": 0.0}):
+    for flags in (
+        {"gamma": 0.0, "seed": 0, "learning_rate": 0.0},
+        {"gamma": 1.0, "target_return": -200.0},
+        {"target_return": 0.0},
+    ):
         module.check_args(module.Args(**flags))
     if name != "reinforce":
         module.check_args(module.Args(num_envs=4, num_steps=6, num_minibatches=8))
@@ -298,11 +378,15 @@ def test_what_is_at_a_bound_is_accepted(name):
 @pytest.mark.parametrize("content", [b"", b"not an agent", None])
 def test_bad_agents(content, refused, tmp_path):
     path = tmp_path / "agent.pt"
-    torch.save({"CartPole-v1": {"x": torch.ones(1)}}, path) if content is None else path.write_bytes(content)
+    torch.save(
+        {"CartPole-v1": {"x": torch.ones(1)}}, path
+    ) if content is None else path.write_bytes(content)
     assert f"--load {path}" in refused(lambda: run("ppo", tmp_path / "runs", load=str(path)))
 
 
-@pytest.mark.parametrize("env_id,other", [("CartPole-v1", "Acrobot-v1"), ("Guess-v0", "Endless-v0")])
+@pytest.mark.parametrize(
+    "env_id,other", [("CartPole-v1", "Acrobot-v1"), ("Guess-v0", "Endless-v0")]
+)
 def test_agent_of_another_environment(env_id, other, refused, tmp_path):
     """Even where the shapes are the same, as in the second pair."""
     agent = run("ppo", tmp_path, env_id=env_id, total_timesteps=1)["agent"]
@@ -312,13 +396,20 @@ def test_agent_of_another_environment(env_id, other, refused, tmp_path):
 def test_same_step_autoreset_is_refused(refused, tmp_path, monkeypatch):
     """It would pass the next episode's first observation for the last one's end."""
     make_vec = gym.make_vec
-    same_step = {"vector_kwargs": {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}, "vectorization_mode": "sync"}
-    monkeypatch.setattr(gym, "make_vec", lambda *args, **options: make_vec(*args, **options, **same_step))
+    same_step = {
+        "vector_kwargs": {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP},
+        "vectorization_mode": "sync",
+    }
+    monkeypatch.setattr(
+        gym, "make_vec", lambda *args, **options: make_vec(*args, **options, **same_step)
+    )
     assert "next-step autoreset" in refused(lambda: run("ppo", tmp_path, env_id="Diary-v0"))
 
 
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
 def test_wrong_flags_show_no_traceback(name):
     for flags in (["--num-envs", "many"], ["--no-such-flag"]):
-        ended = subprocess.run([sys.executable, f"{name}.py", *flags], cwd=ROOT, capture_output=True, text=True)
+        ended = subprocess.run(
+            [sys.executable, f"{name}.py", *flags], cwd=ROOT, capture_output=True, text=True
+        )
         assert ended.returncode == 2 and "Traceback" not in ended.stderr

@@ -30,7 +30,9 @@ def test_no_value_of_a_flag_shows_a_traceback(name, capsys):
         if typing.get_origin(kind) is typing.Literal:
             assert ends(flag, "neither") == 2, flag
             continue
-        kind = next((k for k in (bool, int, float) if k == kind or k in typing.get_args(kind)), None)
+        kind = next(
+            (k for k in (bool, int, float) if k == kind or k in typing.get_args(kind)), None
+        )
         for value in WRONG[kind][0] if kind else ():
             assert ends(flag, value) == 2, f"{flag} {value}"
         for value in WRONG[kind][1] if kind else ():

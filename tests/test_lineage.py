@@ -71,9 +71,19 @@ CLASSIC_ARGS_ONLY_IN = {
     "num_steps": set(CLASSIC_SCRIPTS) - {"reinforce"},
     "gae_lambda": {"trpo", "ppo"},
     **dict.fromkeys(("max_kl", "cg_steps", "damping"), {"trpo"}),
-    **dict.fromkeys(("surrogate", "clip_low", "clip_high", "beta", "target_kl", "clip_values"), {"ppo"}),
+    **dict.fromkeys(
+        ("surrogate", "clip_low", "clip_high", "beta", "target_kl", "clip_values"), {"ppo"}
+    ),
 }
-BUDGETS = [("reinforce", "actor_critic", 130), ("actor_critic", "trpo", 200), ("trpo", "ppo", 200), ("rloo_llm", "grpo_llm", 60), ("grpo_llm", "gspo_llm", 60), ("grpo_llm", "cispo_llm", 60), ("grpo_llm", "dapo_llm", 110)]
+BUDGETS = [
+    ("reinforce", "actor_critic", 130),
+    ("actor_critic", "trpo", 200),
+    ("trpo", "ppo", 200),
+    ("rloo_llm", "grpo_llm", 60),
+    ("grpo_llm", "gspo_llm", 60),
+    ("grpo_llm", "cispo_llm", 60),
+    ("grpo_llm", "dapo_llm", 110),
+]
 
 
 def definitions(name):
@@ -90,12 +100,20 @@ def definitions(name):
 def fields(name):
     """Name → source of every field of Args with the docstring under it, in order."""
     source = (ROOT / f"{name}.py").read_text()
-    body = next(node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "Args").body
+    body = next(
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef) and node.name == "Args"
+    ).body
     found = {}
     for field, doc in zip(body, body[1:]):
         if isinstance(field, ast.AnnAssign):
-            assert isinstance(doc, ast.Expr) and isinstance(doc.value.value, str), f"{name}.py: {field.target.id} has no docstring"
-            found[field.target.id] = ast.get_source_segment(source, field) + "\n" + ast.get_source_segment(source, doc)
+            assert isinstance(doc, ast.Expr) and isinstance(doc.value.value, str), (
+                f"{name}.py: {field.target.id} has no docstring"
+            )
+            found[field.target.id] = (
+                ast.get_source_segment(source, field) + "\n" + ast.get_source_segment(source, doc)
+            )
     return found
 
 
@@ -106,22 +124,33 @@ def compare(parts, may_differ):
             groups = [group.split() for group in may_differ.get(name, [])]
             same_group = all((a in group) == (b in group) for group in groups)
             if not same_group:
-                assert parts[a][name] != parts[b][name], f"`{name}` is declared to differ between {a}.py and {b}.py: stale"
+                assert parts[a][name] != parts[b][name], (
+                    f"`{name}` is declared to differ between {a}.py and {b}.py: stale"
+                )
             elif parts[a][name] != parts[b][name]:
-                diff = difflib.unified_diff(parts[a][name].splitlines(), parts[b][name].splitlines(), a, b, lineterm="")
-                pytest.fail(f"`{name}` differs between {a}.py and {b}.py; carry the change over:\n" + "\n".join(diff))
+                diff = difflib.unified_diff(
+                    parts[a][name].splitlines(), parts[b][name].splitlines(), a, b, lineterm=""
+                )
+                pytest.fail(
+                    f"`{name}` differs between {a}.py and {b}.py; carry the change over:\n"
+                    + "\n".join(diff)
+                )
 
 
 def check_presence(parts, only_in):
     for name in {name for part in parts.values() for name in part}:
         wanted = only_in.get(name, set(parts))
-        assert {script for script in parts if name in parts[script]} == wanted, f"`{name}` is declared for {sorted(wanted)}"
+        assert {script for script in parts if name in parts[script]} == wanted, (
+            f"`{name}` is declared for {sorted(wanted)}"
+        )
 
 
 def check_order(parts):
     for a, b in combinations(parts, 2):
         shared = [name for name in parts[a] if name in parts[b]]
-        assert shared == [name for name in parts[b] if name in parts[a]], f"{a}.py and {b}.py order these differently"
+        assert shared == [name for name in parts[b] if name in parts[a]], (
+            f"{a}.py and {b}.py order these differently"
+        )
 
 
 @pytest.mark.parametrize("scripts,read,may_differ,only_in", [
@@ -152,8 +181,12 @@ def test_what_is_not_a_definition_is_shared_too():
         source = (ROOT / f"{name}.py").read_text()
         lines = source.splitlines()
         for node in ast.parse(source).body:
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Expr)):  # Expr: the module's docstring
-                lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+            if isinstance(
+                node, (ast.FunctionDef, ast.ClassDef, ast.Expr)
+            ):  # Expr: the module's docstring
+                lines[node.lineno - 1 : node.end_lineno] = [""] * (
+                    node.end_lineno - node.lineno + 1
+                )
         return [line for line in lines if line and not line.startswith("@")]
 
     # What one script imports differently: (its own line, the line of the others).
@@ -163,16 +196,26 @@ def test_what_is_not_a_definition_is_shared_too():
     for scripts, model in ((LLM_SCRIPTS, "grpo_llm"), (CLASSIC_SCRIPTS, "ppo")):
         for name in scripts:
             declared = set(own.get(name, ()))
-            wordless = ("actor_critic", "trpo", "rloo_llm", "dapo_llm", "cispo_llm")  # they have no flag of words
+            wordless = (
+                "actor_critic",
+                "trpo",
+                "rloo_llm",
+                "dapo_llm",
+                "cispo_llm",
+            )  # they have no flag of words
             declared |= {"from typing import Literal"} if name in wordless else set()
             assert set(rest(name)) ^ set(rest(model)) == declared, f"{name}.py"
 
 
 @pytest.mark.parametrize("a,b,budget", BUDGETS)
 def test_diff_budgets(a, b, budget):
-    diff = subprocess.run(["diff", f"{a}.py", f"{b}.py"], cwd=ROOT, capture_output=True, text=True).stdout
+    diff = subprocess.run(
+        ["diff", f"{a}.py", f"{b}.py"], cwd=ROOT, capture_output=True, text=True
+    ).stdout
     changed = len(re.findall(r"^[<>]", diff, re.M))
-    assert changed <= budget, f"diff {a}.py {b}.py has {changed} changed lines; the budget is {budget}"
+    assert changed <= budget, (
+        f"diff {a}.py {b}.py has {changed} changed lines; the budget is {budget}"
+    )
 
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS + CLASSIC_SCRIPTS)
@@ -188,5 +231,9 @@ def test_self_contained(name):
                 ([alias.name for alias in node.names] if isinstance(node, ast.Import) else
                  [node.module] if isinstance(node, ast.ImportFrom) else [])}  # fmt: skip
     assert not imported & {path.stem for path in ROOT.glob("*.py")}
-    called = {node.func.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    called = {
+        node.func.id
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
     assert "trust_remote_code" not in text and not called & {"eval", "exec"}

@@ -34,12 +34,16 @@ def loop_objective(logprobs, old, advantages, mask, args):
             clipped = min(max(ratio.item(), 1 - args.clip_low), 1 + args.clip_high)
             free, bound = ratio * advantages[i], clipped * advantages[i].item()
             sequence = sequence + (free if free.item() <= bound else bound)
-        total = total + sequence / (length if args.length_norm == "response" else args.max_new_tokens)
+        total = total + sequence / (
+            length if args.length_norm == "response" else args.max_new_tokens
+        )
     return total / len(mask)
 
 
 def objective(module, logprobs, old, advantages, mask, args):
-    return (module.token_weights(mask, args) * module.surrogate(logprobs, old, advantages, mask, args)).sum()
+    return (
+        module.token_weights(mask, args) * module.surrogate(logprobs, old, advantages, mask, args)
+    ).sum()
 
 
 # ------------------------------------------------------------------------------------------------- advantages
@@ -48,10 +52,14 @@ def objective(module, logprobs, old, advantages, mask, args):
 def test_advantages_worked_example():
     rewards = torch.tensor([[0.0, 0, 1, 0]])
     torch.testing.assert_close(
-        grpo.compute_advantages(rewards, grpo.Args()), torch.tensor([[-0.5, -0.5, 1.5, -0.5]]), rtol=0, atol=1e-3
+        grpo.compute_advantages(rewards, grpo.Args()),
+        torch.tensor([[-0.5, -0.5, 1.5, -0.5]]),
+        rtol=0,
+        atol=1e-3,
     )
     torch.testing.assert_close(
-        grpo.compute_advantages(rewards, grpo.Args(scale_rewards=False)), torch.tensor([[-0.25, -0.25, 0.75, -0.25]])
+        grpo.compute_advantages(rewards, grpo.Args(scale_rewards=False)),
+        torch.tensor([[-0.25, -0.25, 0.75, -0.25]]),
     )
 
 
@@ -59,7 +67,9 @@ def test_advantages_worked_example():
 @pytest.mark.parametrize("scale", [True, False])
 def test_equal_rewards_give_exactly_zero(value, scale):
     for G in (2, 3, 7, 8):
-        assert (grpo.compute_advantages(torch.full((3, G), value), grpo.Args(scale_rewards=scale)) == 0).all()
+        assert (
+            grpo.compute_advantages(torch.full((3, G), value), grpo.Args(scale_rewards=scale)) == 0
+        ).all()
 
 
 def test_small_spread_stays_small():
@@ -70,8 +80,13 @@ def test_small_spread_stays_small():
 def test_groups_are_rows():
     """P = 2 prompts of G = 3 samples: taking means over the wrong axis changes every number."""
     rewards = torch.tensor([[1.0, 2.0, 6.0], [0.0, 0.0, 3.0]])
-    expected = [[(r - sum(row) / 3) / (torch.tensor(row).std().item() + 1e-4) for r in row] for row in rewards.tolist()]
-    torch.testing.assert_close(grpo.compute_advantages(rewards, grpo.Args()), torch.tensor(expected))
+    expected = [
+        [(r - sum(row) / 3) / (torch.tensor(row).std().item() + 1e-4) for r in row]
+        for row in rewards.tolist()
+    ]
+    torch.testing.assert_close(
+        grpo.compute_advantages(rewards, grpo.Args()), torch.tensor(expected)
+    )
 
 
 # ------------------------------------------------------------------------------------- loss value and gradient
@@ -93,9 +108,15 @@ def test_invariant_to_padding_and_order():
     logprobs, old, advantages, mask = ragged(0)
     value = objective(grpo, logprobs, old, advantages, mask, args)
     gradient = torch.autograd.grad(value, logprobs)[0]
-    junk = torch.full((len(mask), 4), 1e3, dtype=torch.double)  # a ratio of infinity, were it ever used
-    wide = [torch.cat([x, fill], 1) for x, fill in ((logprobs, junk), (old, -junk), (mask, 0 * junk))]
-    torch.testing.assert_close(objective(grpo, wide[0], wide[1], advantages, wide[2], args), value, **EXACT)
+    junk = torch.full(
+        (len(mask), 4), 1e3, dtype=torch.double
+    )  # a ratio of infinity, were it ever used
+    wide = [
+        torch.cat([x, fill], 1) for x, fill in ((logprobs, junk), (old, -junk), (mask, 0 * junk))
+    ]
+    torch.testing.assert_close(
+        objective(grpo, wide[0], wide[1], advantages, wide[2], args), value, **EXACT
+    )
     order = torch.randperm(len(mask), generator=torch.Generator().manual_seed(0))
     shuffled = objective(grpo, logprobs[order], old[order], advantages[order], mask[order], args)
     torch.testing.assert_close(shuffled, value, **EXACT)
@@ -105,7 +126,9 @@ def test_invariant_to_padding_and_order():
 def test_weights_by_hand():
     """Two completions of 1 and 3 tokens, then the same twice over: the batch size must not act as a learning rate."""
     mask = torch.tensor([[1.0, 0, 0], [1, 1, 1]])
-    torch.testing.assert_close(grpo.token_weights(mask, grpo.Args()), torch.tensor([[1 / 2, 0, 0], [1 / 6] * 3]))
+    torch.testing.assert_close(
+        grpo.token_weights(mask, grpo.Args()), torch.tensor([[1 / 2, 0, 0], [1 / 6] * 3])
+    )
     dr = grpo.Args(length_norm="constant", max_new_tokens=5)
     torch.testing.assert_close(grpo.token_weights(mask, dr), mask / 10)
     torch.testing.assert_close(grpo.token_weights(mask.repeat(2, 1), dr), mask.repeat(2, 1) / 20)
@@ -116,7 +139,9 @@ def test_weights_by_hand():
 ])  # fmt: skip
 def test_gradient_is_zero_exactly_where_clipped(ratio, advantage, clipped):
     logprobs = torch.tensor([[math.log(ratio)]], requires_grad=True)
-    value = grpo.surrogate(logprobs, torch.zeros(1, 1), torch.tensor([advantage]), torch.ones(1, 1), grpo.Args())
+    value = grpo.surrogate(
+        logprobs, torch.zeros(1, 1), torch.tensor([advantage]), torch.ones(1, 1), grpo.Args()
+    )
     gradient = torch.autograd.grad(value.sum(), logprobs)[0].item()
     assert (gradient == 0) == clipped
     if not clipped:
@@ -130,16 +155,24 @@ def exact_kl(p, q):
     return sum(a * math.log(a / b) for a, b in zip(p, q))
 
 
-@pytest.mark.parametrize("policy,ref", [((0.9, 0.1), (0.5, 0.5)), ((0.2, 0.3, 0.5), (0.6, 0.3, 0.1))])
+@pytest.mark.parametrize(
+    "policy,ref", [((0.9, 0.1), (0.5, 0.5)), ((0.2, 0.3, 0.5), (0.6, 0.3, 0.1))]
+)
 def test_k3_averages_to_the_exact_kl(policy, ref):
     k3 = grpo.kl_k3(torch.tensor(policy).double().log(), torch.tensor(ref).double().log())
     assert (k3 >= 0).all()
-    assert (torch.tensor(policy) * k3).sum().item() == pytest.approx(exact_kl(policy, ref), abs=1e-7)
+    assert (torch.tensor(policy) * k3).sum().item() == pytest.approx(
+        exact_kl(policy, ref), abs=1e-7
+    )
 
 
 def test_k3_is_zero_only_where_equal():
     x = torch.linspace(-4, -0.1, 9)
-    assert (grpo.kl_k3(x, x) == 0).all() and (grpo.kl_k3(x, x + 0.3) > 0).all() and (grpo.kl_k3(x, x - 0.3) > 0).all()
+    assert (
+        (grpo.kl_k3(x, x) == 0).all()
+        and (grpo.kl_k3(x, x + 0.3) > 0).all()
+        and (grpo.kl_k3(x, x - 0.3) > 0).all()
+    )
 
 
 # -------------------------------------------------------------------------------------------- one optimizer step
@@ -150,7 +183,9 @@ def rollout_batch(model, args, seed=3):
     torch.manual_seed(seed)
     batch = grpo.generate(model, [[3, 4], [5, 6, 7, 8], [9]], 4, 8, args.temperature)
     batch["advantages"] = torch.randn(12)
-    batch["ref_logprobs"] = (batch["old_logprobs"] - 0.1 * torch.rand(batch["mask"].shape)) * batch["mask"]
+    batch["ref_logprobs"] = (batch["old_logprobs"] - 0.1 * torch.rand(batch["mask"].shape)) * batch[
+        "mask"
+    ]
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.02 * torch.randn_like(parameter)
@@ -159,7 +194,9 @@ def rollout_batch(model, args, seed=3):
 
 def before_clipping(model, stats):
     """The gradient as it was before its norm was brought down to 1."""
-    return torch.cat([p.grad.flatten() for p in model.parameters()]) * max(1.0, stats["grad_norm"] + 1e-6)
+    return torch.cat([p.grad.flatten() for p in model.parameters()]) * max(
+        1.0, stats["grad_norm"] + 1e-6
+    )
 
 
 def step_gradients(batch, args):
@@ -175,7 +212,9 @@ ARGS = grpo.Args(temperature=0.7, beta=0.1)
 @pytest.mark.parametrize("size", [1, 3, 5, 12, 100])
 def test_micro_batches_change_nothing(size):
     batch = rollout_batch(random_model("llama"), ARGS)
-    assert len(set(batch["mask"].sum(1).tolist())) > 2, "lengths must differ, or a wrong normalisation stays hidden"
+    assert len(set(batch["mask"].sum(1).tolist())) > 2, (
+        "lengths must differ, or a wrong normalisation stays hidden"
+    )
     whole, stats = step_gradients(batch, ARGS)
     split, split_stats = step_gradients(batch, replace(ARGS, micro_batch_size=size))
     torch.testing.assert_close(split, whole, rtol=1e-4, atol=1e-6)
@@ -194,13 +233,17 @@ def test_step_gradient_against_finite_differences():
         for i in range(len(batch["mask"])):
             prompt = batch["prompt_ids"][i][batch["prompt_mask"][i].bool()]
             completion = batch["completion_ids"][i][batch["mask"][i].bool()]
-            logits = model(torch.cat([prompt, completion])[None]).logits[0].double() / args.temperature
+            logits = (
+                model(torch.cat([prompt, completion])[None]).logits[0].double() / args.temperature
+            )
             logits[:, 0] = -math.inf  # the pad token
             for t, token in enumerate(completion):
                 logp = logits[len(prompt) + t - 1].log_softmax(-1)[token]
                 ratio, A = (logp - batch["old_logprobs"][i, t]).exp(), batch["advantages"][i]
                 d = batch["ref_logprobs"][i, t] - logp
-                gain = torch.minimum(ratio * A, ratio.clamp(0.8, 1.2) * A) - args.beta * (d.exp() - d - 1)
+                gain = torch.minimum(ratio * A, ratio.clamp(0.8, 1.2) * A) - args.beta * (
+                    d.exp() - d - 1
+                )
                 total = total - gain / (len(completion) * len(batch["mask"]))
         return total
 
@@ -210,7 +253,9 @@ def test_step_gradient_against_finite_differences():
         assert stats["loss"] == pytest.approx(loss().item(), abs=1e-5)
         torch.manual_seed(0)
         directions = [torch.randn_like(p) for p in model.parameters()]
-        slope = before_clipping(model, stats).dot(torch.cat([d.flatten() for d in directions])).item()
+        slope = (
+            before_clipping(model, stats).dot(torch.cat([d.flatten() for d in directions])).item()
+        )
         values = []
         for h in (1e-4, -1e-4):
             for p, d in zip(model.parameters(), directions):
@@ -233,10 +278,16 @@ def test_clip_ratio_counts_clipped_tokens():
     model = random_model("llama")
     rollout_batch(model, ARGS)
     logprobs, _ = grpo.token_logprobs(model, batch, ARGS.temperature)
-    ratio, A, mask = (logprobs - batch["old_logprobs"]).exp(), batch["advantages"][:, None], batch["mask"].bool()
+    ratio, A, mask = (
+        (logprobs - batch["old_logprobs"]).exp(),
+        batch["advantages"][:, None],
+        batch["mask"].bool(),
+    )
     clipped = ((ratio > 1.2) & (A > 0) | (ratio < 0.8) & (A < 0)) & mask
     assert 0 < clipped.sum() < mask.sum()
-    assert step_gradients(batch, ARGS)[1]["clip_ratio"] == pytest.approx((clipped.sum() / mask.sum()).item())
+    assert step_gradients(batch, ARGS)[1]["clip_ratio"] == pytest.approx(
+        (clipped.sum() / mask.sum()).item()
+    )
 
 
 # --------------------------------------------------------------------------------------------------- enumeration
@@ -257,7 +308,9 @@ class Table:
         return torch.stack([torch.stack([first[a], second[a, b]]) for a, b in self.completions])
 
     def true_gradient(self):
-        return torch.autograd.grad((self.logprobs().sum(1).exp() * self.rewards).sum(), self.theta)[0]
+        return torch.autograd.grad((self.logprobs().sum(1).exp() * self.rewards).sum(), self.theta)[
+            0
+        ]
 
     def expected_gradient(self, module, args, K=3):
         """The estimator's gradient, averaged over all 9^K groups with their probabilities, nothing sampled."""
@@ -269,7 +322,10 @@ class Table:
             advantages = module.compute_advantages(self.rewards[group][None], args).flatten()
             taken, mask = logprobs[group], torch.ones(K, 2, dtype=torch.double)
             value = objective(module, taken, taken.detach(), advantages, mask, args)
-            total += probability[group].prod() * torch.autograd.grad(value, self.theta, retain_graph=True)[0]
+            total += (
+                probability[group].prod()
+                * torch.autograd.grad(value, self.theta, retain_graph=True)[0]
+            )
         return total
 
 

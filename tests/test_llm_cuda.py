@@ -28,16 +28,28 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         assert function._overloadpacket not in WAITS, f"{function} waits for the GPU"
         kwargs = kwargs or {}
-        writes = [x for x, declared in zip(args, function._schema.arguments) if declared.alias_info and declared.alias_info.is_write]
+        writes = [
+            x
+            for x, declared in zip(args, function._schema.arguments)
+            if declared.alias_info and declared.alias_info.is_write
+        ]
         for tensor in writes:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in self.made:
                 self.before.setdefault(storage.data_ptr(), (storage, storage.clone()))
         result = function(*args, **kwargs)
-        results = [x for x in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(x, torch.Tensor)]
-        if not any(output.alias_info for output in function._schema.returns):  # neither a view nor in place
+        results = [
+            x
+            for x in (result if isinstance(result, (tuple, list)) else [result])
+            if isinstance(x, torch.Tensor)
+        ]
+        if not any(
+            output.alias_info for output in function._schema.returns
+        ):  # neither a view nor in place
             self.made |= {x.untyped_storage().data_ptr() for x in results}
-        self.operations.append((function, args, kwargs, results))  # which keeps the memory alive, too
+        self.operations.append(
+            (function, args, kwargs, results)
+        )  # which keeps the memory alive, too
         return result
 
 
@@ -54,7 +66,11 @@ class Graph:
                 continue  # a view: of memory that is the same
             new = function(*args, **kwargs)
             if not any(output.alias_info for output in returns):
-                new = [x for x in (new if isinstance(new, (tuple, list)) else [new]) if isinstance(x, torch.Tensor)]
+                new = [
+                    x
+                    for x in (new if isinstance(new, (tuple, list)) else [new])
+                    if isinstance(x, torch.Tensor)
+                ]
                 for old, value in zip(results, new):
                     old.copy_(value)
 
@@ -85,9 +101,17 @@ def cuda(monkeypatch):
 def windowed():
     """A model whose attention reaches back three tokens."""
     torch.manual_seed(0)
-    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    shape = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
     ids = {"vocab_size": 11, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    model = transformers.MistralForCausalLM(transformers.MistralConfig(**shape, **ids, initializer_range=0.4, sliding_window=3))
+    model = transformers.MistralForCausalLM(
+        transformers.MistralConfig(**shape, **ids, initializer_range=0.4, sliding_window=3)
+    )
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = [1], 0
     return model.eval()
 
@@ -115,11 +139,15 @@ def test_recorded_decoding_is_the_models(kind, temperature, cuda, monkeypatch):
     model = windowed() if kind == "windowed" else random_model(kind)
     torch.manual_seed(1)
     batch = grpo.generate(model, PROMPTS, 3, 12, temperature)
-    assert Graph.replays == 10, "12 tokens: the first from the prompt, the second from the step that warms up"
+    assert Graph.replays == 10, (
+        "12 tokens: the first from the prompt, the second from the step that warms up"
+    )
     trained, _ = grpo.token_logprobs(model, batch, temperature or 1.0)
     for i in range(9):
         completion = batch["completion_ids"][i][batch["mask"][i].bool()].tolist()
-        expected = plain_logprobs(model, PROMPTS[i // 3], completion, temperature or 1.0, forbidden=[0])
+        expected = plain_logprobs(
+            model, PROMPTS[i // 3], completion, temperature or 1.0, forbidden=[0]
+        )
         for found in (batch["old_logprobs"], trained):
             torch.testing.assert_close(found[i, : len(completion)], expected, rtol=0, atol=1e-5)
     if temperature == 0:
@@ -190,7 +218,9 @@ def update(model, batch, **flags):
     saved = Saved(model)
     with saved:
         grpo.train_minibatch(model, optimizer, batch, args)
-    return sum(storage.nbytes() for storage in saved.kept.values()), [p.grad.clone() for p in model.parameters()]
+    return sum(storage.nbytes() for storage in saved.kept.values()), [
+        p.grad.clone() for p in model.parameters()
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -198,7 +228,9 @@ def test_checkpointed_layers_keep_less_and_give_the_same_gradient(kind):
     """And they are off while sampling, where they would throw away the cache; dropout stays off throughout."""
     model = random_model(kind, vocab=50)
     if kind == "gpt2":
-        assert any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in model.modules())
+        assert any(
+            isinstance(module, torch.nn.Dropout) and module.p > 0 for module in model.modules()
+        )
     torch.manual_seed(0)
     batch = grpo.generate(model, PROMPTS, 4, 20, 1.0)
     batch |= {"advantages": torch.randn(12), "ref_logprobs": batch["old_logprobs"] - 0.1}
@@ -209,7 +241,9 @@ def test_checkpointed_layers_keep_less_and_give_the_same_gradient(kind):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)
     assert less < 0.7 * plain
     torch.manual_seed(0)
-    assert torch.equal(grpo.generate(model, PROMPTS, 4, 20, 1.0)["old_logprobs"], batch["old_logprobs"])
+    assert torch.equal(
+        grpo.generate(model, PROMPTS, 4, 20, 1.0)["old_logprobs"], batch["old_logprobs"]
+    )
 
 
 def test_log_probs_in_chunks(cuda, monkeypatch):
@@ -219,15 +253,25 @@ def test_log_probs_in_chunks(cuda, monkeypatch):
     batch = grpo.generate(model, PROMPTS, 8, 20, 1.0)
     batch |= {"advantages": torch.randn(24), "ref_logprobs": batch["old_logprobs"] - 0.1}
     sizes, asked, real, split = [], [], grpo.log_softmax, torch.Tensor.split
-    monkeypatch.setattr(grpo, "log_softmax", lambda model, logits, t: sizes.append(len(logits)) or real(model, logits, t))
+    monkeypatch.setattr(
+        grpo,
+        "log_softmax",
+        lambda model, logits, t: sizes.append(len(logits)) or real(model, logits, t),
+    )
     with torch.autocast("cpu", torch.bfloat16):
         _, gradients = update(model, batch)
         assert sizes == [24, 24], "forth, and again on the way back"
         sizes.clear(), asked.clear()
-        monkeypatch.setattr(torch.Tensor, "split", lambda x, n: asked.append(n) or split(x, min(n, 5) if x.ndim > 1 else n))
+        monkeypatch.setattr(
+            torch.Tensor,
+            "split",
+            lambda x, n: asked.append(n) or split(x, min(n, 5) if x.ndim > 1 else n),
+        )
         kept, same = update(model, batch)
     assert sizes == [5, 5, 5, 5, 4] * 2 or sizes == [5, 5, 5, 5, 4, 4, 5, 5, 5, 5]
     assert asked[-1] == 2**26 // (batch["mask"].shape[1] * 2000), "a quarter of a GiB in float32"
-    assert kept < 24 * batch["mask"].shape[1] * 2000 * 4, "less than one copy of the logits in float32"
+    assert kept < 24 * batch["mask"].shape[1] * 2000 * 4, (
+        "less than one copy of the logits in float32"
+    )
     for a, b in zip(gradients, same):
         torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-5)

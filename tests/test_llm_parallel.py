@@ -20,7 +20,9 @@ def environment():
 
 
 def run(command):
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done
 
@@ -30,7 +32,9 @@ def steps(tmp_path_factory):
     out = tmp_path_factory.mktemp("parallel") / "step"
     run([sys.executable, "tests/parallel_step.py", str(out)])
     run([*TORCHRUN, "tests/parallel_step.py", str(out), "parallel"])
-    return [torch.load(f"{out}-{name}.pt", weights_only=True) for name in ("0-of-1", "0-of-2", "1-of-2")]
+    return [
+        torch.load(f"{out}-{name}.pt", weights_only=True) for name in ("0-of-1", "0-of-2", "1-of-2")
+    ]
 
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
@@ -50,7 +54,9 @@ def test_two_processes_take_the_step_of_one(steps, name):
 @pytest.mark.parametrize("name", ["grpo_llm", "dapo_llm"])
 def test_torchrun(name, tmp_path, quick):
     """dapo_llm: the processes agree on when to stop drawing, or one of them would wait for ever."""
-    flags = [part for key, value in quick.items() for part in (f"--{key.replace('_', '-')}", str(value))]
+    flags = [
+        part for key, value in quick.items() for part in (f"--{key.replace('_', '-')}", str(value))
+    ]
     done = run([*TORCHRUN, f"{name}.py", *flags])
     assert done.stdout.count("held-out") == 1 and done.stderr.count(" 0/1000") <= 1
     (folder,) = (tmp_path / "runs").iterdir()
@@ -77,16 +83,29 @@ assert len(completions) == 64 and completions[:32] != completions[32:], completi
 def test_ctrl_c_ends_all_processes_after_the_same_step(tmp_path, quick):
     """A terminal sends it to torchrun and to each process, and torchrun sends it on: every process gets it twice, and
     not at the same time. Were each to end by itself, the others would wait for it for ever."""
-    flags = [part for key, value in (quick | {"steps": 100_000}).items() for part in (f"--{key.replace('_', '-')}", str(value))]
+    flags = [
+        part
+        for key, value in (quick | {"steps": 100_000}).items()
+        for part in (f"--{key.replace('_', '-')}", str(value))
+    ]
     command = [*TORCHRUN, "grpo_llm.py", *flags, "--save-every", "2"]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment(), text=True, stderr=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment(),
+        text=True,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     runs = Path(quick["output_dir"])
     wait_for(lambda: list(runs.glob("*/step-000002")))
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     (folder,) = runs.iterdir()
     assert len(scalars(folder, "reward")) == int(last_checkpoint(folder).name[5:])
-    assert errors.count("stopped; go on with --resume") == 1 and str(last_checkpoint(folder)) in errors
+    assert (
+        errors.count("stopped; go on with --resume") == 1 and str(last_checkpoint(folder)) in errors
+    )
 
 
 def test_no_process_leaves_while_the_first_one_saves(tmp_path, quick):
@@ -99,6 +118,13 @@ grpo.save_model = lambda *args: time.sleep(3) or save(*args)
 grpo.compute_advantages = lambda *args: (grpo.RANK == 1 and signal.raise_signal(signal.SIGINT)) or advantages(*args)
 grpo.main(grpo.Args(**{quick!r}))
 """)
-    done = subprocess.run([*TORCHRUN, str(tmp_path / "slow.py")], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*TORCHRUN, str(tmp_path / "slow.py")],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     (folder,) = Path(quick["output_dir"]).iterdir()
     assert f"go on with --resume {folder}/step-000001" in done.stderr and weights(folder)

@@ -36,24 +36,39 @@ def same(a, b):
 def test_resumed_is_straight(name, quick, tmp_path):
     """4 steps, and 2 + resume + 2: dice, data, optimizer, learning rate, scores; each one lost shows in some number."""
     module = script(name)
-    args = module.Args(**quick | {"steps": 4, "save_every": 2, "eval_every": 3, "learning_rate": 1e-2})
+    args = module.Args(
+        **quick | {"steps": 4, "save_every": 2, "eval_every": 3, "learning_rate": 1e-2}
+    )
     straight = module.main(args)
     shutil.copytree(Path(straight["folder"]) / "step-000002", tmp_path / "again/step-000002")
     (tmp_path / "again/saving-123.tmp").mkdir()  # what a kill may leave
     resumed = module.main(replace(args, resume=str(tmp_path / "again/step-000002")))
-    assert Path(resumed["folder"]) == tmp_path / "again" and not (tmp_path / "again/saving-123.tmp").exists()
+    assert (
+        Path(resumed["folder"]) == tmp_path / "again"
+        and not (tmp_path / "again/saving-123.tmp").exists()
+    )
     assert equal(weights(straight["folder"]), weights(resumed["folder"]))
     assert same(trainer(straight["folder"]), trainer(resumed["folder"]))
     for key in ("reward", "loss", "grad_norm", "num_tokens", "entropy"):
         assert scalars(straight["folder"], key)[2:] == scalars(resumed["folder"], key)
-    assert {k: v for k, v in straight.items() if "eval" in k} == {k: v for k, v in resumed.items() if "eval" in k}
+    assert {k: v for k, v in straight.items() if "eval" in k} == {
+        k: v for k, v in resumed.items() if "eval" in k
+    }
 
 
 def test_data_set_goes_on_where_it_was(quick, tmp_path, monkeypatch):
     """Passes over a data set: the second half of a pass must not be the first half again."""
-    monkeypatch.setattr(grpo, "load_data", lambda args: ([(f"{i}+1=", str(i + 1)) for i in range(10)], [("1+1=", "2")]))
+    monkeypatch.setattr(
+        grpo,
+        "load_data",
+        lambda args: ([(f"{i}+1=", str(i + 1)) for i in range(10)], [("1+1=", "2")]),
+    )
     asked, real = [], grpo.rollout
-    monkeypatch.setattr(grpo, "rollout", lambda m, t, problems, *rest: asked.append(problems) or real(m, t, problems, *rest))
+    monkeypatch.setattr(
+        grpo,
+        "rollout",
+        lambda m, t, problems, *rest: asked.append(problems) or real(m, t, problems, *rest),
+    )
     args = grpo.Args(**quick | {"steps": 4, "save_every": 2, "eval_every": 100})
     straight = grpo.main(args)
     training = [problems for problems in asked if len(problems) == 4]
@@ -94,7 +109,9 @@ def test_what_is_no_checkpoint(quick, tmp_path, refused, monkeypatch):
 def test_resume_with_less_memory(quick):
     """What changes memory alone may change in the middle of a run: the numbers stay the same but for rounding."""
     run = grpo.main(grpo.Args(**quick | {"steps": 4, "save_every": 2}))
-    args = grpo.Args(**quick | {"steps": 4, "save_every": 2, "resume": f"{run['folder']}/step-000002"})
+    args = grpo.Args(
+        **quick | {"steps": 4, "save_every": 2, "resume": f"{run['folder']}/step-000002"}
+    )
     expected = scalars(run["folder"], "grad_norm")[2:]
     again = grpo.main(replace(args, micro_batch_size=3, gradient_checkpointing=True))
     assert scalars(again["folder"], "grad_norm")[2:] == pytest.approx(expected, rel=1e-3)
@@ -103,9 +120,16 @@ def test_resume_with_less_memory(quick):
 def test_what_lies_beside_a_checkpoint_is_left_alone(quick, tmp_path):
     run = grpo.main(grpo.Args(**quick | {"steps": 4, "save_every": 1}))
     shutil.copytree(Path(run["folder"]) / "step-000003", tmp_path / "home/step-000003")
-    others = [tmp_path / "home" / name for name in ("precious.tmp", "step-by-step-notes", "step-zero", "step-1")]
+    others = [
+        tmp_path / "home" / name
+        for name in ("precious.tmp", "step-by-step-notes", "step-zero", "step-1")
+    ]
     [other.mkdir() for other in others]
-    grpo.main(grpo.Args(**quick | {"steps": 4, "save_every": 1, "resume": str(tmp_path / "home/step-000003")}))
+    grpo.main(
+        grpo.Args(
+            **quick | {"steps": 4, "save_every": 1, "resume": str(tmp_path / "home/step-000003")}
+        )
+    )
     steps = sorted(path.name for path in (tmp_path / "home").glob("step-0*"))
     assert all(other.exists() for other in others) and steps == ["step-000003", "step-000004"]
 
@@ -117,17 +141,30 @@ def test_the_line_after_an_earlier_checkpoint(quick):
     grpo.compute_advantages = lambda *args: signal.raise_signal(signal.SIGINT) or real(*args)
     try:
         with pytest.raises(SystemExit, match="--resume .*step-000003$"):
-            grpo.main(grpo.Args(**quick | {"steps": 4, "save_every": 2, "resume": f"{run['folder']}/step-000002"}))
+            grpo.main(
+                grpo.Args(
+                    **quick
+                    | {"steps": 4, "save_every": 2, "resume": f"{run['folder']}/step-000002"}
+                )
+            )
     finally:
         grpo.compute_advantages = real
 
 
 def flags(quick):
-    return [part for key, value in quick.items() for part in (f"--{key.replace('_', '-')}", str(value))]
+    return [
+        part for key, value in quick.items() for part in (f"--{key.replace('_', '-')}", str(value))
+    ]
 
 
 def start(quick, *more):
-    return subprocess.Popen([sys.executable, "grpo_llm.py", *flags(quick), *more], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        [sys.executable, "grpo_llm.py", *flags(quick), *more],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def wait_for(condition, seconds=120):
@@ -149,7 +186,9 @@ def test_interrupted_run_says_how_to_go_on(quick):
     (folder,) = runs.iterdir()
     assert Path(path) == last_checkpoint(folder)
     step = trainer(folder)["step"]
-    assert len(scalars(folder, "reward")) == step, "the log is closed, and the checkpoint is that of the last step"
+    assert len(scalars(folder, "reward")) == step, (
+        "the log is closed, and the checkpoint is that of the last step"
+    )
     again = start(quick, "--save-every", "3", "--resume", path)
     wait_for(lambda: last_checkpoint(folder).name > f"step-{step:06d}")
     again.kill()
@@ -159,8 +198,12 @@ def test_interrupt_before_the_first_step_is_no_traceback(quick, tmp_path):
     """In the warm start, that is, which is where a newcomer's first run spends its time."""
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     command = [sys.executable, "grpo_llm.py", *flags(quick)]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stderr=subprocess.PIPE) as process:
-        assert any("warm start" in line for line in process.stderr)  # tqdm ends its lines with \r, which counts
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, stderr=subprocess.PIPE
+    ) as process:
+        assert any(
+            "warm start" in line for line in process.stderr
+        )  # tqdm ends its lines with \r, which counts
         process.send_signal(signal.SIGINT)
         assert "Traceback" not in process.stderr.read()
     assert process.returncode == -signal.SIGINT and not list(tmp_path.glob("torch/hub/*"))
@@ -200,9 +243,13 @@ def test_full_disk(size, quick):
     command = [sys.executable, "-c", f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size})); "
                f"import runpy, sys; sys.argv = {['grpo_llm.py', *flags(quick)]}; runpy.run_path('grpo_llm.py', run_name='__main__')"]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and "Traceback" not in done.stderr.partition("Exception in thread")[0]  # TensorBoard's thread
+    assert (
+        done.returncode == 2 and "Traceback" not in done.stderr.partition("Exception in thread")[0]
+    )  # TensorBoard's thread
     assert "--output-dir" in done.stderr.splitlines()[-1]
-    assert not list(Path(quick["output_dir"]).glob("*/step-*")), "a checkpoint that is not whole has no name"
+    assert not list(Path(quick["output_dir"]).glob("*/step-*")), (
+        "a checkpoint that is not whole has no name"
+    )
 
 
 def test_prompt_longer_than_the_context(quick, refused):
@@ -212,14 +259,18 @@ def test_prompt_longer_than_the_context(quick, refused):
 
 def test_one_long_question_stops_the_run_before_its_first_step(quick, tmp_path, refused):
     questions = [f"{i}+{i}=" for i in range(10)] * 3 + ["7+" * 60 + "7="]
-    (tmp_path / "sums.jsonl").write_text("\n".join(json.dumps({"question": q, "answer": "#### 1"}) for q in questions))
+    (tmp_path / "sums.jsonl").write_text(
+        "\n".join(json.dumps({"question": q, "answer": "#### 1"}) for q in questions)
+    )
     line = refused(grpo.main, grpo.Args(**quick | {"dataset": str(tmp_path / "sums.jsonl")}))
     assert "--max-new-tokens" in line and "7+7+7" in line and not Path(quick["output_dir"]).exists()
 
 
 def test_memory_stays_flat(quick):
     """300 steps; resident memory after the first 50 may move by a tenth at most."""
-    resident = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    resident = lambda: (
+        int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    )
     seen, real = [], grpo.compute_advantages
     grpo.compute_advantages = lambda *args: seen.append(resident()) or real(*args)
     try:

@@ -44,7 +44,12 @@ def test_joined_rollouts_are_read_as_they_were_drawn(kind):
     """Of other prompt and completion lengths each: padded on the wrong side, a prompt would no longer end where it should."""
     model = random_model(kind)
     torch.manual_seed(4)
-    batch = grpo.join([grpo.generate(model, [prompt], 3, length, 1.0) for prompt, length in zip(PROMPTS, (4, 9, 6))])
+    batch = grpo.join(
+        [
+            grpo.generate(model, [prompt], 3, length, 1.0)
+            for prompt, length in zip(PROMPTS, (4, 9, 6))
+        ]
+    )
     assert batch["prompt_ids"].shape == (9, 5) and len(batch["ended"]) == 9
     with torch.no_grad():
         logprobs, _ = grpo.token_logprobs(model, batch, 1.0)
@@ -88,7 +93,9 @@ def test_second_token_follows_the_first():
         logits[0] = -torch.inf
         expected = logits.softmax(-1) * len(chosen)
         counts = torch.bincount(chosen, minlength=5).float()
-        assert ((counts - expected)[1:] ** 2 / expected[1:]).sum() < 23  # 3 degrees of freedom, 4e-5
+        assert (
+            (counts - expected)[1:] ** 2 / expected[1:]
+        ).sum() < 23  # 3 degrees of freedom, 4e-5
 
 
 def test_greedy_takes_the_most_likely():
@@ -104,7 +111,9 @@ def test_greedy_takes_the_most_likely():
 
 def check_mask(batch, stops):
     """1 up to and including the first stop token; ended exactly where there is one."""
-    for ids, mask, ended in zip(batch["completion_ids"].tolist(), batch["mask"].tolist(), batch["ended"][:, 0].tolist()):
+    for ids, mask, ended in zip(
+        batch["completion_ids"].tolist(), batch["mask"].tolist(), batch["ended"][:, 0].tolist()
+    ):
         length = int(sum(mask))
         assert mask == [1.0] * length + [0.0] * (len(mask) - length) and length >= 1
         assert not set(ids[: length - 1]) & set(stops)
@@ -125,22 +134,32 @@ def test_mask_ends_with_the_first_of_several_stops(stops, pad):
 
 def test_stop_at_once_and_never():
     at_once = grpo.generate(random_model("llama", stops=range(11)), PROMPTS, 5, 8, 1.0)
-    assert at_once["mask"].shape == (15, 1) and at_once["ended"].all() and (at_once["mask"] == 1).all()
+    assert (
+        at_once["mask"].shape == (15, 1) and at_once["ended"].all() and (at_once["mask"] == 1).all()
+    )
     never = grpo.generate(random_model("llama", stops=(99,)), PROMPTS, 5, 8, 1.0)
-    assert never["mask"].shape == (15, 8) and not never["ended"].any() and (never["mask"] == 1).all()
+    assert (
+        never["mask"].shape == (15, 8) and not never["ended"].any() and (never["mask"] == 1).all()
+    )
 
 
 def test_prompts_are_left_padded_and_grouped():
     batch = grpo.generate(random_model("llama"), PROMPTS, 2, 3, 1.0)
     for i, (ids, mask) in enumerate(zip(batch["prompt_ids"], batch["prompt_mask"])):
-        assert ids[mask.bool()].tolist() == PROMPTS[i // 2] and mask.tolist() == sorted(mask.tolist())
+        assert ids[mask.bool()].tolist() == PROMPTS[i // 2] and mask.tolist() == sorted(
+            mask.tolist()
+        )
 
 
 def test_prompt_is_read_once_and_finished_rows_leave(monkeypatch):
     """The rows of each forward pass: P for the prompts, then only what is still being written."""
     model, rows = random_model("llama"), []
     forward = model.forward
-    monkeypatch.setattr(model, "forward", lambda input_ids, **k: rows.append(len(input_ids)) or forward(input_ids=input_ids, **k))
+    monkeypatch.setattr(
+        model,
+        "forward",
+        lambda input_ids, **k: rows.append(len(input_ids)) or forward(input_ids=input_ids, **k),
+    )
     torch.manual_seed(0)
     batch = grpo.generate(model, PROMPTS, 8, 12, 1.0)
     assert rows[0] == 3
@@ -196,9 +215,15 @@ def test_short_rows_are_read_at_their_own_length(monkeypatch):
     batch = grpo.generate(model, [PROMPTS[0]], 12, 10, 1.0)
     lengths, whole = batch["mask"].sum(1).long(), grpo.token_logprobs(model, batch, 1.0)
     forward = model.forward
-    monkeypatch.setattr(model, "forward", lambda **inputs: widths.append(inputs["input_ids"].shape[1]) or forward(**inputs))
+    monkeypatch.setattr(
+        model,
+        "forward",
+        lambda **inputs: widths.append(inputs["input_ids"].shape[1]) or forward(**inputs),
+    )
     rows = lengths.argsort()[:3]
-    for found, expected in zip(grpo.token_logprobs(model, {name: batch[name][rows] for name in batch}, 1.0), whole):
+    for found, expected in zip(
+        grpo.token_logprobs(model, {name: batch[name][rows] for name in batch}, 1.0), whole
+    ):
         torch.testing.assert_close(found, expected[rows], rtol=0, atol=1e-5)
     assert widths == [2 + lengths[rows].max()] and lengths[rows].max() < lengths.max()
     widths.clear()

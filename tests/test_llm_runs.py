@@ -46,7 +46,10 @@ def test_learns(learned):
     """With the sign of the loss, of the advantage or of the ratio turned round, it falls from 0.2 instead of rising."""
     assert learned["eval/pass@1_initial"] < 0.35
     assert learned["eval/pass@1"] > 0.8 and learned["eval/pass@1_greedy"] > 0.9
-    assert learned["eval/pass@8"] >= learned["eval/pass@1"] and learned["eval/pass@1_lenient"] >= learned["eval/pass@1"]
+    assert (
+        learned["eval/pass@8"] >= learned["eval/pass@1"]
+        and learned["eval/pass@1_lenient"] >= learned["eval/pass@1"]
+    )
 
 
 def test_answers_grow_longer(learned):
@@ -55,11 +58,11 @@ def test_answers_grow_longer(learned):
 
 
 def test_clip_is_live_and_logs_are_complete(learned):
-    names = """reward reward_std frac_reward_zero_std completions/mean_length completions/clipped_ratio clip_ratio kl
-    entropy grad_norm step_time num_tokens tokens_per_second loss eval/pass@1 eval/pass@1_greedy eval/pass@1_lenient
-    eval/pass@8""".split()
+    names = ["reward", "reward_std", "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio", "clip_ratio", "kl", "entropy", "grad_norm", "step_time", "num_tokens", "tokens_per_second", "loss", "eval/pass@1", "eval/pass@1_greedy", "eval/pass@1_lenient", "eval/pass@8"]
     logged = {name: scalars(learned["folder"], name) for name in names}
-    assert all(len(values) == (3 if name.startswith("eval") else 30) for name, values in logged.items())
+    assert all(
+        len(values) == (3 if name.startswith("eval") else 30) for name, values in logged.items()
+    )
     assert 0 < sum(logged["clip_ratio"]) / 30 < 0.5
     assert logged["kl"][-1] > logged["kl"][0] >= 0
     assert logged["num_tokens"] == sorted(logged["num_tokens"])
@@ -91,7 +94,10 @@ def test_saved_model_loads_and_solves(learned):
 
 def test_same_seed_same_run_with_and_without_cache(quick, small_tiny, tmp_path):
     """Second run: the warm start comes from the cache. Third: another seed."""
-    first, second = grpo.main(grpo.Args(**quick)), grpo.main(grpo.Args(**quick | {"output_dir": str(tmp_path / "b")}))
+    first, second = (
+        grpo.main(grpo.Args(**quick)),
+        grpo.main(grpo.Args(**quick | {"output_dir": str(tmp_path / "b")})),
+    )
     other = grpo.main(grpo.Args(**quick | {"output_dir": str(tmp_path / "c"), "seed": 2}))
     assert equal(weights(first["folder"]), weights(second["folder"]))
     assert not equal(weights(first["folder"]), weights(other["folder"]))
@@ -103,7 +109,9 @@ def test_same_seed_same_run_with_and_without_cache(quick, small_tiny, tmp_path):
 def test_each_step_and_each_seed_has_dice_of_its_own(quick, monkeypatch):
     """The same question at every step: with the same dice, the answers would be the same, too."""
     seen, real = [], grpo.rollout
-    monkeypatch.setattr(grpo, "rollout", lambda *args: seen.append(torch.initial_seed()) or real(*args))
+    monkeypatch.setattr(
+        grpo, "rollout", lambda *args: seen.append(torch.initial_seed()) or real(*args)
+    )
     for seed in (1, 2):
         grpo.main(grpo.Args(**quick | {"steps": 4, "eval_every": 100, "seed": seed}))
     training = [dice for dice in seen if dice]  # an evaluation's dice are those of seed 0
@@ -112,7 +120,12 @@ def test_each_step_and_each_seed_has_dice_of_its_own(quick, monkeypatch):
 
 def test_evaluation_takes_no_dice_from_training(quick, tmp_path):
     rare, often = (
-        grpo.main(grpo.Args(**quick | {"steps": 3, "eval_every": every, "output_dir": str(tmp_path / str(every))}))
+        grpo.main(
+            grpo.Args(
+                **quick
+                | {"steps": 3, "eval_every": every, "output_dir": str(tmp_path / str(every))}
+            )
+        )
         for every in (3, 1)
     )
     assert equal(weights(rare["folder"]), weights(often["folder"]))
@@ -185,9 +198,13 @@ def pretrained(tmp_path_factory):
     backend.decoder = tokenizers.decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=400, special_tokens=special, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()
+        vocab_size=400,
+        special_tokens=special,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
     )
-    backend.train_from_iterator(["What is 12 + 34? Reason step by step, then end with #### and the number."] * 9, trainer)
+    backend.train_from_iterator(
+        ["What is 12 + 34? Reason step by step, then end with #### and the number."] * 9, trainer
+    )
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
@@ -209,7 +226,10 @@ def pretrained(tmp_path_factory):
 
 @pytest.fixture
 def gsm_file(tmp_path):
-    rows = [{"question": f"What is {i} + 1?", "answer": f"It is {i + 1:,}.\n#### {i + 1:,}"} for i in range(990, 1030)]
+    rows = [
+        {"question": f"What is {i} + 1?", "answer": f"It is {i + 1:,}.\n#### {i + 1:,}"}
+        for i in range(990, 1030)
+    ]
     path = tmp_path / "gsm.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     return str(path)
@@ -221,7 +241,10 @@ def test_real_model_and_data_from_the_command_line(pretrained, gsm_file, tmp_pat
                "--output-dir", str(tmp_path)]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "→" in done.stdout.splitlines()[-1] and "model and TensorBoard logs in" in done.stdout.splitlines()[-1]
+    assert (
+        "→" in done.stdout.splitlines()[-1]
+        and "model and TensorBoard logs in" in done.stdout.splitlines()[-1]
+    )
     (folder,) = tmp_path.glob("grpo_llm__1__*")
     assert weights(folder)["model.embed_tokens.weight"].shape[0] > 300
 
@@ -250,23 +273,42 @@ def test_three_architectures(kind, pretrained, gsm_file, tmp_path, quick, monkey
     model = random_model(kind, vocab=len(tokenizer), stops=(tokenizer.eos_token_id,))
     if kind == "gpt2":
         assert model.lm_head.weight is model.transformer.wte.weight
-        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**model.config.to_dict() | {"n_positions": 256}))
+        model = transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(**model.config.to_dict() | {"n_positions": 256})
+        )
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path / kind)
     # Some models come with a generation config that loads, but that save_pretrained refuses.
-    (tmp_path / kind / "generation_config.json").write_text('{"do_sample": false, "temperature": 0.6, "top_p": 0.9}')
-    monkeypatch.setattr(grpo, "verify", lambda completion, answer, lenient=False: float(len(completion) % 2))
-    args = grpo.Args(**quick | {"model": str(tmp_path / kind), "dataset": gsm_file, "max_new_tokens": 6, "learning_rate": 1e-3})
+    (tmp_path / kind / "generation_config.json").write_text(
+        '{"do_sample": false, "temperature": 0.6, "top_p": 0.9}'
+    )
+    monkeypatch.setattr(
+        grpo, "verify", lambda completion, answer, lenient=False: float(len(completion) % 2)
+    )
+    args = grpo.Args(
+        **quick
+        | {
+            "model": str(tmp_path / kind),
+            "dataset": gsm_file,
+            "max_new_tokens": 6,
+            "learning_rate": 1e-3,
+        }
+    )
     run = grpo.main(args)
     after = weights(run["folder"])
-    assert sum(not torch.equal(after[name], tensor) for name, tensor in model.state_dict().items()) > len(after) / 2
+    assert (
+        sum(not torch.equal(after[name], tensor) for name, tensor in model.state_dict().items())
+        > len(after) / 2
+    )
 
 
 def test_bf16_products_leave_float32_log_probs_and_updates(monkeypatch):
     """As on CUDA, with the CPU's autocast. In weights of bf16, updates of a millionth would all but vanish."""
     model = random_model("qwen2")
     torch.manual_seed(0)
-    exact, _ = grpo.token_logprobs(model, batch := grpo.generate(model, [[3, 4], [5, 6, 7]], 4, 8, 1.0), 1.0)
+    exact, _ = grpo.token_logprobs(
+        model, batch := grpo.generate(model, [[3, 4], [5, 6, 7]], 4, 8, 1.0), 1.0
+    )
     moved = {}
     for dtype in (torch.float32, torch.bfloat16):
         model = random_model("qwen2").to(dtype)
@@ -274,18 +316,30 @@ def test_bf16_products_leave_float32_log_probs_and_updates(monkeypatch):
         with torch.autocast("cpu", torch.bfloat16):
             logprobs, _ = grpo.token_logprobs(model, batch, 1.0)
             batch |= {"advantages": torch.randn(8), "ref_logprobs": batch["old_logprobs"]}
-            grpo.train_minibatch(model, torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0), batch, grpo.Args())
+            grpo.train_minibatch(
+                model,
+                torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0),
+                batch,
+                grpo.Args(),
+            )
         assert logprobs.dtype == torch.float32 and (logprobs - exact).abs().max() < 0.3
-        moved[dtype] = sum((a != b).sum() for a, b in zip(before, model.parameters())) / sum(p.numel() for p in before)
+        moved[dtype] = sum((a != b).sum() for a, b in zip(before, model.parameters())) / sum(
+            p.numel() for p in before
+        )
     assert moved[torch.float32] > 0.8 and moved[torch.bfloat16] < 0.1
 
 
 def test_stop_ids_chat_template_and_dropout(pretrained):
     args = grpo.Args(model=pretrained)
     model, tokenizer = grpo.load_policy(args, torch.device("cpu"))
-    assert model.generation_config.eos_token_id == [0, 2] and model.generation_config.pad_token_id == 0
+    assert (
+        model.generation_config.eos_token_id == [0, 2] and model.generation_config.pad_token_id == 0
+    )
     ids = grpo.encode_prompt("What is 1 + 1?", tokenizer, args)
-    assert tokenizer.decode(ids) == "<|im_start|>user\nWhat is 1 + 1?\nReason step by step, then end with #### and the number.<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        tokenizer.decode(ids)
+        == "<|im_start|>user\nWhat is 1 + 1?\nReason step by step, then end with #### and the number.<|im_end|>\n<|im_start|>assistant\n"
+    )
     batch = grpo.generate(model, [ids], 2, 4, 1.0)
     (a, _), (b, _) = (grpo.token_logprobs(model, batch, 1.0) for _ in range(2))
     assert torch.equal(a, b), "dropout is on"
@@ -295,7 +349,9 @@ def test_bos_comes_once_and_missing_pad_is_mended(pretrained, tmp_path):
     shutil.copytree(pretrained, tmp_path / "m")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
     tokenizer.add_special_tokens({"bos_token": "<s>"})
-    post = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", tokenizer.bos_token_id)])
+    post = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.bos_token_id)]
+    )
     tokenizer.backend_tokenizer.post_processor = post
     tokenizer.pad_token = None
     template, tokenizer.chat_template = tokenizer.chat_template, None
@@ -307,8 +363,13 @@ def test_bos_comes_once_and_missing_pad_is_mended(pretrained, tmp_path):
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m")
     model.resize_token_embeddings(len(tokenizer))
     model.save_pretrained(tmp_path / "m")
-    model, tokenizer = grpo.load_policy(replace(args, model=str(tmp_path / "m")), torch.device("cpu"))
-    assert tokenizer.pad_token_id is None and model.generation_config.pad_token_id in model.generation_config.eos_token_id
+    model, tokenizer = grpo.load_policy(
+        replace(args, model=str(tmp_path / "m")), torch.device("cpu")
+    )
+    assert (
+        tokenizer.pad_token_id is None
+        and model.generation_config.pad_token_id in model.generation_config.eos_token_id
+    )
 
 
 # --------------------------------------------------------------------------------------------------- bad input
@@ -327,12 +388,16 @@ def test_bad_flags(quick, refused, flags, named):
 def test_tokenizer_that_cannot_read_the_prompt(quick, refused, learned, gsm_file):
     flags = quick | {"model": str(last_checkpoint(learned["folder"])), "dataset": gsm_file}
     assert "its tokenizer cannot read 'What is 990 + 1?" in refused(grpo.main, grpo.Args(**flags))
-    assert "--model tiny: its tokenizer cannot read 'What is 990 + 1?" in refused(grpo.main, grpo.Args(**quick | {"dataset": gsm_file}))
+    assert "--model tiny: its tokenizer cannot read 'What is 990 + 1?" in refused(
+        grpo.main, grpo.Args(**quick | {"dataset": gsm_file})
+    )
 
 
 def test_command_line_errors_show_no_traceback(tmp_path):
     for flags in (["--group-size", "1"], ["--steps", "many"], ["--no-such-flag"]):
-        done = subprocess.run([sys.executable, "grpo_llm.py", *flags], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "grpo_llm.py", *flags], cwd=ROOT, capture_output=True, text=True
+        )
         assert done.returncode == 2 and "Traceback" not in done.stderr + done.stdout
 
 

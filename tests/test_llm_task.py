@@ -47,7 +47,9 @@ def test_lenient_reads_the_last_number():
     assert grpo.verify("costs $1,234.00 in all", "1234", lenient=True) == 1.0
 
 
-@pytest.mark.parametrize("piece", ["7", "#", "#7", "1,", "1,234", " ", "\\boxed{", "{", "*", "7.", "-", "$", "0", "\n#"])
+@pytest.mark.parametrize(
+    "piece", ["7", "#", "#7", "1,", "1,234", " ", "\\boxed{", "{", "*", "7.", "-", "$", "0", "\n#"]
+)
 def test_linear_in_the_length(piece):
     """A megabyte of any of these in well under a second; a quadratic reader needs minutes."""
     text = piece * (1_000_000 // len(piece))
@@ -77,11 +79,16 @@ def test_sums_are_right_and_sides_are_disjoint():
     assert len(held_out) > 800 and not {q for q, _ in train} & {q for q, _ in held_out}
     for question, answer in train | held_out:
         terms = question[:-1].split("+")
-        assert question.endswith("=") and 2 <= len(terms) <= 4 and sum(map(int, terms)) == int(answer)
+        assert (
+            question.endswith("=") and 2 <= len(terms) <= 4 and sum(map(int, terms)) == int(answer)
+        )
 
 
 def write(path, rows):
-    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
+    path.write_text(
+        "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows),
+        encoding="utf-8",
+    )
     return str(path)
 
 
@@ -95,7 +102,9 @@ def args_for(**kwargs):
 
 
 def test_jsonl_split_is_fixed_and_disjoint(tmp_path):
-    path = write(tmp_path / "d.jsonl", gsm(500, 600) + gsm(20, 600))  # twenty questions twice, on both ends
+    path = write(
+        tmp_path / "d.jsonl", gsm(500, 600) + gsm(20, 600)
+    )  # twenty questions twice, on both ends
     train, held_out = grpo.load_data(args_for(dataset=path))
     assert held_out[0] == ("What is 600 + 600?", "1,200") and len(held_out) == 53
     assert not {q for q, _ in train} & {q for q, _ in held_out} and len(train) == 447
@@ -103,10 +112,17 @@ def test_jsonl_split_is_fixed_and_disjoint(tmp_path):
 
 
 def test_eval_dataset_is_kept_out_of_training(tmp_path):
-    train_file, eval_file = write(tmp_path / "t.jsonl", gsm(20)), write(tmp_path / "e.jsonl", gsm(10, 15))
-    train, held_out = grpo.load_data(args_for(dataset=train_file, eval_dataset=eval_file, eval_problems=7))
+    train_file, eval_file = (
+        write(tmp_path / "t.jsonl", gsm(20)),
+        write(tmp_path / "e.jsonl", gsm(10, 15)),
+    )
+    train, held_out = grpo.load_data(
+        args_for(dataset=train_file, eval_dataset=eval_file, eval_problems=7)
+    )
     assert len(train) == 15 and len(held_out) == 7
-    train, held_out = grpo.load_data(args_for(dataset=train_file, eval_dataset="arithmetic", eval_problems=7))
+    train, held_out = grpo.load_data(
+        args_for(dataset=train_file, eval_dataset="arithmetic", eval_problems=7)
+    )
     assert len(train) == 20 and all(q.endswith("=") for q, _ in held_out)
 
 
@@ -116,7 +132,10 @@ def test_eval_dataset_is_kept_out_of_training(tmp_path):
 ])  # fmt: skip
 def test_bad_line_is_named_by_its_number(tmp_path, refused, line):
     path = write(tmp_path / "d.jsonl", gsm(2) + [line] + gsm(2))
-    assert "--dataset" in (error := refused(grpo.load_data, args_for(dataset=path))) and "line 3" in error
+    assert (
+        "--dataset" in (error := refused(grpo.load_data, args_for(dataset=path)))
+        and "line 3" in error
+    )
 
 
 def test_files_that_are_not_there_or_empty_or_binary(tmp_path, refused):
@@ -128,4 +147,6 @@ def test_files_that_are_not_there_or_empty_or_binary(tmp_path, refused):
     assert "--dataset" in refused(grpo.load_data, args_for(dataset=str(tmp_path / "binary.jsonl")))
     one = write(tmp_path / "one.jsonl", gsm(1))
     assert "held out" in refused(grpo.load_data, args_for(dataset=one))
-    assert "--eval-dataset" in refused(grpo.load_data, args_for(dataset="arithmetic", eval_dataset=str(tmp_path / "x")))
+    assert "--eval-dataset" in refused(
+        grpo.load_data, args_for(dataset="arithmetic", eval_dataset=str(tmp_path / "x"))
+    )

@@ -14,8 +14,20 @@ from test_llm_runs import gsm_file, pretrained  # noqa: F401, fixtures
 README = (ROOT / "README.md").read_text()
 FOLDER = ROOT / "tests/benchmarks/results"
 RESULTS = (FOLDER / "llm_compare.md").read_text()
-QUOTED = ["llm_compare", "trl_speed", "trl_time", "parallel_speed", "classic_cartpole", "classic_variance"]
-BEYOND = ["classic_acrobot", "classic_pendulum", "classic_lunarlander", "classic_halfcheetah"]  # one table of them all
+QUOTED = [
+    "llm_compare",
+    "trl_speed",
+    "trl_time",
+    "parallel_speed",
+    "classic_cartpole",
+    "classic_variance",
+]
+BEYOND = [
+    "classic_acrobot",
+    "classic_pendulum",
+    "classic_lunarlander",
+    "classic_halfcheetah",
+]  # one table of them all
 
 
 @pytest.mark.parametrize("name", QUOTED)
@@ -25,15 +37,23 @@ def test_results_are_the_committed_ones(name):
 
 @pytest.mark.parametrize("name", BEYOND)
 def test_rows_are_the_committed_ones(name):
-    rows = [line for line in (FOLDER / f"{name}.md").read_text().splitlines() if line.startswith("|")]
+    rows = [
+        line for line in (FOLDER / f"{name}.md").read_text().splitlines() if line.startswith("|")
+    ]
     assert len(rows) == 4 and all(row in README for row in rows)
 
 
 def test_headline_numbers_are_in_the_results():
-    cells = {row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:-1]] for row in RESULTS.splitlines() if "|" in row}
+    cells = {
+        row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:-1]]
+        for row in RESULTS.splitlines()
+        if "|" in row
+    }
     header, grpo = cells["run"], cells["grpo_llm"]
     value = dict(zip(header, map(float, (cell if cell != "–" else "nan" for cell in grpo))))
-    before, after, short, long = re.search(r"goes from ([\d.]+) to ([\d.]+) and the answers\ngrow from (\d+) tokens to (\d+)", README).groups()
+    before, after, short, long = re.search(
+        r"goes from ([\d.]+) to ([\d.]+) and the answers\ngrow from (\d+) tokens to (\d+)", README
+    ).groups()
     assert (before, after) == (f"{value['pass@1 before']:.2f}", f"{value['after']:.2f}")
     assert (short, long) == (f"{value['length before']:.0f}", f"{value['length after']:.0f}")
 
@@ -47,16 +67,25 @@ def test_flags_named_exist():
     """In one of these scripts; the benchmarks' own flags are read from their text."""
     shown = ""
     for name in ("grpo_llm", "reinforce", "ppo", "trpo"):
-        shown += subprocess.run([sys.executable, f"{name}.py", "--help"], cwd=ROOT, capture_output=True, text=True).stdout
+        shown += subprocess.run(
+            [sys.executable, f"{name}.py", "--help"], cwd=ROOT, capture_output=True, text=True
+        ).stdout
     for path, flag in re.findall(r"(tests/benchmarks/\w+\.py) --(\w+)", README):
         assert f"{flag}: bool" in (ROOT / path).read_text(), flag
-    for flag in set(re.findall(r"--(?!logdir|help|nproc-per-node|shutdown-timeout)[a-z][a-z-]+", re.sub(r"tests/benchmarks/\w+\.py --\w+", "", README))):
+    for flag in set(
+        re.findall(
+            r"--(?!logdir|help|nproc-per-node|shutdown-timeout)[a-z][a-z-]+",
+            re.sub(r"tests/benchmarks/\w+\.py --\w+", "", README),
+        )
+    ):
         assert flag in shown, flag
 
 
 def test_files_named_exist():
     for path in re.findall(r"\]\(([\w./]+)\)|(tests/[\w/]+\.\w+)|(\w+\.py)\b", README):
-        assert (ROOT / next(filter(None, path))).exists() or (ROOT / "tests/benchmarks" / next(filter(None, path))).exists(), path
+        assert (ROOT / next(filter(None, path))).exists() or (
+            ROOT / "tests/benchmarks" / next(filter(None, path))
+        ).exists(), path
 
 
 LLM_SMOKE = "--steps 2 --prompts-per-step 4 --group-size 4 --eval-problems 4 --max-new-tokens 6 --save-every 1"
@@ -65,13 +94,24 @@ SMOKE = {"grpo_llm.py": LLM_SMOKE, "ppo.py": "--total-timesteps 4096"}
 
 def test_every_command_runs(pretrained, gsm_file, tmp_path):
     """The blocks of the README from top to bottom, at smoke size: a stand-in for the hub's model, a file for GSM8K's."""
-    commands = [line for block in re.findall(r"```\n(.*?)```", README, re.S) for line in block.splitlines()]
+    commands = [
+        line for block in re.findall(r"```\n(.*?)```", README, re.S) for line in block.splitlines()
+    ]
     first, second, *rest = commands
-    assert first.endswith("&& pip install -r requirements.txt && python grpo_llm.py") and second == "python -m pytest -q tests"
+    assert (
+        first.endswith("&& pip install -r requirements.txt && python grpo_llm.py")
+        and second == "python -m pytest -q tests"
+    )
     for command in ["python grpo_llm.py", *rest]:
-        stand_ins = {"gsm8k.jsonl": gsm_file, "--nproc-per-node 8": "--standalone --nproc-per-node 2"}
+        stand_ins = {
+            "gsm8k.jsonl": gsm_file,
+            "--nproc-per-node 8": "--standalone --nproc-per-node 2",
+        }
         stand_ins |= dict.fromkeys(re.findall(r"Qwen/\S+", command), pretrained)
-        for pattern, made in (("runs/…/step-000050", "grpo_llm__*/step-000001"), ("runs/…/agent.pt", "ppo__*/agent.pt")):
+        for pattern, made in (
+            ("runs/…/step-000050", "grpo_llm__*/step-000001"),
+            ("runs/…/agent.pt", "ppo__*/agent.pt"),
+        ):
             if pattern in command:  # by a command before this one; the last one was torchrun's
                 stand_ins[pattern] = str(sorted(tmp_path.glob(made), key=os.path.getmtime)[-2:][0])
         for known, stand_in in stand_ins.items():
@@ -83,11 +123,18 @@ def test_every_command_runs(pretrained, gsm_file, tmp_path):
         assert done.returncode == 0, command + done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"python (tests/benchmarks/\w+\.py)", README))))
+@pytest.mark.parametrize(
+    "path", sorted(set(re.findall(r"python (tests/benchmarks/\w+\.py)", README)))
+)
 def test_benchmarks_compile(path):
     compile((ROOT / path).read_text(), path, "exec")
 
 
 def test_gpu_benchmark_at_smoke_size(tmp_path):
-    done = subprocess.run([sys.executable, "tests/benchmarks/gpu.py", "--smoke"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "tests/benchmarks/gpu.py", "--smoke"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0 and "held-out chains" in done.stdout, done.stderr[-2000:]

@@ -48,16 +48,38 @@ ZOO = {
                                      sub_sampling_factor=1, cg_max_steps=25, cg_damping=0.1, n_critic_updates=20,
                                      learning_rate=1e-3, target_kl=0.04),
 }  # fmt: skip
-STEPS = {"ppo": 100_000, "actor_critic": 500_000, "trpo": 300_000}  # on CartPole, at most: the zoo's, for TRPO thrice that
+STEPS = {
+    "ppo": 100_000,
+    "actor_critic": 500_000,
+    "trpo": 300_000,
+}  # on CartPole, at most: the zoo's, for TRPO thrice that
 PEERS = {"ppo": "PPO", "trpo": "TRPO", "actor_critic": "A2C"}
 BEYOND = {  # (environment, script): steps, and our flags
     ("Acrobot-v1", "ppo"): (200_000, {}),
     ("Acrobot-v1", "trpo"): (200_000, {}),
     ("Pendulum-v1", "ppo"): (200_000, {"gamma": 0.9}),
     ("Pendulum-v1", "trpo"): (200_000, {"gamma": 0.9}),
-    ("LunarLander-v3", "ppo"): (500_000, {"gamma": 0.999, "num_steps": 256, "num_minibatches": 8, "learning_rate": 2e-3, "ent_coef": 0.01}),
+    ("LunarLander-v3", "ppo"): (
+        500_000,
+        {
+            "gamma": 0.999,
+            "num_steps": 256,
+            "num_minibatches": 8,
+            "learning_rate": 2e-3,
+            "ent_coef": 0.01,
+        },
+    ),
     ("LunarLander-v3", "trpo"): (500_000, {"gamma": 0.999, "num_steps": 256, "max_kl": 0.02}),
-    ("HalfCheetah-v5", "ppo"): (300_000, {"init_std": 0.37, "num_envs": 4, "num_steps": 512, "num_minibatches": 16, "learning_rate": 1e-3}),
+    ("HalfCheetah-v5", "ppo"): (
+        300_000,
+        {
+            "init_std": 0.37,
+            "num_envs": 4,
+            "num_steps": 512,
+            "num_minibatches": 16,
+            "learning_rate": 1e-3,
+        },
+    ),
     ("HalfCheetah-v5", "trpo"): (300_000, {"init_std": 0.37, "max_kl": 0.04}),
 }
 
@@ -84,7 +106,9 @@ def theirs(algorithm: str, env_id: str, seed: int, steps: int, until_solved: boo
             settings[name] = lambda left, start=float(value.split()[1]): left * start
     if settings.pop("cheetah_net", False):
         net = {"pi": [256, 256], "vf": [256, 256]}
-        settings["policy_kwargs"] = dict(log_std_init=-2, ortho_init=False, activation_fn=torch.nn.ReLU, net_arch=net)
+        settings["policy_kwargs"] = dict(
+            log_std_init=-2, ortho_init=False, activation_fn=torch.nn.ReLU, net_arch=net
+        )
     envs = make_vec_env(env_id, n_envs=settings.pop("n_envs"), seed=seed)
     normalize = settings.pop("normalize", False)
     if normalize:
@@ -93,7 +117,9 @@ def theirs(algorithm: str, env_id: str, seed: int, steps: int, until_solved: boo
 
     class Watch(BaseCallback):
         def _on_step(self):
-            recent.extend(info["episode"]["r"] for info in self.locals["infos"] if "episode" in info)
+            recent.extend(
+                info["episode"]["r"] for info in self.locals["infos"] if "episode" in info
+            )
             del recent[:-100]
             if threshold and not solved and len(recent) == 100 and sum(recent) / 100 >= threshold:
                 solved.extend((self.num_timesteps, time.perf_counter() - start))
@@ -109,14 +135,21 @@ def theirs(algorithm: str, env_id: str, seed: int, steps: int, until_solved: boo
         fresh = VecNormalize(fresh, training=False, norm_reward=False)
         fresh.obs_rms = envs.obs_rms
     mean, _ = evaluate_policy(model, fresh, n_eval_episodes=100, deterministic=True)
-    return {"eval/return": float(mean), "solved_step": (solved or [None])[0], "solved_seconds": (solved or [None] * 2)[1], "seconds": seconds}
+    return {
+        "eval/return": float(mean),
+        "solved_step": (solved or [None])[0],
+        "solved_seconds": (solved or [None] * 2)[1],
+        "seconds": seconds,
+    }
 
 
 def measure(**job) -> dict:
     """A run in a process of its own."""
     command = [sys.executable, __file__, "--job", json.dumps(job)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    output = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    ).stdout
     return json.loads(output.splitlines()[-1])
 
 
@@ -127,13 +160,18 @@ def write(name: str, lines: list[str], note: str):
         import stable_baselines3
 
         versions += f", stable-baselines3 {stable_baselines3.__version__}, sb3-contrib {sb3_contrib.__version__}"
-    lines += ["", f"{platform.machine()}, one thread, Python {platform.python_version()}, {versions}, {time.strftime('%Y-%m-%d')}, {note}"]
+    lines += [
+        "",
+        f"{platform.machine()}, one thread, Python {platform.python_version()}, {versions}, {time.strftime('%Y-%m-%d')}, {note}",
+    ]
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.md").write_text("\n".join(lines) + "\n")
 
 
 def seconds_of(runs):
-    return [run["solved_seconds"] if run["solved_seconds"] is not None else float("inf") for run in runs]
+    return [
+        run["solved_seconds"] if run["solved_seconds"] is not None else float("inf") for run in runs
+    ]
 
 
 def run_cartpole(seeds: int):
@@ -142,44 +180,89 @@ def run_cartpole(seeds: int):
         for script in ("reinforce", "actor_critic", "trpo", "ppo"):
             runs.setdefault(script, []).append(measure(script=script, flags={"seed": seed}))
             if script in PEERS:
-                job = dict(algorithm=PEERS[script], env_id="CartPole-v1", seed=seed, steps=STEPS[script])
+                job = dict(
+                    algorithm=PEERS[script], env_id="CartPole-v1", seed=seed, steps=STEPS[script]
+                )
                 runs.setdefault(PEERS[script], []).append(measure(**job, until_solved=True))
             print(f"seed {seed} {script} {seconds_of(runs[script])[-1]:.2f} s", flush=True)
         for psi in ("return", "reward-to-go"):
-            runs.setdefault(f"reinforce --psi {psi}", []).append(measure(script="reinforce", flags={"seed": seed, "psi": psi}))
-    lines = ["| CartPole-v1 | solved | seconds to 475, median | worst | steps, median | greedy return, median | worst | times faster |"]
+            runs.setdefault(f"reinforce --psi {psi}", []).append(
+                measure(script="reinforce", flags={"seed": seed, "psi": psi})
+            )
+    lines = [
+        "| CartPole-v1 | solved | seconds to 475, median | worst | steps, median | greedy return, median | worst | times faster |"
+    ]
     lines += ["|-" * 8 + "|"]
     for name, done in runs.items():
         times, steps = seconds_of(done), [run["solved_step"] or float("inf") for run in done]
         greedy = [run["eval/return"] for run in done]
         peer = PEERS.get(name)
         ratio = f"{median(seconds_of(runs[peer])) / median(times):.1f}" if peer else "–"
-        label = name if name.startswith("reinforce") or peer else {"PPO": "SB3 PPO", "A2C": "SB3 A2C", "TRPO": "sb3-contrib TRPO"}[name]
-        shown = [f"{median(greedy):.0f}", f"{min(greedy):.0f}"] if label == name else ["–", "–"]  # theirs stop when solved
+        label = (
+            name
+            if name.startswith("reinforce") or peer
+            else {"PPO": "SB3 PPO", "A2C": "SB3 A2C", "TRPO": "sb3-contrib TRPO"}[name]
+        )
+        shown = (
+            [f"{median(greedy):.0f}", f"{min(greedy):.0f}"] if label == name else ["–", "–"]
+        )  # theirs stop when solved
         numbers = [f"{median(times):.2f}", f"{max(times):.2f}", f"{median(steps):.0f}"]
         numbers = ["never" if number == "inf" else number for number in numbers]
-        lines.append("| " + " | ".join([label, f"{sum(t < float('inf') for t in times)} of {len(done)}", *numbers, *shown, ratio]) + " |")
+        lines.append(
+            "| "
+            + " | ".join(
+                [
+                    label,
+                    f"{sum(t < float('inf') for t in times)} of {len(done)}",
+                    *numbers,
+                    *shown,
+                    ratio,
+                ]
+            )
+            + " |"
+        )
     print("\n".join(lines))
     write("classic_cartpole", lines, f"{seeds} seeds; theirs with the zoo's tuned settings")
 
 
 def run_beyond(seeds: int, only: tuple[str, ...]):
     for env_id in only or dict.fromkeys(env_id for env_id, _ in BEYOND):
-        lines = ["| environment, steps | | return, median | worst | seconds | SB3: return, median | worst | seconds | times faster |"]
+        lines = [
+            "| environment, steps | | return, median | worst | seconds | SB3: return, median | worst | seconds | times faster |"
+        ]
         lines += ["|-" * 9 + "|"]
         for script in ("ppo", "trpo"):
             steps, flags = BEYOND[env_id, script]
             a, b = [], []
             for seed in range(1, seeds + 1):
-                a.append(measure(script=script, flags={"env_id": env_id, "seed": seed, "total_timesteps": steps, **flags}))
-                b.append(measure(algorithm=PEERS[script], env_id=env_id, seed=seed, steps=steps, until_solved=False))
+                a.append(
+                    measure(
+                        script=script,
+                        flags={"env_id": env_id, "seed": seed, "total_timesteps": steps, **flags},
+                    )
+                )
+                b.append(
+                    measure(
+                        algorithm=PEERS[script],
+                        env_id=env_id,
+                        seed=seed,
+                        steps=steps,
+                        until_solved=False,
+                    )
+                )
                 print(env_id, script, seed, a[-1]["eval/return"], b[-1]["eval/return"], flush=True)
             shown = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in flags.items())
             cells = [f"{env_id}, {steps:,}", f"{script}.py {shown}".strip()]
             for done in (a, b):
                 returns = [run["eval/return"] for run in done]
-                cells += [f"{median(returns):.0f}", f"{min(returns):.0f}", f"{median(run['seconds'] for run in done):.0f}"]
-            cells.append(f"{median(run['seconds'] for run in b) / median(run['seconds'] for run in a):.1f}")
+                cells += [
+                    f"{median(returns):.0f}",
+                    f"{min(returns):.0f}",
+                    f"{median(run['seconds'] for run in done):.0f}",
+                ]
+            cells.append(
+                f"{median(run['seconds'] for run in b) / median(run['seconds'] for run in a):.1f}"
+            )
             lines.append("| " + " | ".join(cells) + " |")
         print("\n".join(lines), flush=True)
         note = f"{seeds} seeds; greedy return over 100 fresh episodes; our seconds hold the evaluation, SB3's training alone"
@@ -206,12 +289,18 @@ def run_variance(rollouts: int = 300):
         for psi, found in gradients.items():
             args = reinforce.Args(psi=psi, gamma=1.0, update_epochs=0)
             reinforce.update(agent, optimizer, reinforce.prepare(agent, rollout, args), 0.0, args)
-            found.append(torch.cat([parameter.grad.flatten() for parameter in agent.actor.parameters()]))
+            found.append(
+                torch.cat([parameter.grad.flatten() for parameter in agent.actor.parameters()])
+            )
     spread = {psi: torch.stack(found).var(0).sum().item() for psi, found in gradients.items()}
     lines = ["| Ψ | variance of the gradient, that of the baseline being 1 |", "|-|-|"]
     lines += [f"| {psi} | {value / spread['baseline']:.1f} |" for psi, value in spread.items()]
     print("\n".join(lines))
-    write("classic_variance", lines, f"{rollouts} rollouts of {envs.num_envs} episodes, γ = 1, mean return {trained['eval/return_stochastic']:.0f}")
+    write(
+        "classic_variance",
+        lines,
+        f"{rollouts} rollouts of {envs.num_envs} episodes, γ = 1, mean return {trained['eval/return_stochastic']:.0f}",
+    )
 
 
 def main(beyond: bool = False, variance: bool = False, seeds: int = 5, only: tuple[str, ...] = ()):

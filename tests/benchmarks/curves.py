@@ -26,25 +26,51 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
-COLORS = dict(zip(("reinforce", "actor_critic", "trpo", "ppo"), ("#888888", "#d08020", "#4080d0", "#c03050")))
-COLORS |= dict(zip(("rloo_llm", "grpo_llm", "dapo_llm", "gspo_llm", "cispo_llm"), ("#888888", "#c03050", "#4080d0", "#d08020", "#309050")))
+COLORS = dict(
+    zip(("reinforce", "actor_critic", "trpo", "ppo"), ("#888888", "#d08020", "#4080d0", "#c03050"))
+)
+COLORS |= dict(
+    zip(
+        ("rloo_llm", "grpo_llm", "dapo_llm", "gspo_llm", "cispo_llm"),
+        ("#888888", "#c03050", "#4080d0", "#d08020", "#309050"),
+    )
+)
 
 
 def run(script: str, seed: int) -> list[list[float]]:
     """Environment steps and mean return of the episodes that ended in each rollout."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, f"{script}.py", "--seed", str(seed), "--output-dir", folder]
-        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        events = EventAccumulator(next(Path(folder).iterdir()).as_posix(), size_guidance={"scalars": 0})
+        subprocess.run(
+            command,
+            cwd=ROOT,
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        events = EventAccumulator(
+            next(Path(folder).iterdir()).as_posix(), size_guidance={"scalars": 0}
+        )
         events.Reload()
-    return [[event.step, round(event.value, 1)] for event in events.Scalars("charts/episodic_return")]
+    return [
+        [event.step, round(event.value, 1)] for event in events.Scalars("charts/episodic_return")
+    ]
 
 
 def panel(axes, curves: dict, title: str, xlabel: str, limit=None):
     """One line and band per script: `curves` maps its name to (x, values of each seed (seeds, points))."""
     for name, (x, values) in curves.items():
-        axes.plot(x, np.median(values, 0), color=COLORS[name], label=name.replace("_llm", ""), linewidth=1.8)
-        axes.fill_between(x, values.min(0), values.max(0), color=COLORS[name], alpha=0.18, linewidth=0)
+        axes.plot(
+            x,
+            np.median(values, 0),
+            color=COLORS[name],
+            label=name.replace("_llm", ""),
+            linewidth=1.8,
+        )
+        axes.fill_between(
+            x, values.min(0), values.max(0), color=COLORS[name], alpha=0.18, linewidth=0
+        )
     axes.set_title(title, fontsize=10)
     axes.set_xlabel(xlabel, fontsize=9)
     axes.grid(alpha=0.25)
@@ -55,7 +81,12 @@ def panel(axes, curves: dict, title: str, xlabel: str, limit=None):
 def save(figure, name: str):
     """On a transparent ground, in a grey that light and dark pages both let one read."""
     for axes in figure.axes:
-        for item in (axes.title, axes.xaxis.label, *axes.get_xticklabels(), *axes.get_yticklabels()):
+        for item in (
+            axes.title,
+            axes.xaxis.label,
+            *axes.get_xticklabels(),
+            *axes.get_yticklabels(),
+        ):
             item.set_color("#777777")
         axes.tick_params(colors="#777777", labelsize=8)
         for side, spine in axes.spines.items():
@@ -69,18 +100,39 @@ def draw():
     runs = json.loads((RESULTS / "classic_curves.json").read_text())["curves"]
     figure, axes = plt.subplots(figsize=(8, 3))
     curves = {}
-    for name, seeds in runs.items():  # rollouts end at other steps for each seed: onto one grid, over a window of ten points
+    for (
+        name,
+        seeds,
+    ) in (
+        runs.items()
+    ):  # rollouts end at other steps for each seed: onto one grid, over a window of ten points
         x = np.linspace(0, min(seed[-1][0] for seed in seeds), 200)
-        smooth = [[np.mean(np.array(seed)[max(0, i - 9) : i + 1, 1]) for i in range(len(seed))] for seed in seeds]
-        curves[name] = x, np.array([np.interp(x, np.array(seed)[:, 0], values) for seed, values in zip(seeds, smooth)])
-    panel(axes, curves, "CartPole-v1: return of the training episodes", "environment steps", (0, 515))
+        smooth = [
+            [np.mean(np.array(seed)[max(0, i - 9) : i + 1, 1]) for i in range(len(seed))]
+            for seed in seeds
+        ]
+        curves[name] = (
+            x,
+            np.array(
+                [np.interp(x, np.array(seed)[:, 0], values) for seed, values in zip(seeds, smooth)]
+            ),
+        )
+    panel(
+        axes, curves, "CartPole-v1: return of the training episodes", "environment steps", (0, 515)
+    )
     save(figure, "curves_classic.png")
     runs = json.loads((RESULTS / "llm_curves.json").read_text())["curves"]
     figure, both = plt.subplots(1, 2, figsize=(8, 3))
-    for axes, key, title in zip(both, ("reward", "completions/mean_length"), ("share of right answers", "length of an answer, in tokens")):
+    for axes, key, title in zip(
+        both,
+        ("reward", "completions/mean_length"),
+        ("share of right answers", "length of an answer, in tokens"),
+    ):
         curves = {}
         for name, seeds in runs.items():
-            values = np.array([np.convolve(seed[key][:60], np.ones(3) / 3, mode="valid") for seed in seeds])
+            values = np.array(
+                [np.convolve(seed[key][:60], np.ones(3) / 3, mode="valid") for seed in seeds]
+            )
             curves[name] = np.arange(values.shape[1]) + 2, values
         panel(axes, curves, f"Training: {title}", "rollouts, the first 60 of 200")
     save(figure, "curves_llm.png")
@@ -88,9 +140,14 @@ def draw():
 
 def main(draw_only: bool = False, seeds: int = 5):
     if not draw_only:
-        curves = {name: [run(name, seed) for seed in range(1, seeds + 1)] for name in ("reinforce", "actor_critic", "trpo", "ppo")}
+        curves = {
+            name: [run(name, seed) for seed in range(1, seeds + 1)]
+            for name in ("reinforce", "actor_critic", "trpo", "ppo")
+        }
         where = f"{platform.machine()}, Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}, {seeds} seeds"
-        (RESULTS / "classic_curves.json").write_text(json.dumps({"where": where, "curves": curves}) + "\n")
+        (RESULTS / "classic_curves.json").write_text(
+            json.dumps({"where": where, "curves": curves}) + "\n"
+        )
     draw()
 
 

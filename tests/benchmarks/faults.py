@@ -16,10 +16,32 @@ from pathlib import Path
 import tyro
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
-import grpo_llm
 from test_llm_resume import test_kill_at_any_instant_leaves_a_whole_checkpoint as kill_test
 
-PIECES = ["#", "####", "7", "1,234", "\\boxed{", "}", "$", "٣", "７", "²", "-", ".", "e9", "\n", " ", "\x00", "🙂", "9**9**9", "NaN", "inf"]
+import grpo_llm
+
+PIECES = [
+    "#",
+    "####",
+    "7",
+    "1,234",
+    "\\boxed{",
+    "}",
+    "$",
+    "٣",
+    "７",
+    "²",
+    "-",
+    ".",
+    "e9",
+    "\n",
+    " ",
+    "\x00",
+    "🙂",
+    "9**9**9",
+    "NaN",
+    "inf",
+]
 
 
 def hostile(count: int) -> float:
@@ -42,9 +64,15 @@ def hostile(count: int) -> float:
 def main(kills: int = 50, completions: int = 1_000_000):
     start = time.perf_counter()
     slowest = hostile(completions)
-    print(f"{completions:,} hostile completions: no exception, no reward; a megabyte took {slowest:.3f} s at most", flush=True)
+    print(
+        f"{completions:,} hostile completions: no exception, no reward; a megabyte took {slowest:.3f} s at most",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory() as folder:
-        kill_test({"prompts_per_step": 4, "group_size": 4, "eval_problems": 8, "output_dir": folder}, kills=kills)
+        kill_test(
+            {"prompts_per_step": 4, "group_size": 4, "eval_problems": 8, "output_dir": folder},
+            kills=kills,
+        )
     print(f"{kills} of {kills} kills left a whole checkpoint, from which the run went on")
     lines = ["| fault | count | outcome |", "|-|-|-|",
              f"| hostile completions | {completions:,} | no exception, no reward; at most {slowest:.3f} s per megabyte |",

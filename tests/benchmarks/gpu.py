@@ -59,7 +59,11 @@ def character_model(device, layers: int, width: int, steps: int, batch_size: int
         vocab_size=len(characters), hidden_size=width, intermediate_size=width * 11 // 4, num_hidden_layers=layers,
         num_attention_heads=max(width // 64, 2), bos_token_id=None, eos_token_id=0, pad_token_id=0, initializer_range=width**-0.5,
     )  # fmt: skip
-    model, rng, rate = transformers.LlamaForCausalLM(config).to(device), random.Random(0), 0.6 / width
+    model, rng, rate = (
+        transformers.LlamaForCausalLM(config).to(device),
+        random.Random(0),
+        0.6 / width,
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.0)
     for step in range(steps):
         rows = []
@@ -71,8 +75,13 @@ def character_model(device, layers: int, width: int, steps: int, batch_size: int
             prompt = grpo_llm.encode_prompt(question, tokenizer, grpo_llm.Args(model=""))
             rows.append((prompt, tokenizer.encode(shown) + [0]))
         wide = max(len(prompt) + len(shown) for prompt, shown in rows)
-        ids = torch.tensor([prompt + shown + [0] * (wide - len(prompt + shown)) for prompt, shown in rows], device=device)
-        labels = torch.tensor([[-100] * len(p) + o + [-100] * (wide - len(p + o)) for p, o in rows], device=device)
+        ids = torch.tensor(
+            [prompt + shown + [0] * (wide - len(prompt + shown)) for prompt, shown in rows],
+            device=device,
+        )
+        labels = torch.tensor(
+            [[-100] * len(p) + o + [-100] * (wide - len(p + o)) for p, o in rows], device=device
+        )
         optimizer.param_groups[0]["lr"] = rate * min((step + 1) / 50, 1 - step / steps)
         optimizer.zero_grad()
         with grpo_llm.bf16:
@@ -90,13 +99,21 @@ def chain(rng) -> tuple[str, str]:
 
 def learn(device, add, layers: int, width: int, warm: int, steps: int, prompts: int):
     with tempfile.TemporaryDirectory() as folder:
-        seconds, (model, tokenizer) = timed(device, lambda: character_model(device, layers, width, warm, 256))
-        add("parameters of the model that learns", f"{sum(p.numel() for p in model.parameters()):,}")
+        seconds, (model, tokenizer) = timed(
+            device, lambda: character_model(device, layers, width, warm, 256)
+        )
+        add(
+            "parameters of the model that learns", f"{sum(p.numel() for p in model.parameters()):,}"
+        )
         add(f"its warm start of {warm} steps, seconds", f"{seconds:.0f}")
         grpo_llm.save_model(model, tokenizer, Path(folder) / "model")
         rng, data = random.Random(1), Path(folder) / "chains.jsonl"
-        rows = dict(chain(rng) for _ in range(20_000))  # each question once; the first tenth is held out
-        data.write_text("\n".join(json.dumps({"question": q, "answer": f"#### {a}"}) for q, a in rows.items()))
+        rows = dict(
+            chain(rng) for _ in range(20_000)
+        )  # each question once; the first tenth is held out
+        data.write_text(
+            "\n".join(json.dumps({"question": q, "answer": f"#### {a}"}) for q, a in rows.items())
+        )
         args = grpo_llm.Args(model=f"{folder}/model", dataset=str(data), prompts_per_step=prompts, group_size=8, steps=steps, max_new_tokens=48, eval_problems=8 * prompts,
                              learning_rate=0.025 / width, eval_every=max(steps // 8, 1), save_every=10**6, output_dir=folder)  # fmt: skip
         seconds, run = timed(device, lambda: grpo_llm.main(args))
@@ -116,12 +133,26 @@ def main(smoke: bool = False, micro_batch_size: int = 8, write: bool = True):
     config = transformers.Qwen2Config(**(SMOKE if smoke else SHAPE), **ids)
     model, reference = (transformers.Qwen2ForCausalLM(config).to(device).eval() for _ in range(2))
     for each in (model, reference):
-        each.generation_config.eos_token_id, each.generation_config.pad_token_id = [config.vocab_size - 1], 0
-    prompts = [torch.randint(1, config.vocab_size - 1, (S - i % (S // 2),)).tolist() for i in range(P)]  # of S tokens and fewer
-    args = grpo_llm.Args(group_size=G, prompts_per_step=P, max_new_tokens=T, micro_batch_size=micro_batch_size)
+        each.generation_config.eos_token_id, each.generation_config.pad_token_id = (
+            [config.vocab_size - 1],
+            0,
+        )
+    prompts = [
+        torch.randint(1, config.vocab_size - 1, (S - i % (S // 2),)).tolist() for i in range(P)
+    ]  # of S tokens and fewer
+    args = grpo_llm.Args(
+        group_size=G, prompts_per_step=P, max_new_tokens=T, micro_batch_size=micro_batch_size
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
-    name = torch.cuda.get_device_name() if device.type == "cuda" else f"{platform.machine()}, {os.cpu_count()} cores"
-    lines = [f"{name}, torch {torch.__version__}, transformers {transformers.__version__}, {time.strftime('%Y-%m-%d')}", ""]
+    name = (
+        torch.cuda.get_device_name()
+        if device.type == "cuda"
+        else f"{platform.machine()}, {os.cpu_count()} cores"
+    )
+    lines = [
+        f"{name}, torch {torch.__version__}, transformers {transformers.__version__}, {time.strftime('%Y-%m-%d')}",
+        "",
+    ]
     lines += ["| measured | value |", "|-|-|"]
 
     def add(name, value):
@@ -130,9 +161,20 @@ def main(smoke: bool = False, micro_batch_size: int = 8, write: bool = True):
         if write and not smoke:  # each time: what was measured is there, whatever happens next
             (Path(__file__).parent / "results" / "gpu.md").write_text("\n".join(lines) + "\n")
 
-    rows = torch.tensor([[0] * (S - len(prompt)) + prompt for prompt in prompts], device=device).repeat_interleave(G, 0)
-    fixed = {"do_sample": True, "top_k": 0, "max_new_tokens": T, "min_new_tokens": T, "pad_token_id": 0, "eos_token_id": config.vocab_size - 1}
-    theirs = grpo_llm.bf16(lambda: model.generate(input_ids=rows, attention_mask=(rows > 0).long(), **fixed))
+    rows = torch.tensor(
+        [[0] * (S - len(prompt)) + prompt for prompt in prompts], device=device
+    ).repeat_interleave(G, 0)
+    fixed = {
+        "do_sample": True,
+        "top_k": 0,
+        "max_new_tokens": T,
+        "min_new_tokens": T,
+        "pad_token_id": 0,
+        "eos_token_id": config.vocab_size - 1,
+    }
+    theirs = grpo_llm.bf16(
+        lambda: model.generate(input_ids=rows, attention_mask=(rows > 0).long(), **fixed)
+    )
     ours = lambda: grpo_llm.generate(model, prompts, G, T, 1.0)
     ours(), theirs()  # kernels are chosen and caches filled before anything counts
     rates = []
@@ -145,7 +187,9 @@ def main(smoke: bool = False, micro_batch_size: int = 8, write: bool = True):
     add("ratio", f"{mine / generate:.2f}")
     weights = torch.cat([p.detach().flatten() for p in model.parameters()]).to(torch.bfloat16)
     read = timed(device, lambda: [weights.sum() for _ in range(10)])[0] / 10
-    add("of the floor (reading every weight once per token)", f"{read * T / (P * G * T / mine):.1%}")
+    add(
+        "of the floor (reading every weight once per token)", f"{read * T / (P * G * T / mine):.1%}"
+    )
     del weights
     for checkpointing in (False, True):
         args.gradient_checkpointing = checkpointing
@@ -157,9 +201,19 @@ def main(smoke: bool = False, micro_batch_size: int = 8, write: bool = True):
             batch["ref_logprobs"] = grpo_llm.reference_logprobs(reference, batch, args)
             batch["advantages"] = torch.randn(P * G, device=device)
             slices = torch.randperm(P * G).chunk(args.minibatches)
-            update, stats = timed(device, lambda: [grpo_llm.train_minibatch(model, optimizer, {k: v[i] for k, v in batch.items()}, args) for i in slices])
+            update, stats = timed(
+                device,
+                lambda: [
+                    grpo_llm.train_minibatch(
+                        model, optimizer, {k: v[i] for k, v in batch.items()}, args
+                    )
+                    for i in slices
+                ],
+            )
             assert all(math.isfinite(each["grad_norm"]) for each in stats)
-            peaks.append(torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0)
+            peaks.append(
+                torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
+            )
         name = f"one GRPO step{', --gradient-checkpointing' if checkpointing else ''}"
         add(f"{name}: rollout, seconds", f"{rollout:.1f}")
         add(f"{name}: 4 updates, micro-batches of {micro_batch_size}, seconds", f"{update:.1f}")

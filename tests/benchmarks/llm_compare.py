@@ -29,22 +29,46 @@ SWEEP = {
     "cispo_llm": [(None, 0.2), (None, 0.5), (None, 1.0), (None, 2.0), (None, 4.0)],
 }
 CURVES = ("reward", "completions/mean_length")
-COLUMNS = ("pass@1 before", "at step 50", "after", "length before", "length after", "clip_ratio", "discarded", "seconds", "MB")
+COLUMNS = (
+    "pass@1 before",
+    "at step 50",
+    "after",
+    "length before",
+    "length after",
+    "clip_ratio",
+    "discarded",
+    "seconds",
+    "MB",
+)
 
 
 def run(script: str, seed: int, *flags: str, cache: str | None = None) -> dict:
     """One run in a process of its own; the whole process is timed, imports included."""
     environment = {**os.environ, **({"XDG_CACHE_HOME": cache} if cache else {})}
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, f"{script}.py", "--seed", str(seed), "--output-dir", folder, *flags]
+        command = [
+            sys.executable,
+            f"{script}.py",
+            "--seed",
+            str(seed),
+            "--output-dir",
+            folder,
+            *flags,
+        ]
         start = time.perf_counter()
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - start
         assert status == 0, f"{' '.join(command)} failed"
-        events = EventAccumulator(next(Path(folder).iterdir()).as_posix(), size_guidance={"scalars": 0})
+        events = EventAccumulator(
+            next(Path(folder).iterdir()).as_posix(), size_guidance={"scalars": 0}
+        )
         events.Reload()
-    log = {name: [event.value for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    log = {
+        name: [event.value for event in events.Scalars(name)] for name in events.Tags()["scalars"]
+    }
     mean = lambda name: sum(log[name]) / len(log[name]) if name in log else float("nan")
     return {
         "pass@1 before": log["eval/pass@1"][0],
@@ -65,7 +89,11 @@ def row(name: str, runs: list[dict]) -> str:
     cells = [median(run[column] for run in runs) for column in COLUMNS]
     form = ["{:.3f}"] * 3 + ["{:.1f}"] * 2 + ["{:.4f}"] + ["{:.0f}"] * 3
     worst = min(run["after"] for run in runs)
-    return f"| {name} | {worst:.3f} | " + " | ".join(f.format(cell) for f, cell in zip(form, cells)).replace("nan", "–") + " |"
+    return (
+        f"| {name} | {worst:.3f} | "
+        + " | ".join(f.format(cell) for f, cell in zip(form, cells)).replace("nan", "–")
+        + " |"
+    )
 
 
 def main(sweep: bool = False, seeds: int = 5):
@@ -98,7 +126,9 @@ def main(sweep: bool = False, seeds: int = 5):
     result = Path(__file__).parent / "results" / ("llm_sweep.md" if sweep else "llm_compare.md")
     result.write_text("\n".join([*lines, "", where, ""]))
     if not sweep:
-        result.with_name("llm_curves.json").write_text(json.dumps({"where": where, "curves": curves}) + "\n")
+        result.with_name("llm_curves.json").write_text(
+            json.dumps({"where": where, "curves": curves}) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -39,7 +39,9 @@ class Side:
         self.module, self.args = module, module.Args()
         self.model, self.tokenizer = module.load_policy(self.args, torch.device("cpu"))
         self.reference = module.load_policy(self.args, torch.device("cpu"))[0].requires_grad_(False)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=4e-4, weight_decay=0.0, fused=True)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=4e-4, weight_decay=0.0, fused=True
+        )
 
     def step(self, seed: int) -> tuple[float, float]:
         """(seconds, reward) of a rollout, the reference's log-probs and four updates."""
@@ -47,17 +49,28 @@ class Side:
         problems = [module.make_sum(rng) for _ in range(args.prompts_per_step)]
         torch.manual_seed(seed)
         start = time.perf_counter()
-        batch, _, rewards = module.rollout(self.model, self.tokenizer, problems, args.group_size, args.temperature, args)
+        batch, _, rewards = module.rollout(
+            self.model, self.tokenizer, problems, args.group_size, args.temperature, args
+        )
         batch["ref_logprobs"] = module.reference_logprobs(self.reference, batch, args)
         batch["advantages"] = module.compute_advantages(rewards, args).flatten()
         for rows in torch.randperm(rewards.numel()).chunk(args.minibatches):
-            module.train_minibatch(self.model, self.optimizer, {name: batch[name][rows] for name in batch}, args)
+            module.train_minibatch(
+                self.model, self.optimizer, {name: batch[name][rows] for name in batch}, args
+            )
         return time.perf_counter() - start, rewards.sum().item()
 
 
-def main(revision: Annotated[str, tyro.conf.Positional], steps: int = 200, warm: int = 60, write: bool = True):
+def main(
+    revision: Annotated[str, tyro.conf.Positional],
+    steps: int = 200,
+    warm: int = 60,
+    write: bool = True,
+):
     with tempfile.TemporaryDirectory() as folder:
-        archive = subprocess.run(["git", "archive", revision], cwd=ROOT, check=True, capture_output=True).stdout
+        archive = subprocess.run(
+            ["git", "archive", revision], cwd=ROOT, check=True, capture_output=True
+        ).stdout
         subprocess.run(["tar", "x", "-C", folder], input=archive, check=True)
         old, new = Side(load(Path(folder), "old")), Side(load(ROOT, "new"))
         for seed in range(warm):

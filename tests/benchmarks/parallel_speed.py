@@ -24,16 +24,38 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 
 def seconds_per_step(prefix: tuple, threads: int, steps: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, *prefix, "grpo_llm.py", "--steps", str(steps), "--eval-problems", "8", "--output-dir", folder]
+        command = [
+            sys.executable,
+            *prefix,
+            "grpo_llm.py",
+            "--steps",
+            str(steps),
+            "--eval-problems",
+            "8",
+            "--output-dir",
+            folder,
+        ]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        events = EventAccumulator(next(Path(folder).iterdir()).as_posix(), size_guidance={"scalars": 0})
+        subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment,
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        events = EventAccumulator(
+            next(Path(folder).iterdir()).as_posix(), size_guidance={"scalars": 0}
+        )
         events.Reload()
         return median(event.value for event in events.Scalars("step_time"))
 
 
 def main(rounds: int = 5, steps: int = 40):
-    pairs = [(seconds_per_step((), 2, steps), seconds_per_step(TORCHRUN, 1, steps)) for _ in range(rounds)]
+    pairs = [
+        (seconds_per_step((), 2, steps), seconds_per_step(TORCHRUN, 1, steps))
+        for _ in range(rounds)
+    ]
     one, two = (median(column) for column in zip(*pairs))
     ratios = sorted(a / b for a, b in pairs)
     lines = [

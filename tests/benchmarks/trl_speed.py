@@ -38,13 +38,17 @@ def ours(args, steps: int) -> float:
     torch.manual_seed(args.seed)
     model, tokenizer = grpo_llm.load_policy(args, device)
     reference = grpo_llm.load_policy(args, device)[0].requires_grad_(False)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=args.learning_rate, weight_decay=0.0, fused=True
+    )
     rng, totals = random.Random(args.seed), torch.zeros(2)
     for step in range(WARM + steps):
         if step == WARM:
             start = time.perf_counter()
         problems = [grpo_llm.make_sum(rng) for _ in range(args.prompts_per_step)]
-        batch, _, rewards = grpo_llm.rollout(model, tokenizer, problems, args.group_size, args.temperature, args)
+        batch, _, rewards = grpo_llm.rollout(
+            model, tokenizer, problems, args.group_size, args.temperature, args
+        )
         batch["ref_logprobs"] = grpo_llm.reference_logprobs(reference, batch, args)
         batch["advantages"] = grpo_llm.compute_advantages(rewards, args).flatten()
         for rows in torch.randperm(len(batch["mask"])).chunk(args.minibatches):
@@ -76,7 +80,9 @@ def trls(args, steps: int) -> float:
     problems = [grpo_llm.make_sum(rng) for _ in range(args.prompts_per_step * (WARM + steps))]
 
     def reward(completions, answer, **_):
-        return [grpo_llm.verify(completion, right) for completion, right in zip(completions, answer)]
+        return [
+            grpo_llm.verify(completion, right) for completion, right in zip(completions, answer)
+        ]
 
     clock = Clock()
     config = GRPOConfig(
@@ -103,13 +109,17 @@ def trls(args, steps: int) -> float:
         model=model,
         reward_funcs=reward,
         args=config,
-        train_dataset=Dataset.from_list([{"prompt": question, "answer": answer} for question, answer in problems]),
+        train_dataset=Dataset.from_list(
+            [{"prompt": question, "answer": answer} for question, answer in problems]
+        ),
         processing_class=tokenizer,
         callbacks=[clock],
     )
     trainer.train()
     means = trainer.state.log_history[-1]
-    print(f"    TRL:  mean reward {means['reward']:.2f}, mean length {means['completions/mean_length']:.1f}")
+    print(
+        f"    TRL:  mean reward {means['reward']:.2f}, mean length {means['completions/mean_length']:.1f}"
+    )
     seconds = clock.begins[-1] - clock.begins[args.minibatches * WARM]
     return steps * args.prompts_per_step * args.group_size / seconds
 
@@ -123,7 +133,9 @@ def peak(side) -> float:
 
 def main(rounds: int = 9, steps: int = 30):
     args, rates = grpo_llm.Args(), []
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as fresh:
+    with ProcessPoolExecutor(
+        1, multiprocessing.get_context("spawn"), max_tasks_per_child=1
+    ) as fresh:
         memory = [median(fresh.map(peak, [side] * 3)) for side in (trls, ours)]
     for _ in range(rounds):
         rates.append((trls(args, steps), ours(args, steps)))

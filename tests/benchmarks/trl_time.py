@@ -58,7 +58,11 @@ def ours(module, seed: int):
     module.evaluate = lambda *args: clock.check(args[5], *args)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            module.main(module.Args(seed=seed, steps=ROLLOUTS, eval_every=EVERY, save_every=10**6, output_dir=folder))
+            module.main(
+                module.Args(
+                    seed=seed, steps=ROLLOUTS, eval_every=EVERY, save_every=10**6, output_dir=folder
+                )
+            )
     except Reached as reached:
         return reached.args
     finally:
@@ -82,7 +86,15 @@ def theirs(module, trainer_class, config_class, seed: int, **extra):
         def on_step_end(self, _, state, __, **___):
             if state.global_step % (updates * EVERY) == 0:
                 model.eval()
-                clock.check(state.global_step // updates, model, tokenizer, held_out, args, writer, state.global_step)
+                clock.check(
+                    state.global_step // updates,
+                    model,
+                    tokenizer,
+                    held_out,
+                    args,
+                    writer,
+                    state.global_step,
+                )
 
     config = config_class(
         output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=False, gradient_checkpointing=False, seed=seed,
@@ -95,8 +107,17 @@ def theirs(module, trainer_class, config_class, seed: int, **extra):
     def reward(completions, answer, **_):
         return [module.verify(completion, right) for completion, right in zip(completions, answer)]
 
-    data = Dataset.from_list([{"prompt": question, "answer": answer} for question, answer in problems])
-    trainer = trainer_class(model=model, reward_funcs=reward, args=config, train_dataset=data, processing_class=tokenizer, callbacks=[Score()])
+    data = Dataset.from_list(
+        [{"prompt": question, "answer": answer} for question, answer in problems]
+    )
+    trainer = trainer_class(
+        model=model,
+        reward_funcs=reward,
+        args=config,
+        train_dataset=data,
+        processing_class=tokenizer,
+        callbacks=[Score()],
+    )
     try:
         trainer.train()
     except Reached as reached:
@@ -105,7 +126,10 @@ def theirs(module, trainer_class, config_class, seed: int, **extra):
 
 
 def main(seeds: int = 5):
-    lines = ["| to 0.90 held-out pass@1 | seconds, median (worst) | rollouts | times faster, median (range) |", "|-|-|-|-|"]
+    lines = [
+        "| to 0.90 held-out pass@1 | seconds, median (worst) | rollouts | times faster, median (range) |",
+        "|-|-|-|-|",
+    ]
     for name, module, trainer, config, extra in (
         ("GRPO", grpo_llm, trl.GRPOTrainer, trl.GRPOConfig, {"loss_type": "grpo"}),
         ("RLOO", rloo_llm, trl.RLOOTrainer, trl.RLOOConfig, {}),
@@ -115,11 +139,23 @@ def main(seeds: int = 5):
             pairs.append((ours(module, seed), theirs(module, trainer, config, seed, **extra)))
             print(name, seed, pairs[-1], flush=True)
         ratios = sorted(b[0] / a[0] for a, b in pairs)
-        for label, runs in ((f"{module.__name__}.py", [a for a, _ in pairs]), (f"TRL's {trainer.__name__}", [b for _, b in pairs])):
+        for label, runs in (
+            (f"{module.__name__}.py", [a for a, _ in pairs]),
+            (f"TRL's {trainer.__name__}", [b for _, b in pairs]),
+        ):
             seconds, rollouts = zip(*runs)
-            shown = f"{median(ratios):.1f} ({ratios[0]:.1f} to {ratios[-1]:.1f})" if label.endswith(".py") else "1"
-            lines.append(f"| {label} | {median(seconds):.1f} ({max(seconds):.1f}) | {median(rollouts):.0f} | {shown} |")
-    lines += ["", f"{os.cpu_count()} cores, torch {torch.__version__}, trl {trl.__version__}, {time.strftime('%Y-%m-%d')}, {seeds} seeds"]
+            shown = (
+                f"{median(ratios):.1f} ({ratios[0]:.1f} to {ratios[-1]:.1f})"
+                if label.endswith(".py")
+                else "1"
+            )
+            lines.append(
+                f"| {label} | {median(seconds):.1f} ({max(seconds):.1f}) | {median(rollouts):.0f} | {shown} |"
+            )
+    lines += [
+        "",
+        f"{os.cpu_count()} cores, torch {torch.__version__}, trl {trl.__version__}, {time.strftime('%Y-%m-%d')}, {seeds} seeds",
+    ]
     print("\n".join(lines))
     (Path(__file__).parent / "results" / "trl_time.md").write_text("\n".join(lines) + "\n")
 
