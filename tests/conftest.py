@@ -1,18 +1,19 @@
 """Small models, tokenizers and helpers that the tests share."""
 
 import importlib
+import json
 import os
 import sys
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 import transformers
 
 ROOT = Path(__file__).parents[1]
-os.environ["CUDA_VISIBLE_DEVICES"] = (
-    ""  # the same tests on every machine; tests/benchmarks/gpu.py is for GPUs
-)
+# the same tests on every machine; tests/benchmarks/gpu.py is for GPUs
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 sys.path.insert(0, str(ROOT))
 LLM_SCRIPTS = sorted(path.stem for path in ROOT.glob("*_llm.py"))
 CLASSIC_SCRIPTS = ["reinforce", "actor_critic", "trpo", "ppo"]  # in the order of the lineage
@@ -23,7 +24,7 @@ def script(name: str):
 
 
 def random_model(kind: str = "llama", vocab: int = 11, stops=(1,), pad: int = 0, seed: int = 0):
-    """A random causal LM with peaked distributions, so that a wrong position or shift cannot hide."""
+    """A random causal LM of peaked distributions, so that a wrong position or shift cannot hide."""
     torch.manual_seed(seed)
     ids = {"vocab_size": vocab, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     shape = {
@@ -71,7 +72,8 @@ def quick(tmp_path):
 
 @pytest.fixture
 def refused(capsys):
-    """Call it with a function: that must end with exit status 2 and one line on stderr, which is returned."""
+    """Call it with a function: that must end with exit status 2 and one line on stderr, which is
+    returned."""
 
     def check(function, *args):
         capsys.readouterr()
@@ -85,6 +87,63 @@ def refused(capsys):
         return errors[0]
 
     return check
+
+
+@pytest.fixture(scope="session")
+def pretrained(tmp_path_factory):
+    """A random Qwen2 with dropout and a BPE tokenizer with a chat template, saved as a hub would
+    hold them."""
+    folder = tmp_path_factory.mktemp("qwen")
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=special,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )
+    backend.train_from_iterator(
+        ["What is 12 + 34? Reason step by step, then end with #### and the number."] * 9, trainer
+    )
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    tokenizer.chat_template = (
+        "{% for m in messages %}"
+        "<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
+        "{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tokenizer.save_pretrained(folder)
+    config = transformers.Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+        attention_dropout=0.5,
+        bos_token_id=None,
+        eos_token_id=2,
+    )
+    torch.manual_seed(0)
+    model = transformers.Qwen2ForCausalLM(config)
+    model.generation_config.eos_token_id = [2, 0]  # as Qwen2.5's own: <|im_end|> and <|endoftext|>
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def gsm_file(tmp_path):
+    rows = [
+        {"question": f"What is {i} + 1?", "answer": f"It is {i + 1:,}.\n#### {i + 1:,}"}
+        for i in range(990, 1030)
+    ]
+    path = tmp_path / "gsm.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
 
 
 def last_checkpoint(folder) -> Path:

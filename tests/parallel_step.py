@@ -1,4 +1,5 @@
-"""Run by test_llm_parallel.py, alone or under torchrun: one step of each method on samples that do not depend on who draws."""
+"""Run by test_llm_parallel.py, alone or under torchrun:
+one step of each method on samples that do not depend on who draws."""
 
 import random
 import sys
@@ -8,13 +9,8 @@ import torch
 import torch.distributed as dist
 from conftest import LLM_SCRIPTS, random_model, script
 
-PROBLEMS = [
-    ("1+2=", "3"),
-    ("1+2+3+4=", "10"),
-    ("9+9=", "18"),
-    ("5+5+5=", "15"),
-    ("2+2=", "4"),
-]  # 5: does not divide by 2
+# Five, which two processes cannot share evenly.
+PROBLEMS = [("1+2=", "3"), ("1+2+3+4=", "10"), ("9+9=", "18"), ("5+5+5=", "15"), ("2+2=", "4")]
 
 
 class Tokenizer:
@@ -29,25 +25,31 @@ class Tokenizer:
         return [f"#{sum(row) % 3}" for row in ids]
 
 
+def asked_alone(module):
+    """The module's generate() with dice that depend on the question alone, not on the process."""
+    real = module.generate
+
+    def generate(model, prompts, num_samples, max_new_tokens, temperature):
+        parts = []
+        for prompt in prompts:
+            torch.manual_seed(zlib.crc32(bytes(prompt)))
+            parts.append(real(model, [prompt], num_samples, max_new_tokens, temperature))
+        return module.join(parts)
+
+    return generate
+
+
+def verify(completion, answer):
+    return float(completion == "#1")
+
+
 def main(out: str):
     torch.set_num_threads(1)
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     results = {}
     for name in LLM_SCRIPTS:
         module = script(name)
-        real = module.generate
-
-        def generate(model, prompts, num_samples, max_new_tokens, temperature):
-            parts = []
-            for prompt in prompts:  # dice that depend on the question alone, not on the process
-                torch.manual_seed(zlib.crc32(bytes(prompt)))
-                parts.append(real(model, [prompt], num_samples, max_new_tokens, temperature))
-            return module.join(parts)
-
-        module.generate, module.verify = (
-            generate,
-            lambda completion, answer: float(completion == "#1"),
-        )
+        module.generate, module.verify = asked_alone(module), verify
         model, reference = random_model("qwen2").double(), random_model("qwen2", seed=1).double()
         args = module.Args(max_new_tokens=9, model="some", micro_batch_size=3)
         if hasattr(args, "beta"):
@@ -58,12 +60,18 @@ def main(out: str):
         batch["advantages"] = module.compute_advantages(rewards, args).flatten()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         order = random.Random(0).sample(range(20), 20)
+        # 1: one of two processes has nothing to do
         stats = [
             module.train_minibatch(model, optimizer, {k: v[rows] for k, v in batch.items()}, args)
             for rows in torch.tensor(order).split([1, 7, 12])
-        ]  # 1: one of two processes has nothing to do
-        results[name] = {"weights": torch.cat([p.detach().flatten() for p in model.parameters()]), "stats": stats,
-                         "lengths": batch["mask"].sum(1), "texts": completions, "rewards": rewards}  # fmt: skip
+        ]
+        results[name] = {
+            "weights": torch.cat([p.detach().flatten() for p in model.parameters()]),
+            "stats": stats,
+            "lengths": batch["mask"].sum(1),
+            "texts": completions,
+            "rewards": rewards,
+        }
     torch.save(results, f"{out}-{rank}-of-{world}.pt")
 
 

@@ -1,4 +1,5 @@
-"""Every flag of every script with values that no run can use: one line and exit status 2, never a traceback."""
+"""Every flag of every script with values that no run can use:
+one line and exit status 2, never a traceback."""
 
 import dataclasses
 import typing
@@ -7,7 +8,8 @@ import pytest
 import tyro
 from conftest import CLASSIC_SCRIPTS, LLM_SCRIPTS, script
 
-WRONG = {  # of the type: always refused; or a number that may be out of range: refused, or fit for use
+# of the type: always refused; or a number that may be out of range: refused, or fit for use
+WRONG = {
     int: (["x", "1.5", "", "nan", "-1", "9" * 30], ["0", "1", "7"]),
     float: (["x", "", "--1"], ["nan", "inf", "-inf", "1e999", "-1", "0", "1e-320"]),
     bool: (["maybe"], []),

@@ -1,4 +1,5 @@
-"""The three functions of each method, its loss and its gradient, against closed forms, loops and enumeration."""
+"""The three functions of each method, its loss and its gradient, against closed forms, loops and
+enumeration."""
 
 import math
 from dataclasses import replace
@@ -13,7 +14,8 @@ EXACT = {"rtol": 1e-9, "atol": 1e-12}
 
 
 def ragged(seed: int, B: int = 7, T: int = 9):
-    """Random log-probs, ratios on both sides of the clip band, advantages of both signs, ragged masks."""
+    """Random log-probs, ratios on both sides of the clip band, advantages of both signs, ragged
+    masks."""
     g = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, T + 1, (B,), generator=g)
     mask = (torch.arange(T) < lengths[:, None]).double()
@@ -24,7 +26,8 @@ def ragged(seed: int, B: int = 7, T: int = 9):
 
 
 def loop_objective(logprobs, old, advantages, mask, args):
-    """GRPO's objective as the paper's sums: a loop over sequences and tokens, in plain Python floats of autograd."""
+    """GRPO's objective as the paper's sums:
+    a loop over sequences and tokens, in plain Python floats of autograd."""
     total = 0.0
     for i in range(len(mask)):
         length = int(mask[i].sum())
@@ -46,7 +49,7 @@ def objective(module, logprobs, old, advantages, mask, args):
     ).sum()
 
 
-# ------------------------------------------------------------------------------------------------- advantages
+# --------------------------------------------------------------------------------------- advantages
 
 
 def test_advantages_worked_example():
@@ -89,7 +92,7 @@ def test_groups_are_rows():
     )
 
 
-# ------------------------------------------------------------------------------------- loss value and gradient
+# -------------------------------------------------------------------------- loss value and gradient
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -108,9 +111,8 @@ def test_invariant_to_padding_and_order():
     logprobs, old, advantages, mask = ragged(0)
     value = objective(grpo, logprobs, old, advantages, mask, args)
     gradient = torch.autograd.grad(value, logprobs)[0]
-    junk = torch.full(
-        (len(mask), 4), 1e3, dtype=torch.double
-    )  # a ratio of infinity, were it ever used
+    # a ratio of infinity, were it ever used
+    junk = torch.full((len(mask), 4), 1e3, dtype=torch.double)
     wide = [
         torch.cat([x, fill], 1) for x, fill in ((logprobs, junk), (old, -junk), (mask, 0 * junk))
     ]
@@ -124,7 +126,8 @@ def test_invariant_to_padding_and_order():
 
 
 def test_weights_by_hand():
-    """Two completions of 1 and 3 tokens, then the same twice over: the batch size must not act as a learning rate."""
+    """Two completions of 1 and 3 tokens, then the same twice over:
+    the batch size must not act as a learning rate."""
     mask = torch.tensor([[1.0, 0, 0], [1, 1, 1]])
     torch.testing.assert_close(
         grpo.token_weights(mask, grpo.Args()), torch.tensor([[1 / 2, 0, 0], [1 / 6] * 3])
@@ -134,9 +137,17 @@ def test_weights_by_hand():
     torch.testing.assert_close(grpo.token_weights(mask.repeat(2, 1), dr), mask.repeat(2, 1) / 20)
 
 
-@pytest.mark.parametrize("ratio,advantage,clipped", [
-    (1.3, 1.0, True), (1.3, -1.0, False), (0.7, 1.0, False), (0.7, -1.0, True), (1.1, 1.0, False), (0.9, -1.0, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "ratio,advantage,clipped",
+    [
+        (1.3, 1.0, True),
+        (1.3, -1.0, False),
+        (0.7, 1.0, False),
+        (0.7, -1.0, True),
+        (1.1, 1.0, False),
+        (0.9, -1.0, False),
+    ],
+)
 def test_gradient_is_zero_exactly_where_clipped(ratio, advantage, clipped):
     logprobs = torch.tensor([[math.log(ratio)]], requires_grad=True)
     value = grpo.surrogate(
@@ -148,11 +159,11 @@ def test_gradient_is_zero_exactly_where_clipped(ratio, advantage, clipped):
         assert gradient == pytest.approx(ratio * advantage)
 
 
-# ---------------------------------------------------------------------------------------------------------- KL
+# ----------------------------------------------------------------------------------------------- KL
 
 
 def exact_kl(p, q):
-    return sum(a * math.log(a / b) for a, b in zip(p, q))
+    return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +186,7 @@ def test_k3_is_zero_only_where_equal():
     )
 
 
-# -------------------------------------------------------------------------------------------- one optimizer step
+# ------------------------------------------------------------------------------- one optimizer step
 
 
 def rollout_batch(model, args, seed=3):
@@ -222,7 +233,7 @@ def test_micro_batches_change_nothing(size):
 
 
 def test_step_gradient_against_finite_differences():
-    """The whole chain, forward pass to weights: d loss / d θ along a random direction, in float64."""
+    """The whole chain, forward pass to weights: d loss / d θ in a random direction, in float64."""
     model = random_model("qwen2").double()
     args = replace(ARGS, temperature=0.7)
     batch = rollout_batch(model, args)
@@ -258,10 +269,10 @@ def test_step_gradient_against_finite_differences():
         )
         values = []
         for h in (1e-4, -1e-4):
-            for p, d in zip(model.parameters(), directions):
+            for p, d in zip(model.parameters(), directions, strict=True):
                 p += h * d
             values.append(loss().item())
-            for p, d in zip(model.parameters(), directions):
+            for p, d in zip(model.parameters(), directions, strict=True):
                 p -= h * d
     assert slope == pytest.approx((values[0] - values[1]) / 2e-4, rel=2e-2)
 
@@ -290,11 +301,12 @@ def test_clip_ratio_counts_clipped_tokens():
     )
 
 
-# --------------------------------------------------------------------------------------------------- enumeration
+# -------------------------------------------------------------------------------------- enumeration
 
 
 class Table:
-    """A policy over 3 tokens and completions of 2, as a table of logits: small enough to enumerate every group."""
+    """A policy over 3 tokens and completions of 2, as a table of logits:
+    small enough to enumerate every group."""
 
     def __init__(self):
         g = torch.Generator().manual_seed(0)
@@ -313,7 +325,8 @@ class Table:
         ]
 
     def expected_gradient(self, module, args, K=3):
-        """The estimator's gradient, averaged over all 9^K groups with their probabilities, nothing sampled."""
+        """The estimator's gradient, averaged over all 9^K groups with their probabilities, nothing
+        sampled."""
         logprobs = self.logprobs()
         probability = logprobs.sum(1).exp().detach()
         total = torch.zeros_like(self.theta)
@@ -330,7 +343,8 @@ class Table:
 
 
 def test_mean_baseline_shrinks_the_gradient_by_a_known_factor():
-    """The sample itself is in its baseline: (K − 1)/K of the policy gradient, and 1/length from the length norm."""
+    """The sample itself is in its baseline:
+    (K − 1)/K of the policy gradient, and 1/length from the length norm."""
     table = Table()
     estimate = table.expected_gradient(grpo, grpo.Args(scale_rewards=False))
     torch.testing.assert_close(estimate, table.true_gradient() * (2 / 3) / 2, rtol=1e-6, atol=1e-9)

@@ -1,9 +1,11 @@
-"""What runs on CUDA only, without CUDA: decoding with a recorded step, and what an update keeps in memory.
+"""What runs on CUDA only, without CUDA:
+decoding with a recorded step, and what an update keeps in memory.
 
-A CUDA graph is emulated on the CPU. Within `torch.cuda.graph` every operation is put on tape and has no effect; a
-replay runs the tape again on the same tensors and writes the results into the same memory. An operation that hands a
-value to Python, for which a GPU would have to be waited for, fails. On the tape nothing of Python is left: a step that
-reads a new tensor, or counts in a Python number, would repeat what was recorded.
+A CUDA graph is emulated on the CPU. Within `torch.cuda.graph` every operation is put on tape and
+has no effect; a replay runs the tape again on the same tensors and writes the results into the same
+memory. An operation that hands a value to Python, for which a GPU would have to be waited for,
+fails. On the tape nothing of Python is left: a step that reads a new tensor, or counts in a Python
+number, would repeat what was recorded.
 """
 
 from contextlib import contextmanager
@@ -30,7 +32,7 @@ class Tape(TorchDispatchMode):
         kwargs = kwargs or {}
         writes = [
             x
-            for x, declared in zip(args, function._schema.arguments)
+            for x, declared in zip(args, function._schema.arguments, strict=False)
             if declared.alias_info and declared.alias_info.is_write
         ]
         for tensor in writes:
@@ -43,13 +45,11 @@ class Tape(TorchDispatchMode):
             for x in (result if isinstance(result, (tuple, list)) else [result])
             if isinstance(x, torch.Tensor)
         ]
-        if not any(
-            output.alias_info for output in function._schema.returns
-        ):  # neither a view nor in place
+        # neither a view nor in place
+        if not any(output.alias_info for output in function._schema.returns):
             self.made |= {x.untyped_storage().data_ptr() for x in results}
-        self.operations.append(
-            (function, args, kwargs, results)
-        )  # which keeps the memory alive, too
+        # which keeps the memory alive, too
+        self.operations.append((function, args, kwargs, results))
         return result
 
 
@@ -71,13 +71,14 @@ class Graph:
                     for x in (new if isinstance(new, (tuple, list)) else [new])
                     if isinstance(x, torch.Tensor)
                 ]
-                for old, value in zip(results, new):
+                for old, value in zip(results, new, strict=True):
                     old.copy_(value)
 
 
 @pytest.fixture
 def cuda(monkeypatch):
-    """The scripts believe that they are on CUDA; transformers, while recording, that a stream is being captured."""
+    """The scripts believe that they are on CUDA;
+    transformers, while recording, that a stream is being captured."""
     recording = []
 
     @contextmanager
@@ -171,7 +172,8 @@ def test_it_ends_when_all_have_ended_but_asks_seldom(cuda):
 
 @torch.no_grad()
 def test_recorded_decoding_in_bf16(cuda):
-    """Autocast leaves rotated keys in float32 and values in bf16: a cache of one type must take both."""
+    """Autocast leaves rotated keys in float32 and values in bf16:
+    a cache of one type must take both."""
     model = random_model("qwen2")
     torch.manual_seed(0)
     with torch.autocast("cpu", torch.bfloat16):
@@ -181,7 +183,8 @@ def test_recorded_decoding_in_bf16(cuda):
 
 
 def test_a_run_with_recorded_decoding_learns(cuda, quick, monkeypatch):
-    """The default task, all rollouts recorded: each new call must begin with a cache and a graph of its own."""
+    """The default task, all rollouts recorded:
+    each new call must begin with a cache and a graph of its own."""
     real = grpo.generate
     monkeypatch.setattr(grpo, "CUDA", False)
 
@@ -195,11 +198,11 @@ def test_a_run_with_recorded_decoding_learns(cuda, quick, monkeypatch):
     assert Graph.replays > 100 and run["eval/pass@1"] > run["eval/pass@1_initial"] + 0.15
 
 
-# ------------------------------------------------------------------------------------------ memory of an update
+# ------------------------------------------------------------------------------ memory of an update
 
 
 class Saved(torch.autograd.graph.saved_tensors_hooks):
-    """Collects the memory that autograd keeps for the way back, each piece once, the weights apart."""
+    """Collects what autograd keeps for the way back, each piece once, the weights apart."""
 
     def __init__(self, model):
         self.weights, self.kept = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
@@ -225,7 +228,8 @@ def update(model, batch, **flags):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_checkpointed_layers_keep_less_and_give_the_same_gradient(kind):
-    """And they are off while sampling, where they would throw away the cache; dropout stays off throughout."""
+    """And they are off while sampling, where they would throw away the cache;
+    dropout stays off throughout."""
     model = random_model(kind, vocab=50)
     if kind == "gpt2":
         assert any(
@@ -237,7 +241,7 @@ def test_checkpointed_layers_keep_less_and_give_the_same_gradient(kind):
     plain, gradients = update(model, batch)
     model.activation_checkpointing_enable()
     less, same = update(model, batch, gradient_checkpointing=True)
-    for a, b in zip(gradients, same):
+    for a, b in zip(gradients, same, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)
     assert less < 0.7 * plain
     torch.manual_seed(0)
@@ -247,7 +251,8 @@ def test_checkpointed_layers_keep_less_and_give_the_same_gradient(kind):
 
 
 def test_log_probs_in_chunks(cuda, monkeypatch):
-    """With a large vocabulary the logits are kept once, as the model gave them, and in float32 never all at a time."""
+    """With a large vocabulary the logits are kept once, as the model gave them, and in float32
+    never all at a time."""
     model = random_model("llama", vocab=2000)
     torch.manual_seed(0)
     batch = grpo.generate(model, PROMPTS, 8, 20, 1.0)
@@ -273,5 +278,5 @@ def test_log_probs_in_chunks(cuda, monkeypatch):
     assert kept < 24 * batch["mask"].shape[1] * 2000 * 4, (
         "less than one copy of the logits in float32"
     )
-    for a, b in zip(gradients, same):
+    for a, b in zip(gradients, same, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-5)

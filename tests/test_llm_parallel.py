@@ -39,14 +39,14 @@ def steps(tmp_path_factory):
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
 def test_two_processes_take_the_step_of_one(steps, name):
-    """Three minibatches of ragged lengths in a row. Each process normalising by its own tokens, a gradient averaged
-    instead of summed, or shares that are gathered in the wrong order fail it."""
+    """Three minibatches of ragged lengths in a row. Each process normalising by its own tokens, a
+    gradient averaged instead of summed, or shares that are gathered in the wrong order fail it."""
     one, *both = (step[name] for step in steps)
     assert one["lengths"].unique().numel() > 3 and one["rewards"].unique().numel() == 2
     for two in both:
         assert two["texts"] == one["texts"] and torch.equal(two["lengths"], one["lengths"])
         assert (two["weights"] - one["weights"]).abs().max() < 1e-6
-        for a, b in zip(one["stats"], two["stats"]):
+        for a, b in zip(one["stats"], two["stats"], strict=True):
             assert a == pytest.approx(b, rel=1e-4, abs=1e-6)
     assert torch.equal(both[0]["weights"], both[1]["weights"]), "the copies have drifted apart"
 
@@ -81,8 +81,9 @@ assert len(completions) == 64 and completions[:32] != completions[32:], completi
 
 
 def test_ctrl_c_ends_all_processes_after_the_same_step(tmp_path, quick):
-    """A terminal sends it to torchrun and to each process, and torchrun sends it on: every process gets it twice, and
-    not at the same time. Were each to end by itself, the others would wait for it for ever."""
+    """A terminal sends it to torchrun and to each process, and torchrun sends it on: every process
+    gets it twice, and not at the same time. Were each to end by itself, the others would wait for
+    it for ever."""
     flags = [
         part
         for key, value in (quick | {"steps": 100_000}).items()
@@ -109,13 +110,18 @@ def test_ctrl_c_ends_all_processes_after_the_same_step(tmp_path, quick):
 
 
 def test_no_process_leaves_while_the_first_one_saves(tmp_path, quick):
-    """A scheduler interrupts the processes, not torchrun, which kills all as soon as one has failed."""
+    """A scheduler interrupts the processes, not torchrun, which kills all as soon as one has
+    failed."""
     (tmp_path / "slow.py").write_text(f"""
 import os, signal, sys, time
 import grpo_llm as grpo
 save, advantages = grpo.save_model, grpo.compute_advantages
 grpo.save_model = lambda *args: time.sleep(3) or save(*args)
-grpo.compute_advantages = lambda *args: (grpo.RANK == 1 and signal.raise_signal(signal.SIGINT)) or advantages(*args)
+def interrupted(*args):
+    if grpo.RANK == 1:
+        signal.raise_signal(signal.SIGINT)
+    return advantages(*args)
+grpo.compute_advantages = interrupted
 grpo.main(grpo.Args(**{quick!r}))
 """)
     done = subprocess.run(

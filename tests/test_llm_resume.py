@@ -1,4 +1,5 @@
-"""A run that is cut: resumed to the last bit, interrupted cleanly, killed without loss; and what is no checkpoint."""
+"""A run that is cut: resumed to the last bit, interrupted cleanly, killed without loss;
+and what is no checkpoint."""
 
 import json
 import os
@@ -34,7 +35,8 @@ def same(a, b):
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
 def test_resumed_is_straight(name, quick, tmp_path):
-    """4 steps, and 2 + resume + 2: dice, data, optimizer, learning rate, scores; each one lost shows in some number."""
+    """4 steps, and 2 + resume + 2: dice, data, optimizer, learning rate, scores;
+    each one lost shows in some number."""
     module = script(name)
     args = module.Args(
         **quick | {"steps": 4, "save_every": 2, "eval_every": 3, "learning_rate": 1e-2}
@@ -107,7 +109,8 @@ def test_what_is_no_checkpoint(quick, tmp_path, refused, monkeypatch):
 
 
 def test_resume_with_less_memory(quick):
-    """What changes memory alone may change in the middle of a run: the numbers stay the same but for rounding."""
+    """What changes memory alone may change in the middle of a run:
+    the numbers stay the same but for rounding."""
     run = grpo.main(grpo.Args(**quick | {"steps": 4, "save_every": 2}))
     args = grpo.Args(
         **quick | {"steps": 4, "save_every": 2, "resume": f"{run['folder']}/step-000002"}
@@ -124,7 +127,8 @@ def test_what_lies_beside_a_checkpoint_is_left_alone(quick, tmp_path):
         tmp_path / "home" / name
         for name in ("precious.tmp", "step-by-step-notes", "step-zero", "step-1")
     ]
-    [other.mkdir() for other in others]
+    for other in others:
+        other.mkdir()
     grpo.main(
         grpo.Args(
             **quick | {"steps": 4, "save_every": 1, "resume": str(tmp_path / "home/step-000003")}
@@ -135,7 +139,8 @@ def test_what_lies_beside_a_checkpoint_is_left_alone(quick, tmp_path):
 
 
 def test_the_line_after_an_earlier_checkpoint(quick):
-    """Resumed from the older of two and interrupted, a run goes on from where it was, not from the newer one."""
+    """Resumed from the older of two and interrupted, a run goes on from where it was, not from the
+    newer one."""
     run = grpo.main(grpo.Args(**quick | {"steps": 4, "save_every": 2}))
     real = grpo.compute_advantages
     grpo.compute_advantages = lambda *args: signal.raise_signal(signal.SIGINT) or real(*args)
@@ -201,22 +206,25 @@ def test_interrupt_before_the_first_step_is_no_traceback(quick, tmp_path):
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, text=True, stderr=subprocess.PIPE
     ) as process:
-        assert any(
-            "warm start" in line for line in process.stderr
-        )  # tqdm ends its lines with \r, which counts
+        # tqdm ends its lines with \r, which counts
+        assert any("warm start" in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
         assert "Traceback" not in process.stderr.read()
     assert process.returncode == -signal.SIGINT and not list(tmp_path.glob("torch/hub/*"))
 
 
 def test_kill_at_any_instant_leaves_a_whole_checkpoint(quick, kills=3):
-    """Each time it goes on from a checkpoint that is whole, and no older than the last that was complete at the kill."""
+    """Each time it goes on from a checkpoint that is whole, and no older than the last that was
+    complete at the kill."""
     quick |= {"steps": 100_000, "save_every": 1}
     runs, rng, resume = Path(quick["output_dir"]), random.Random(0), []
-    newest = lambda: max(runs.glob("*/step-*"), default=None)
+
+    def newest():
+        return max(runs.glob("*/step-*"), default=None)
+
     for kill in range(kills + 1):
         process, known = start(quick, *resume), newest()
-        wait_for(lambda: newest() != known)  # it went on from where it was
+        wait_for(lambda before=known: newest() != before)  # it went on from where it was
         time.sleep(rng.random() * 2 * (kill < kills))
         process.kill()
         process.wait()
@@ -224,7 +232,7 @@ def test_kill_at_any_instant_leaves_a_whole_checkpoint(quick, kills=3):
         resume = ["--resume", str(newest())]
 
 
-# ------------------------------------------------------------------------------------------------------- faults
+# ------------------------------------------------------------------------------------------- faults
 
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
@@ -238,14 +246,20 @@ def test_folder_that_cannot_be_written(name, tmp_path, quick):
 
 @pytest.mark.parametrize("size", [1_000, 100_000, 400_000])
 def test_full_disk(size, quick):
-    """No file may grow beyond `size` bytes: at first the log cannot be written, then the weights (340 kB), then the optimizer's
-    state (680 kB). The error differs with the writer; the line that the user sees does not."""
-    command = [sys.executable, "-c", f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size})); "
-               f"import runpy, sys; sys.argv = {['grpo_llm.py', *flags(quick)]}; runpy.run_path('grpo_llm.py', run_name='__main__')"]  # fmt: skip
+    """No file may grow beyond `size` bytes: at first the log cannot be written, then the weights
+    (340 kB), then the optimizer's state (680 kB). The error differs with the writer; the line that
+    the user sees does not."""
+    command = [
+        sys.executable,
+        "-c",
+        f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size})); "
+        f"import runpy, sys; sys.argv = {['grpo_llm.py', *flags(quick)]}; "
+        "runpy.run_path('grpo_llm.py', run_name='__main__')",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert (
-        done.returncode == 2 and "Traceback" not in done.stderr.partition("Exception in thread")[0]
-    )  # TensorBoard's thread
+    assert done.returncode == 2
+    # but for that of TensorBoard's thread
+    assert "Traceback" not in done.stderr.partition("Exception in thread")[0]
     assert "--output-dir" in done.stderr.splitlines()[-1]
     assert not list(Path(quick["output_dir"]).glob("*/step-*")), (
         "a checkpoint that is not whole has no name"
@@ -268,9 +282,11 @@ def test_one_long_question_stops_the_run_before_its_first_step(quick, tmp_path, 
 
 def test_memory_stays_flat(quick):
     """300 steps; resident memory after the first 50 may move by a tenth at most."""
-    resident = lambda: (
-        int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-    )
+
+    def resident():
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
     seen, real = [], grpo.compute_advantages
     grpo.compute_advantages = lambda *args: seen.append(resident()) or real(*args)
     try:

@@ -1,4 +1,4 @@
-"""The sampler and the log-probs, against plain forward passes of one unpadded sequence at a time."""
+"""The sampler and the log-probs, against plain forward passes of one unpadded sequence each."""
 
 import pytest
 import torch
@@ -11,7 +11,8 @@ KINDS = ["llama", "qwen2", "gpt2"]
 
 
 def plain_logprobs(model, prompt, completion, temperature, forbidden=()):
-    """log π of each token of `completion`: one full forward per token, no cache, no padding, no mask."""
+    """log π of each token of `completion`:
+    one full forward per token, no cache, no padding, no mask."""
     out = []
     for t, token in enumerate(completion):
         logits = model(torch.tensor([prompt + completion[:t]])).logits[0, -1].double() / temperature
@@ -25,7 +26,8 @@ def plain_logprobs(model, prompt, completion, temperature, forbidden=()):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_of_sampler_and_trainer_are_the_models(kind, temperature):
-    """Catches a shift by one, a lost temperature, wrong positions under left padding, a cache in the wrong order."""
+    """Catches a shift by one, a lost temperature, wrong positions under left padding, a cache in
+    the wrong order."""
     model = random_model(kind)
     torch.manual_seed(1)
     batch = grpo.generate(model, PROMPTS, 3, 10, temperature)
@@ -41,13 +43,14 @@ def test_logprobs_of_sampler_and_trainer_are_the_models(kind, temperature):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_joined_rollouts_are_read_as_they_were_drawn(kind):
-    """Of other prompt and completion lengths each: padded on the wrong side, a prompt would no longer end where it should."""
+    """Of other prompt and completion lengths each:
+    padded on the wrong side, a prompt would no longer end where it should."""
     model = random_model(kind)
     torch.manual_seed(4)
     batch = grpo.join(
         [
             grpo.generate(model, [prompt], 3, length, 1.0)
-            for prompt, length in zip(PROMPTS, (4, 9, 6))
+            for prompt, length in zip(PROMPTS, (4, 9, 6), strict=True)
         ]
     )
     assert batch["prompt_ids"].shape == (9, 5) and len(batch["ended"]) == 9
@@ -67,7 +70,8 @@ def test_ratio_is_one_right_after_the_rollout():
 @torch.no_grad()
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_samples_follow_the_models_distribution(temperature):
-    """Chi-square over the first token of 20,000 samples: top-k, top-p or a wrong temperature fail it by miles."""
+    """Chi-square over the first token of 20,000 samples:
+    top-k, top-p or a wrong temperature fail it by miles."""
     model, n = random_model("llama", vocab=7), 20_000
     torch.manual_seed(2)
     batch = grpo.generate(model, [[3, 4, 5]], n, 1, temperature)
@@ -82,7 +86,8 @@ def test_samples_follow_the_models_distribution(temperature):
 
 @torch.no_grad()
 def test_second_token_follows_the_first():
-    """The joint distribution of two tokens: the cache must hold the row's own past, not its neighbour's."""
+    """The joint distribution of two tokens:
+    the cache must hold the row's own past, not its neighbour's."""
     model, n = random_model("llama", vocab=5, stops=(4,)), 20_000
     torch.manual_seed(3)
     batch = grpo.generate(model, [[3]], n, 2, 1.0)
@@ -93,9 +98,8 @@ def test_second_token_follows_the_first():
         logits[0] = -torch.inf
         expected = logits.softmax(-1) * len(chosen)
         counts = torch.bincount(chosen, minlength=5).float()
-        assert (
-            (counts - expected)[1:] ** 2 / expected[1:]
-        ).sum() < 23  # 3 degrees of freedom, 4e-5
+        # 3 degrees of freedom, 4e-5
+        assert ((counts - expected)[1:] ** 2 / expected[1:]).sum() < 23
 
 
 def test_greedy_takes_the_most_likely():
@@ -112,7 +116,10 @@ def test_greedy_takes_the_most_likely():
 def check_mask(batch, stops):
     """1 up to and including the first stop token; ended exactly where there is one."""
     for ids, mask, ended in zip(
-        batch["completion_ids"].tolist(), batch["mask"].tolist(), batch["ended"][:, 0].tolist()
+        batch["completion_ids"].tolist(),
+        batch["mask"].tolist(),
+        batch["ended"][:, 0].tolist(),
+        strict=True,
     ):
         length = int(sum(mask))
         assert mask == [1.0] * length + [0.0] * (len(mask) - length) and length >= 1
@@ -145,10 +152,9 @@ def test_stop_at_once_and_never():
 
 def test_prompts_are_left_padded_and_grouped():
     batch = grpo.generate(random_model("llama"), PROMPTS, 2, 3, 1.0)
-    for i, (ids, mask) in enumerate(zip(batch["prompt_ids"], batch["prompt_mask"])):
-        assert ids[mask.bool()].tolist() == PROMPTS[i // 2] and mask.tolist() == sorted(
-            mask.tolist()
-        )
+    for i, (ids, mask) in enumerate(zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)):
+        assert ids[mask.bool()].tolist() == PROMPTS[i // 2]
+        assert mask.tolist() == sorted(mask.tolist())
 
 
 def test_prompt_is_read_once_and_finished_rows_leave(monkeypatch):
@@ -163,8 +169,13 @@ def test_prompt_is_read_once_and_finished_rows_leave(monkeypatch):
     torch.manual_seed(0)
     batch = grpo.generate(model, PROMPTS, 8, 12, 1.0)
     assert rows[0] == 3
-    going = [int((batch["mask"].sum(1) > t + 1).sum() + ((batch["mask"].sum(1) == t + 1) & ~batch["ended"][:, 0]).sum())
-             for t in range(batch["mask"].shape[1] - 1)]  # fmt: skip
+    going = [
+        int(
+            (batch["mask"].sum(1) > t + 1).sum()
+            + ((batch["mask"].sum(1) == t + 1) & ~batch["ended"][:, 0]).sum()
+        )
+        for t in range(batch["mask"].shape[1] - 1)
+    ]
     assert rows[1:] == going
 
 
@@ -209,7 +220,8 @@ def test_the_reference_is_not_asked_for_its_entropy():
 
 @torch.no_grad()
 def test_short_rows_are_read_at_their_own_length(monkeypatch):
-    """Columns behind the longest row cost nothing, and rows of like length share a pass of the reference."""
+    """Columns behind the longest row cost nothing, and rows of like length share a pass of the
+    reference."""
     model, widths = random_model("llama"), []
     torch.manual_seed(0)
     batch = grpo.generate(model, [PROMPTS[0]], 12, 10, 1.0)
@@ -221,9 +233,8 @@ def test_short_rows_are_read_at_their_own_length(monkeypatch):
         lambda **inputs: widths.append(inputs["input_ids"].shape[1]) or forward(**inputs),
     )
     rows = lengths.argsort()[:3]
-    for found, expected in zip(
-        grpo.token_logprobs(model, {name: batch[name][rows] for name in batch}, 1.0), whole
-    ):
+    some = {name: batch[name][rows] for name in batch}
+    for found, expected in zip(grpo.token_logprobs(model, some, 1.0), whole, strict=True):
         torch.testing.assert_close(found, expected[rows], rtol=0, atol=1e-5)
     assert widths == [2 + lengths[rows].max()] and lengths[rows].max() < lengths.max()
     widths.clear()

@@ -1,7 +1,7 @@
-"""Whole runs: learning, repeatability, the cache, real models and data, and what a user does wrong."""
+"""Whole runs: learning, repeatability, the cache, real models and data, and a user's errors."""
 
-import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -32,18 +32,25 @@ def equal(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-# ---------------------------------------------------------------------------------------------------- learning
+# ----------------------------------------------------------------------------------------- learning
 
 
 @pytest.fixture(scope="session")
 def learned(tmp_path_factory):
     """The default warm start and 30 of the default's 200 steps."""
-    return grpo.main(grpo.Args(steps=30, eval_every=15, eval_problems=128,
-                               output_dir=str(tmp_path_factory.mktemp("runs"))))  # fmt: skip
+    return grpo.main(
+        grpo.Args(
+            steps=30,
+            eval_every=15,
+            eval_problems=128,
+            output_dir=str(tmp_path_factory.mktemp("runs")),
+        )
+    )
 
 
 def test_learns(learned):
-    """With the sign of the loss, of the advantage or of the ratio turned round, it falls from 0.2 instead of rising."""
+    """With the sign of the loss, of the advantage or of the ratio turned round, it falls from 0.2
+    instead of rising."""
     assert learned["eval/pass@1_initial"] < 0.35
     assert learned["eval/pass@1"] > 0.8 and learned["eval/pass@1_greedy"] > 0.9
     assert (
@@ -58,7 +65,25 @@ def test_answers_grow_longer(learned):
 
 
 def test_clip_is_live_and_logs_are_complete(learned):
-    names = ["reward", "reward_std", "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio", "clip_ratio", "kl", "entropy", "grad_norm", "step_time", "num_tokens", "tokens_per_second", "loss", "eval/pass@1", "eval/pass@1_greedy", "eval/pass@1_lenient", "eval/pass@8"]
+    names = [
+        "reward",
+        "reward_std",
+        "frac_reward_zero_std",
+        "completions/mean_length",
+        "completions/clipped_ratio",
+        "clip_ratio",
+        "kl",
+        "entropy",
+        "grad_norm",
+        "step_time",
+        "num_tokens",
+        "tokens_per_second",
+        "loss",
+        "eval/pass@1",
+        "eval/pass@1_greedy",
+        "eval/pass@1_lenient",
+        "eval/pass@8",
+    ]
     logged = {name: scalars(learned["folder"], name) for name in names}
     assert all(
         len(values) == (3 if name.startswith("eval") else 30) for name, values in logged.items()
@@ -69,11 +94,10 @@ def test_clip_is_live_and_logs_are_complete(learned):
 
 
 def test_first_minibatch_has_ratio_one():
-    """On the real default rollout: what the KV cache sampled with is what the training forward sees."""
+    """On the real default rollout: what the KV cache sampled with is what the training forward
+    sees."""
     args = grpo.Args()
     model, tokenizer = grpo.load_policy(args, torch.device("cpu"))
-    import random
-
     problems = [grpo.make_sum(random.Random(i)) for i in range(32)]
     batch, _, rewards = grpo.rollout(model, tokenizer, problems, 8, 1.0, args)
     logprobs, _ = grpo.token_logprobs(model, batch, 1.0)
@@ -89,7 +113,7 @@ def test_saved_model_loads_and_solves(learned):
     assert tokenizer.decode(output[0], skip_special_tokens=True) == "3+8+5=11,16#16"
 
 
-# ------------------------------------------------------------------------------------- repeatability and cache
+# -------------------------------------------------------------------------- repeatability and cache
 
 
 def test_same_seed_same_run_with_and_without_cache(quick, small_tiny, tmp_path):
@@ -145,7 +169,9 @@ def small_tiny(monkeypatch, tmp_path):
 
 
 def test_corrupt_cache_is_named(small_tiny, refused):
-    load = lambda: grpo.load_policy(grpo.Args(), torch.device("cpu"))
+    def load():
+        return grpo.load_policy(grpo.Args(), torch.device("cpu"))
+
     load()
     (folder,) = small_tiny.iterdir()  # and nothing half-made beside it
     file = folder / "model.safetensors"
@@ -167,7 +193,7 @@ def test_cache_key_holds_what_shapes_the_weights(small_tiny, monkeypatch):
     assert len(list(small_tiny.iterdir())) == 2
 
 
-# --------------------------------------------------------------------------------------- reference and dropout
+# ---------------------------------------------------------------------------- reference and dropout
 
 
 def test_reference_stays_and_is_not_loaded_without_kl(quick, monkeypatch):
@@ -186,59 +212,30 @@ def test_reference_stays_and_is_not_loaded_without_kl(quick, monkeypatch):
     assert len(seen) == 3 and len(loaded) == 3
 
 
-# ---------------------------------------------------------------------------------------- real models and data
-
-
-@pytest.fixture(scope="session")
-def pretrained(tmp_path_factory):
-    """A random Qwen2 with dropout and a BPE tokenizer with a chat template, saved as a hub would hold them."""
-    folder = tmp_path_factory.mktemp("qwen")
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=special,
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-    )
-    backend.train_from_iterator(
-        ["What is 12 + 34? Reason step by step, then end with #### and the number."] * 9, trainer
-    )
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>"
-    )
-    tokenizer.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    tokenizer.save_pretrained(folder)
-    config = transformers.Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, tie_word_embeddings=True, attention_dropout=0.5, bos_token_id=None, eos_token_id=2,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = transformers.Qwen2ForCausalLM(config)
-    model.generation_config.eos_token_id = [2, 0]  # as Qwen2.5's own: <|im_end|> and <|endoftext|>
-    model.save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture
-def gsm_file(tmp_path):
-    rows = [
-        {"question": f"What is {i} + 1?", "answer": f"It is {i + 1:,}.\n#### {i + 1:,}"}
-        for i in range(990, 1030)
-    ]
-    path = tmp_path / "gsm.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return str(path)
+# ----------------------------------------------------------------------------- real models and data
 
 
 def test_real_model_and_data_from_the_command_line(pretrained, gsm_file, tmp_path):
-    command = [sys.executable, "grpo_llm.py", "--model", pretrained, "--dataset", gsm_file, "--steps", "2",
-               "--prompts-per-step", "4", "--group-size", "4", "--eval-problems", "4", "--max-new-tokens", "6",
-               "--output-dir", str(tmp_path)]  # fmt: skip
+    command = [
+        sys.executable,
+        "grpo_llm.py",
+        "--model",
+        pretrained,
+        "--dataset",
+        gsm_file,
+        "--steps",
+        "2",
+        "--prompts-per-step",
+        "4",
+        "--group-size",
+        "4",
+        "--eval-problems",
+        "4",
+        "--max-new-tokens",
+        "6",
+        "--output-dir",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (
@@ -250,15 +247,31 @@ def test_real_model_and_data_from_the_command_line(pretrained, gsm_file, tmp_pat
 
 
 def test_gradient_checkpointing_by_flag(pretrained, gsm_file, quick):
-    """Dropout of 0.5 in the model: were it awake in the update, the same seed would give other weights."""
-    runs = [grpo.main(grpo.Args(**quick | {"model": pretrained, "dataset": gsm_file, "max_new_tokens": 6, "learning_rate": 1e-3,
-            "gradient_checkpointing": flag, "output_dir": quick["output_dir"] + str(flag)})) for flag in (False, True)]  # fmt: skip
+    """Dropout of 0.5 in the model: were it awake in the update, the same seed would give other
+    weights."""
+    runs = [
+        grpo.main(
+            grpo.Args(
+                **quick
+                | {
+                    "model": pretrained,
+                    "dataset": gsm_file,
+                    "max_new_tokens": 6,
+                    "learning_rate": 1e-3,
+                    "gradient_checkpointing": flag,
+                    "output_dir": quick["output_dir"] + str(flag),
+                }
+            )
+        )
+        for flag in (False, True)
+    ]
     a, b = (weights(run["folder"]) for run in runs)
     assert all(torch.allclose(a[name], b[name], rtol=0, atol=1e-5) for name in a)
 
 
 def test_tokenizer_of_another_model(pretrained, gsm_file, tmp_path, quick, refused):
-    """Ids that the model has no embedding for: an index error within, or on CUDA a device-side assertion."""
+    """Ids that the model has no embedding for:
+    an index error within, or on CUDA a device-side assertion."""
     transformers.AutoTokenizer.from_pretrained(pretrained).save_pretrained(tmp_path / "mixed")
     random_model("llama", vocab=50).save_pretrained(tmp_path / "mixed")
     flags = {"model": str(tmp_path / "mixed"), "dataset": gsm_file}
@@ -267,7 +280,8 @@ def test_tokenizer_of_another_model(pretrained, gsm_file, tmp_path, quick, refus
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
 def test_three_architectures(kind, pretrained, gsm_file, tmp_path, quick, monkeypatch):
-    """A base model: no chat template, no pad token; GPT-2's positions are learned, its embeddings tied."""
+    """A base model: no chat template, no pad token;
+    GPT-2's positions are learned, its embeddings tied."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
     tokenizer.chat_template, tokenizer.pad_token = None, None
     model = random_model(kind, vocab=len(tokenizer), stops=(tokenizer.eos_token_id,))
@@ -303,7 +317,8 @@ def test_three_architectures(kind, pretrained, gsm_file, tmp_path, quick, monkey
 
 
 def test_bf16_products_leave_float32_log_probs_and_updates(monkeypatch):
-    """As on CUDA, with the CPU's autocast. In weights of bf16, updates of a millionth would all but vanish."""
+    """As on CUDA, with the CPU's autocast.
+    In weights of bf16, updates of a millionth would all but vanish."""
     model = random_model("qwen2")
     torch.manual_seed(0)
     exact, _ = grpo.token_logprobs(
@@ -323,9 +338,8 @@ def test_bf16_products_leave_float32_log_probs_and_updates(monkeypatch):
                 grpo.Args(),
             )
         assert logprobs.dtype == torch.float32 and (logprobs - exact).abs().max() < 0.3
-        moved[dtype] = sum((a != b).sum() for a, b in zip(before, model.parameters())) / sum(
-            p.numel() for p in before
-        )
+        changed = sum((a != b).sum() for a, b in zip(before, model.parameters(), strict=True))
+        moved[dtype] = changed / sum(p.numel() for p in before)
     assert moved[torch.float32] > 0.8 and moved[torch.bfloat16] < 0.1
 
 
@@ -336,9 +350,10 @@ def test_stop_ids_chat_template_and_dropout(pretrained):
         model.generation_config.eos_token_id == [0, 2] and model.generation_config.pad_token_id == 0
     )
     ids = grpo.encode_prompt("What is 1 + 1?", tokenizer, args)
-    assert (
-        tokenizer.decode(ids)
-        == "<|im_start|>user\nWhat is 1 + 1?\nReason step by step, then end with #### and the number.<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(ids) == (
+        "<|im_start|>user\nWhat is 1 + 1?\n"
+        "Reason step by step, then end with #### and the number.<|im_end|>\n"
+        "<|im_start|>assistant\n"
     )
     batch = grpo.generate(model, [ids], 2, 4, 1.0)
     (a, _), (b, _) = (grpo.token_logprobs(model, batch, 1.0) for _ in range(2))
@@ -372,15 +387,25 @@ def test_bos_comes_once_and_missing_pad_is_mended(pretrained, tmp_path):
     )
 
 
-# --------------------------------------------------------------------------------------------------- bad input
+# ---------------------------------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize("flags,named", [
-    ({"group_size": 1}, "--group-size"), ({"minibatches": 7}, "--minibatches"), ({"steps": 0}, "--steps"),
-    ({"learning_rate": float("nan")}, "--learning-rate"), ({"temperature": 0.0}, "--temperature"),
-    ({"clip_low": -0.1}, "--clip-low"), ({"beta": float("inf")}, "--beta"), ({"max_new_tokens": -5}, "--max-new-tokens"),
-    ({"seed": -1}, "--seed"), ({"dataset": "x.jsonl"}, "--dataset"), ({"model": "/nowhere/at/all"}, "--model"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags,named",
+    [
+        ({"group_size": 1}, "--group-size"),
+        ({"minibatches": 7}, "--minibatches"),
+        ({"steps": 0}, "--steps"),
+        ({"learning_rate": float("nan")}, "--learning-rate"),
+        ({"temperature": 0.0}, "--temperature"),
+        ({"clip_low": -0.1}, "--clip-low"),
+        ({"beta": float("inf")}, "--beta"),
+        ({"max_new_tokens": -5}, "--max-new-tokens"),
+        ({"seed": -1}, "--seed"),
+        ({"dataset": "x.jsonl"}, "--dataset"),
+        ({"model": "/nowhere/at/all"}, "--model"),
+    ],
+)
 def test_bad_flags(quick, refused, flags, named):
     assert named in refused(grpo.main, grpo.Args(**quick | flags))
 

@@ -1,4 +1,5 @@
-"""RLOO, DAPO, GSPO and CISPO: each against a loop of its own, exact unbiasedness, and where they must agree."""
+"""RLOO, DAPO, GSPO and CISPO: each against a loop of its own, exact unbiasedness, and where they
+must agree."""
 
 import math
 import random
@@ -8,6 +9,7 @@ import pytest
 import torch
 from conftest import LLM_SCRIPTS, random_model, script
 from test_llm_algorithm import EXACT, Table, before_clipping, objective, ragged
+from test_llm_runs import equal, scalars, weights
 
 rloo, grpo, dapo, gspo, cispo = (
     script(f"{name}_llm") for name in ("rloo", "grpo", "dapo", "gspo", "cispo")
@@ -21,7 +23,8 @@ def gradient(module, tensors, args):
 
 
 def loop_gradient(name, logprobs, old, advantages, mask, args):
-    """Value and d objective / d log π, both written out by hand, in Python floats: no autograd, no tensor algebra."""
+    """Value and d objective / d log π, both written out by hand, in Python floats:
+    no autograd, no tensor algebra."""
     N, lengths = len(mask), mask.sum(1).long().tolist()
     total, value, grad = sum(lengths), 0.0, torch.zeros_like(mask)
     for i in range(N):
@@ -42,7 +45,8 @@ def loop_gradient(name, logprobs, old, advantages, mask, args):
                 value += (
                     share * A * (r if free else 1 + args.clip_high if A > 0 else 1 - args.clip_low)
                 )
-                # d s / d log π_t = s / |o|, felt by each of the |o| tokens that carry s: the two cancel
+                # d s / d log π_t = s / |o|, felt by each of the |o| tokens that carry s: the two
+                # cancel
                 grad[i, t] = share * A * r if free else 0.0
     return value, grad
 
@@ -106,7 +110,7 @@ def test_micro_batches_change_nothing(name):
         torch.testing.assert_close(other, grads[0], rtol=1e-4, atol=1e-6)
 
 
-# ---------------------------------------------------------------------------------------------------- advantages
+# --------------------------------------------------------------------------------------- advantages
 
 
 def test_leave_one_out_worked_example():
@@ -130,7 +134,8 @@ def test_rloo_is_dr_grpos_advantage_up_to_a_factor():
 
 @pytest.mark.parametrize("K", [2, 3])
 def test_rloo_is_exactly_unbiased(K):
-    """All 9^K groups, with their probabilities: the policy gradient to 1e-6 (over 2 tokens a completion: half of it)."""
+    """All 9^K groups, with their probabilities:
+    the policy gradient to 1e-6 (over 2 tokens a completion: half of it)."""
     table = Table()
     torch.testing.assert_close(
         table.expected_gradient(rloo, rloo.Args(), K),
@@ -149,7 +154,7 @@ def test_a_baseline_with_the_sample_itself_is_rejected():
     )
 
 
-# ---------------------------------------------------------------------------------------------------- reductions
+# --------------------------------------------------------------------------------------- reductions
 
 
 def at_ratio_one(equal_lengths: bool):
@@ -204,7 +209,7 @@ def test_cispo_inside_the_band_is_the_unclipped_ratio_and_never_silent():
     assert (~inside & (mask > 0)).any() and (found[mask > 0] != 0).all()
 
 
-# -------------------------------------------------------------------- what the methods claim, measured on one batch
+# ---------------------------------------------------- what the methods claim, measured on one batch
 
 
 def test_a_token_of_a_long_answer_weighs_less_in_grpo_than_in_dapo():
@@ -230,7 +235,8 @@ def test_grpo_silences_tokens_that_cispo_keeps():
 
 @pytest.fixture(scope="module")
 def moved():
-    """The default's tiny model, three minibatch updates into a rollout: log-probs and old log-probs of the whole rollout."""
+    """The default's tiny model, three minibatch updates into a rollout:
+    log-probs and old log-probs of the whole rollout."""
     args = grpo.Args(beta=0.0)
     torch.manual_seed(0)
     model, tokenizer = grpo.load_policy(args, torch.device("cpu"))
@@ -260,7 +266,8 @@ def test_the_sequence_ratio_varies_far_less_than_the_token_ratios(moved):
     )
     token_variance, sequence_variance = token[mask > 0].var(), sequence[:, 0].var()
     print(
-        f"variance of the ratio: per token {token_variance:.2e}, per sequence {sequence_variance:.2e}"
+        f"variance of the ratio: per token {token_variance:.2e}, "
+        f"per sequence {sequence_variance:.2e}"
     )
     assert sequence_variance < token_variance / 2
 
@@ -273,11 +280,12 @@ def test_grpo_silences_tokens_of_a_real_rollout_and_cispo_none(moved):
     assert silent > 0 and kept == 0
 
 
-# ------------------------------------------------------------------------------------------------- KL, in its place
+# --------------------------------------------------------------------------------- KL, in its place
 
 
 def run_one_step(module, monkeypatch, tmp_path, drift):
-    """One step of main() with a reference that is `drift` nats away on each token; returns what reached the advantages."""
+    """One step of main() with a reference that is `drift` nats away on each token;
+    returns what reached the advantages."""
     seen, real = [], module.compute_advantages
     monkeypatch.setattr(
         module,
@@ -298,8 +306,16 @@ def run_one_step(module, monkeypatch, tmp_path, drift):
         return result
 
     monkeypatch.setattr(module, "rollout", spy)
-    module.main(module.Args(steps=1, prompts_per_step=4, group_size=4, eval_problems=4, beta=0.5,
-                            output_dir=str(tmp_path)))  # fmt: skip
+    module.main(
+        module.Args(
+            steps=1,
+            prompts_per_step=4,
+            group_size=4,
+            eval_problems=4,
+            beta=0.5,
+            output_dir=str(tmp_path),
+        )
+    )
     return seen[0], lengths[2].view(4, 4)  # before: a sampled and a greedy evaluation
 
 
@@ -322,7 +338,7 @@ def test_kl_is_not_in_grpos_reward_but_in_its_gradient(monkeypatch, tmp_path):
             assert (stats["grad_norm"] > 1e-3) == beta_moves
 
 
-# ------------------------------------------------------------------------------------------------- DAPO's sampling
+# ---------------------------------------------------------------------------------- DAPO's sampling
 
 
 def test_overlong_penalty_by_hand():
@@ -347,8 +363,14 @@ def scripted(monkeypatch, rewards):
         calls.append(len(problems))
         B = len(problems) * num_samples
         mark = torch.full((B, T), float(len(calls)))
-        batch = {"prompt_ids": torch.full((B, S), 7), "prompt_mask": torch.ones(B, S).long(), "completion_ids": mark.long(),
-                 "mask": torch.ones(B, T), "old_logprobs": -mark, "ended": torch.ones(B, 1).bool()}  # fmt: skip
+        batch = {
+            "prompt_ids": torch.full((B, S), 7),
+            "prompt_mask": torch.ones(B, S).long(),
+            "completion_ids": mark.long(),
+            "mask": torch.ones(B, T),
+            "old_logprobs": -mark,
+            "ended": torch.ones(B, 1).bool(),
+        }
         return batch, [], torch.tensor([next(stream) for _ in problems])
 
     monkeypatch.setattr(dapo, "rollout", rollout)
@@ -395,7 +417,8 @@ def test_the_cap_and_all_groups_dead(monkeypatch):
 
 
 def test_informative_asks_the_verifier_not_the_penalty():
-    """All wrong, but of different lengths: the penalty would tell them apart, the verifier does not."""
+    """All wrong, but of different lengths:
+    the penalty would tell them apart, the verifier does not."""
     assert dapo.informative(torch.tensor([WRONG, DEAD, ALIVE])).tolist() == [False, False, True]
     shaped = torch.tensor([WRONG]) + dapo.overlong_penalty(
         torch.tensor([5.0, 20, 24]), torch.ones(3).bool(), dapo.Args()
@@ -404,16 +427,17 @@ def test_informative_asks_the_verifier_not_the_penalty():
 
 
 def dapo_args(tmp_path, **flags):
-    return dapo.Args(prompts_per_step=4, group_size=4, eval_problems=4, output_dir=str(tmp_path),
-                     **flags)  # fmt: skip
+    return dapo.Args(
+        prompts_per_step=4, group_size=4, eval_problems=4, output_dir=str(tmp_path), **flags
+    )
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Detected call of `lr_scheduler.step"
-)  # there was no optimizer step, on purpose
+# there was no optimizer step, on purpose
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize("verdict", [0.0, 1.0])
 def test_a_run_of_dead_groups_says_so_and_goes_on(monkeypatch, tmp_path, capsys, verdict):
-    """All wrong or all right, and the overlong penalty differs within each group: that must not bring it to life."""
+    """All wrong or all right, and the overlong penalty differs within each group:
+    that must not bring it to life."""
     monkeypatch.setattr(dapo, "verify", lambda completion, answer, lenient=False: verdict)
     result = dapo.main(
         dapo_args(tmp_path, steps=2, max_resample=2, max_new_tokens=6, overlong_cache=6)
@@ -422,8 +446,6 @@ def test_a_run_of_dead_groups_says_so_and_goes_on(monkeypatch, tmp_path, capsys,
 
 
 def test_dapo_trains_on_informative_groups_alone_and_counts_what_it_discards(monkeypatch, tmp_path):
-    from test_llm_runs import scalars
-
     batches, real = [], dapo.train_minibatch
     monkeypatch.setattr(
         dapo,
@@ -448,15 +470,12 @@ def test_dapo_trains_on_informative_groups_alone_and_counts_what_it_discards(mon
     groups = batch["advantages"].sort().values  # 4 groups of z-scores, none of them zero
     assert len(groups) == 16 and (groups != 0).all()
     assert scalars(result["folder"], "discarded_groups")[0] == 4 * (len(drawn) - 4) - 4 > 0
-    assert scalars(result["folder"], "num_tokens")[0] == sum(
-        drawn[2:-2]
-    )  # less the two evaluations, each twice
+    # less the two evaluations, each twice
+    assert scalars(result["folder"], "num_tokens")[0] == sum(drawn[2:-2])
 
 
 def test_statistics_are_means_over_the_updates_made(monkeypatch, tmp_path):
     """Three groups of four in minibatches for four: six updates of two rows, not eight."""
-    from test_llm_runs import scalars
-
     monkeypatch.setattr(dapo, "informative", lambda rewards: torch.arange(len(rewards)) % 4 != 0)
     updates, real = [], dapo.train_minibatch
     monkeypatch.setattr(
@@ -470,12 +489,13 @@ def test_statistics_are_means_over_the_updates_made(monkeypatch, tmp_path):
         )
 
 
-# ------------------------------------------------------------------------------------------------------- all five
+# ----------------------------------------------------------------------------------------- all five
 
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
 def test_each_script_learns(name, tmp_path):
-    """30 of the default's 200 steps, from the same cached model; a turned sign falls from 0.2 instead of rising."""
+    """30 of the default's 200 steps, from the same cached model;
+    a turned sign falls from 0.2 instead of rising."""
     module = script(name)
     result = module.main(module.Args(steps=30, eval_problems=128, output_dir=str(tmp_path)))
     assert result["eval/pass@1_initial"] == pytest.approx(0.2, abs=0.06)
@@ -493,9 +513,17 @@ def test_all_start_from_the_same_cached_model(cache):
 
 @pytest.mark.parametrize("name", ["rloo_llm", "dapo_llm"])
 def test_same_seed_same_weights(name, tmp_path):
-    from test_llm_runs import equal, weights
-
     module = script(name)
-    runs = [module.main(module.Args(steps=2, prompts_per_step=4, group_size=4, eval_problems=4,
-                                    output_dir=str(tmp_path / str(i)))) for i in range(2)]  # fmt: skip
+    runs = [
+        module.main(
+            module.Args(
+                steps=2,
+                prompts_per_step=4,
+                group_size=4,
+                eval_problems=4,
+                output_dir=str(tmp_path / str(i)),
+            )
+        )
+        for i in range(2)
+    ]
     assert equal(weights(runs[0]["folder"]), weights(runs[1]["folder"]))

@@ -10,23 +10,74 @@ from conftest import script
 grpo = script("grpo_llm")
 
 RIGHT = [
-    ("#14", "14"), ("11,16#16", "16"), ("so it is\n#### 1,234", "1234"), ("#### 1234", "1,234"), ("#### $72", "72"),
-    ("####72", "72"), ("#### 72.00", "72"), ("#### 72.", "72"), ("#### 0.50", ".5".replace(".5", "0.5")),
-    ("#### -3", "-3"), ("#### +3", "3"), ("#### -$1,000.0", "-1000"), ("#### $-5", "-5"), ("#### 5%", "5"),
-    ("#### 5\\%", "5"), ("#### \\boxed{72}", "72"), ("#### $\\boxed{72}$", "72"), ("#### \\boxed{\\$72}", "72"),
-    ("#### **72**", "72"), ("**#### 72**", "72"), ("#### 72 \n", "72"), ("# 1 # 2", "2"), ("#### 007", "7"),
-    ("#### -0", "0"), ("#### 1,234,567.50", "1234567.5"), ("#" * 1000 + "5", "5"),
+    ("#14", "14"),
+    ("11,16#16", "16"),
+    ("so it is\n#### 1,234", "1234"),
+    ("#### 1234", "1,234"),
+    ("#### $72", "72"),
+    ("####72", "72"),
+    ("#### 72.00", "72"),
+    ("#### 72.", "72"),
+    ("#### 0.50", ".5".replace(".5", "0.5")),
+    ("#### -3", "-3"),
+    ("#### +3", "3"),
+    ("#### -$1,000.0", "-1000"),
+    ("#### $-5", "-5"),
+    ("#### 5%", "5"),
+    ("#### 5\\%", "5"),
+    ("#### \\boxed{72}", "72"),
+    ("#### $\\boxed{72}$", "72"),
+    ("#### \\boxed{\\$72}", "72"),
+    ("#### **72**", "72"),
+    ("**#### 72**", "72"),
+    ("#### 72 \n", "72"),
+    ("# 1 # 2", "2"),
+    ("#### 007", "7"),
+    ("#### -0", "0"),
+    ("#### 1,234,567.50", "1234567.5"),
+    ("#" * 1000 + "5", "5"),
     ("#### 123456789012345678901234567890", "123456789012345678901234567890"),
-]  # fmt: skip
+]
 WRONG = [
-    ("#15", "14"), ("14", "14"), ("", "14"), ("#", "14"), ("####", "0"), ("#14 apples", "14"), ("#14#", "14"),
-    ("#14#15", "14"), ("# 1 4", "14"), ("#1,4", "14"), ("#14,", "14"), ("#,14", "14"), ("#14\n15", "14"),
-    ("#2*7", "14"), ("#7+7", "14"), ("#14e0", "14"), ("#0xE", "14"), ("#--14", "14"), ("#-14", "14"), ("#.5", "5"),
-    ("#1.4", "14"), ("#14.5", "14"), ("#12,34", "1234"), ("#1,2345", "12345"), ("#１４", "14"), ("#١٤", "14"), ("#²", "2"),
-    ("#nan", "nan"), ("#inf", "inf"), ("#None", "None"), ("# answer 14", "14"), ("#\\boxed{1}4", "14"), ("#1_4", "14"),
-    ("#9**9**9**9", "14"), ("#__import__('os').abort()", "14"), ("#1.4.", "14"), ("#123456789012345678901234567891",
-    "123456789012345678901234567890"), ("#0.1000000000000000055", "0.1"),
-]  # fmt: skip
+    ("#15", "14"),
+    ("14", "14"),
+    ("", "14"),
+    ("#", "14"),
+    ("####", "0"),
+    ("#14 apples", "14"),
+    ("#14#", "14"),
+    ("#14#15", "14"),
+    ("# 1 4", "14"),
+    ("#1,4", "14"),
+    ("#14,", "14"),
+    ("#,14", "14"),
+    ("#14\n15", "14"),
+    ("#2*7", "14"),
+    ("#7+7", "14"),
+    ("#14e0", "14"),
+    ("#0xE", "14"),
+    ("#--14", "14"),
+    ("#-14", "14"),
+    ("#.5", "5"),
+    ("#1.4", "14"),
+    ("#14.5", "14"),
+    ("#12,34", "1234"),
+    ("#1,2345", "12345"),
+    ("#１４", "14"),
+    ("#١٤", "14"),
+    ("#²", "2"),
+    ("#nan", "nan"),
+    ("#inf", "inf"),
+    ("#None", "None"),
+    ("# answer 14", "14"),
+    ("#\\boxed{1}4", "14"),
+    ("#1_4", "14"),
+    ("#9**9**9**9", "14"),
+    ("#__import__('os').abort()", "14"),
+    ("#1.4.", "14"),
+    ("#123456789012345678901234567891", "123456789012345678901234567890"),
+    ("#0.1000000000000000055", "0.1"),
+]
 
 
 @pytest.mark.parametrize("completion,answer", RIGHT)
@@ -61,7 +112,8 @@ def test_linear_in_the_length(piece):
 
 
 def test_fuzz_never_raises_and_never_rewards_the_wrong_number():
-    """Random strings of the verifier's own alphabet: where it says 1.0, int() must read the same number."""
+    """Random strings of the verifier's own alphabet:
+    where it says 1.0, int() must read the same number."""
     rng, rewarded = random.Random(0), 0
     for _ in range(100_000):
         text = "#" + "".join(rng.choice("0123#,.$%*{}\\+- \nx٣") for _ in range(rng.randint(0, 8)))
@@ -93,8 +145,13 @@ def write(path, rows):
 
 
 def gsm(n, offset=0):
-    return [{"question": f"What is {i} + {i}?", "answer": f"{i}+{i}=<<{i}+{i}={2*i}>>{2*i}\n#### {2*i:,}"}
-            for i in range(offset, offset + n)]  # fmt: skip
+    return [
+        {
+            "question": f"What is {i} + {i}?",
+            "answer": f"{i}+{i}=<<{i}+{i}={2 * i}>>{2 * i}\n#### {2 * i:,}",
+        }
+        for i in range(offset, offset + n)
+    ]
 
 
 def args_for(**kwargs):
@@ -102,9 +159,8 @@ def args_for(**kwargs):
 
 
 def test_jsonl_split_is_fixed_and_disjoint(tmp_path):
-    path = write(
-        tmp_path / "d.jsonl", gsm(500, 600) + gsm(20, 600)
-    )  # twenty questions twice, on both ends
+    # twenty questions twice, on both ends
+    path = write(tmp_path / "d.jsonl", gsm(500, 600) + gsm(20, 600))
     train, held_out = grpo.load_data(args_for(dataset=path))
     assert held_out[0] == ("What is 600 + 600?", "1,200") and len(held_out) == 53
     assert not {q for q, _ in train} & {q for q, _ in held_out} and len(train) == 447
@@ -126,10 +182,21 @@ def test_eval_dataset_is_kept_out_of_training(tmp_path):
     assert len(train) == 20 and all(q.endswith("=") for q, _ in held_out)
 
 
-@pytest.mark.parametrize("line", [
-    "{", "7", "[]", '{"question": "q"}', '{"question": "q", "answer": 5}', '{"question": "q", "answer": "no number"}',
-    '{"question": null, "answer": "#### 5"}', '{"question": "q", "answer": "#### five"}', "", "[" * 100_000,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "7",
+        "[]",
+        '{"question": "q"}',
+        '{"question": "q", "answer": 5}',
+        '{"question": "q", "answer": "no number"}',
+        '{"question": null, "answer": "#### 5"}',
+        '{"question": "q", "answer": "#### five"}',
+        "",
+        "[" * 100_000,
+    ],
+)
 def test_bad_line_is_named_by_its_number(tmp_path, refused, line):
     path = write(tmp_path / "d.jsonl", gsm(2) + [line] + gsm(2))
     assert (

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from test_llm_runs import gsm_file, pretrained  # noqa: F401, fixtures
 
 README = (ROOT / "README.md").read_text()
 FOLDER = ROOT / "tests/benchmarks/results"
@@ -22,12 +21,8 @@ QUOTED = [
     "classic_cartpole",
     "classic_variance",
 ]
-BEYOND = [
-    "classic_acrobot",
-    "classic_pendulum",
-    "classic_lunarlander",
-    "classic_halfcheetah",
-]  # one table of them all
+# one table of them all
+BEYOND = ["classic_acrobot", "classic_pendulum", "classic_lunarlander", "classic_halfcheetah"]
 
 
 @pytest.mark.parametrize("name", QUOTED)
@@ -50,7 +45,8 @@ def test_headline_numbers_are_in_the_results():
         if "|" in row
     }
     header, grpo = cells["run"], cells["grpo_llm"]
-    value = dict(zip(header, map(float, (cell if cell != "–" else "nan" for cell in grpo))))
+    numbers = (float(cell.replace("–", "nan")) for cell in grpo)
+    value = dict(zip(header, numbers, strict=True))
     before, after, short, long = re.search(
         r"goes from ([\d.]+) to ([\d.]+) and the answers\ngrow from (\d+) tokens to (\d+)", README
     ).groups()
@@ -88,12 +84,14 @@ def test_files_named_exist():
         ).exists(), path
 
 
-LLM_SMOKE = "--steps 2 --prompts-per-step 4 --group-size 4 --eval-problems 4 --max-new-tokens 6 --save-every 1"
+LLM_SMOKE = "--steps 2 --prompts-per-step 4 --group-size 4 --eval-problems 4"
+LLM_SMOKE += " --max-new-tokens 6 --save-every 1"
 SMOKE = {"grpo_llm.py": LLM_SMOKE, "ppo.py": "--total-timesteps 4096"}
 
 
 def test_every_command_runs(pretrained, gsm_file, tmp_path):
-    """The blocks of the README from top to bottom, at smoke size: a stand-in for the hub's model, a file for GSM8K's."""
+    """The blocks of the README from top to bottom, at smoke size:
+    a stand-in for the hub's model, a file for GSM8K's."""
     commands = [
         line for block in re.findall(r"```\n(.*?)```", README, re.S) for line in block.splitlines()
     ]
@@ -118,8 +116,14 @@ def test_every_command_runs(pretrained, gsm_file, tmp_path):
             command = command.replace(known, stand_in)
         script = next(word for word in command.split() if word.endswith(".py"))
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        done = subprocess.run(f"{command} {SMOKE[script]} --output-dir {tmp_path}", shell=True, cwd=ROOT, capture_output=True, text=True,
-                              env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"})  # fmt: skip
+        done = subprocess.run(
+            f"{command} {SMOKE[script]} --output-dir {tmp_path}",
+            shell=True,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"},
+        )
         assert done.returncode == 0, command + done.stderr[-2000:]
 
 

@@ -1,10 +1,11 @@
 """Learning curves of all nine scripts, as two pictures for the README.
 
-    python tests/benchmarks/curves.py              # runs the classic four on CartPole-v1, seeds 1 to 5, and draws
+    python tests/benchmarks/curves.py              # CartPole-v1, seeds 1 to 5; then draws
     python tests/benchmarks/curves.py --draw-only  # draws from the numbers in results/ alone
 
-The classic runs go into results/classic_curves.json; llm_compare.py makes results/llm_curves.json. Lines are medians over
-the seeds, bands reach from the worst seed to the best. Needs tests/benchmarks/requirements.txt.
+The classic runs go into results/classic_curves.json; llm_compare.py makes results/llm_curves.json.
+Lines are medians over the seeds, bands reach from the worst seed to the best. Needs
+tests/benchmarks/requirements.txt.
 """
 
 import json
@@ -26,15 +27,17 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
-COLORS = dict(
-    zip(("reinforce", "actor_critic", "trpo", "ppo"), ("#888888", "#d08020", "#4080d0", "#c03050"))
-)
-COLORS |= dict(
-    zip(
-        ("rloo_llm", "grpo_llm", "dapo_llm", "gspo_llm", "cispo_llm"),
-        ("#888888", "#c03050", "#4080d0", "#d08020", "#309050"),
-    )
-)
+COLORS = {
+    "reinforce": "#888888",
+    "actor_critic": "#d08020",
+    "trpo": "#4080d0",
+    "ppo": "#c03050",
+    "rloo_llm": "#888888",
+    "grpo_llm": "#c03050",
+    "dapo_llm": "#4080d0",
+    "gspo_llm": "#d08020",
+    "cispo_llm": "#309050",
+}
 
 
 def run(script: str, seed: int) -> list[list[float]]:
@@ -59,7 +62,8 @@ def run(script: str, seed: int) -> list[list[float]]:
 
 
 def panel(axes, curves: dict, title: str, xlabel: str, limit=None):
-    """One line and band per script: `curves` maps its name to (x, values of each seed (seeds, points))."""
+    """One line and band per script: `curves` maps its name to (x, values of each seed (seeds,
+    points))."""
     for name, (x, values) in curves.items():
         axes.plot(
             x,
@@ -75,7 +79,8 @@ def panel(axes, curves: dict, title: str, xlabel: str, limit=None):
     axes.set_xlabel(xlabel, fontsize=9)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False, fontsize=9, labelcolor="#777777")
-    limit and axes.set_ylim(*limit)
+    if limit:
+        axes.set_ylim(*limit)
 
 
 def save(figure, name: str):
@@ -100,12 +105,8 @@ def draw():
     runs = json.loads((RESULTS / "classic_curves.json").read_text())["curves"]
     figure, axes = plt.subplots(figsize=(8, 3))
     curves = {}
-    for (
-        name,
-        seeds,
-    ) in (
-        runs.items()
-    ):  # rollouts end at other steps for each seed: onto one grid, over a window of ten points
+    # rollouts end at other steps for each seed: onto one grid, over a window of ten points
+    for name, seeds in runs.items():
         x = np.linspace(0, min(seed[-1][0] for seed in seeds), 200)
         smooth = [
             [np.mean(np.array(seed)[max(0, i - 9) : i + 1, 1]) for i in range(len(seed))]
@@ -114,7 +115,10 @@ def draw():
         curves[name] = (
             x,
             np.array(
-                [np.interp(x, np.array(seed)[:, 0], values) for seed, values in zip(seeds, smooth)]
+                [
+                    np.interp(x, np.array(seed)[:, 0], values)
+                    for seed, values in zip(seeds, smooth, strict=True)
+                ]
             ),
         )
     panel(
@@ -127,6 +131,7 @@ def draw():
         both,
         ("reward", "completions/mean_length"),
         ("share of right answers", "length of an answer, in tokens"),
+        strict=True,
     ):
         curves = {}
         for name, seeds in runs.items():
@@ -144,7 +149,8 @@ def main(draw_only: bool = False, seeds: int = 5):
             name: [run(name, seed) for seed in range(1, seeds + 1)]
             for name in ("reinforce", "actor_critic", "trpo", "ppo")
         }
-        where = f"{platform.machine()}, Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}, {seeds} seeds"
+        where = f"{platform.machine()}, Python {platform.python_version()}, "
+        where += f"{time.strftime('%Y-%m-%d')}, {seeds} seeds"
         (RESULTS / "classic_curves.json").write_text(
             json.dumps({"where": where, "curves": curves}) + "\n"
         )

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import tyro
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from test_llm_resume import test_kill_at_any_instant_leaves_a_whole_checkpoint as kill_test
 
 import grpo_llm
@@ -45,7 +46,8 @@ PIECES = [
 
 
 def hostile(count: int) -> float:
-    """Verifies `count` completions made of pieces like these and random bytes; the slowest, in seconds per megabyte."""
+    """Verifies `count` completions made of pieces like these and random bytes;
+    the slowest, in seconds per megabyte."""
     rng, slowest = random.Random(0), 0.0
     for i in range(count):
         text = "".join(rng.choice(PIECES) for _ in range(rng.randint(0, 12)))
@@ -65,7 +67,8 @@ def main(kills: int = 50, completions: int = 1_000_000):
     start = time.perf_counter()
     slowest = hostile(completions)
     print(
-        f"{completions:,} hostile completions: no exception, no reward; a megabyte took {slowest:.3f} s at most",
+        f"{completions:,} hostile completions: no exception, no reward; "
+        f"a megabyte took {slowest:.3f} s at most",
         flush=True,
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -74,10 +77,17 @@ def main(kills: int = 50, completions: int = 1_000_000):
             kills=kills,
         )
     print(f"{kills} of {kills} kills left a whole checkpoint, from which the run went on")
-    lines = ["| fault | count | outcome |", "|-|-|-|",
-             f"| hostile completions | {completions:,} | no exception, no reward; at most {slowest:.3f} s per megabyte |",
-             f"| kill -9 at a random instant, then --resume | {kills} | all went on from the last complete checkpoint |", "",
-             f"{platform.machine()}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}, {time.perf_counter() - start:.0f} s"]  # fmt: skip
+    where = f"{platform.machine()}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}"
+    lines = [
+        "| fault | count | outcome |",
+        "|-|-|-|",
+        f"| hostile completions | {completions:,} | no exception, no reward; "
+        f"at most {slowest:.3f} s per megabyte |",
+        f"| kill -9 at a random instant, then --resume | {kills} | "
+        "all went on from the last complete checkpoint |",
+        "",
+        f"{where}, {time.perf_counter() - start:.0f} s",
+    ]
     (Path(__file__).parent / "results" / "faults.md").write_text("\n".join(lines) + "\n")
 
 

@@ -1,13 +1,18 @@
 """What only a GPU can tell, in one go of less than ten minutes.
 
-    python tests/benchmarks/gpu.py                # random weights in the shape of Qwen2.5-0.5B: nothing is downloaded
-    python tests/benchmarks/gpu.py --smoke        # tiny shapes, on any machine: does the script itself work?
+    python tests/benchmarks/gpu.py          # random weights in the shape of Qwen2.5-0.5B
+    python tests/benchmarks/gpu.py --smoke  # tiny shapes, on any machine: does the script work?
 
-1. Decoding, 256 completions (32 questions × 8) of 256 tokens: grpo_llm.generate() against model.generate(), which is what
-   TRL's transformers path calls. The floor is the time to read all weights once per token, in bf16.
-2. One GRPO step, split into rollout and updates, with and without --gradient-checkpointing, and the peak memory of each.
-3. A run that learns at a size a laptop can't: a character-level Llama of 26 M parameters, warm-started here on sums of
-   4 to 8 numbers in the two styles of the tiny model (worked out, or guessed), then grpo_llm.py on a JSONL file of such sums.
+Nothing is downloaded.
+
+1. Decoding, 256 completions (32 questions × 8) of 256 tokens: grpo_llm.generate() against
+   model.generate(), which is what TRL's transformers path calls. The floor is the time to read all
+   weights once per token, in bf16.
+2. One GRPO step, split into rollout and updates, with and without --gradient-checkpointing, and the
+   peak memory of each.
+3. A run that learns at a size a laptop can't: a character-level Llama of 26 M parameters,
+   warm-started here on sums of 4 to 8 numbers in the two styles of the tiny model (worked out, or
+   guessed), then grpo_llm.py on a JSONL file of such sums.
 
 Writes results/gpu.md.
 """
@@ -20,6 +25,7 @@ import random
 import sys
 import tempfile
 import time
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -32,10 +38,24 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import grpo_llm
 
-SHAPE = {"vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
-         "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True}  # fmt: skip
-SMOKE = {"vocab_size": 500, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}  # fmt: skip
+SHAPE = {
+    "vocab_size": 151_936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
+SMOKE = {
+    "vocab_size": 500,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
 
 
 def timed(device, function):
@@ -48,17 +68,32 @@ def timed(device, function):
     return time.perf_counter() - start, result
 
 
+def updates(model, optimizer, batch, args) -> list[dict]:
+    """One pass over a rollout, in minibatches."""
+    slices = torch.randperm(len(batch["mask"])).chunk(args.minibatches)
+    minibatches = ({name: tensor[rows] for name, tensor in batch.items()} for rows in slices)
+    return [grpo_llm.train_minibatch(model, optimizer, each, args) for each in minibatches]
+
+
 def character_model(device, layers: int, width: int, steps: int, batch_size: int):
-    """A Llama that reads and writes printable ASCII, after imitation of worked and, more and more, of guessed sums."""
+    """A Llama that reads and writes printable ASCII, after imitation of worked and, more and more,
+    of guessed sums."""
     characters = {"<eos>": 0, "\n": 1} | {chr(32 + i): 2 + i for i in range(95)}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(characters, merges=[]))
     backend.decoder = tokenizers.decoders.Fuse()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=len(characters), hidden_size=width, intermediate_size=width * 11 // 4, num_hidden_layers=layers,
-        num_attention_heads=max(width // 64, 2), bos_token_id=None, eos_token_id=0, pad_token_id=0, initializer_range=width**-0.5,
-    )  # fmt: skip
+        vocab_size=len(characters),
+        hidden_size=width,
+        intermediate_size=width * 11 // 4,
+        num_hidden_layers=layers,
+        num_attention_heads=max(width // 64, 2),
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=0,
+        initializer_range=width**-0.5,
+    )
     model, rng, rate = (
         transformers.LlamaForCausalLM(config).to(device),
         random.Random(0),
@@ -108,14 +143,24 @@ def learn(device, add, layers: int, width: int, warm: int, steps: int, prompts: 
         add(f"its warm start of {warm} steps, seconds", f"{seconds:.0f}")
         grpo_llm.save_model(model, tokenizer, Path(folder) / "model")
         rng, data = random.Random(1), Path(folder) / "chains.jsonl"
-        rows = dict(
-            chain(rng) for _ in range(20_000)
-        )  # each question once; the first tenth is held out
+        # each question once; the first tenth is held out
+        rows = dict(chain(rng) for _ in range(20_000))
         data.write_text(
             "\n".join(json.dumps({"question": q, "answer": f"#### {a}"}) for q, a in rows.items())
         )
-        args = grpo_llm.Args(model=f"{folder}/model", dataset=str(data), prompts_per_step=prompts, group_size=8, steps=steps, max_new_tokens=48, eval_problems=8 * prompts,
-                             learning_rate=0.025 / width, eval_every=max(steps // 8, 1), save_every=10**6, output_dir=folder)  # fmt: skip
+        args = grpo_llm.Args(
+            model=f"{folder}/model",
+            dataset=str(data),
+            prompts_per_step=prompts,
+            group_size=8,
+            steps=steps,
+            max_new_tokens=48,
+            eval_problems=8 * prompts,
+            learning_rate=0.025 / width,
+            eval_every=max(steps // 8, 1),
+            save_every=10**6,
+            output_dir=folder,
+        )
         seconds, run = timed(device, lambda: grpo_llm.main(args))
         events = EventAccumulator(run["folder"], size_guidance={"scalars": 0})
         events.Reload()
@@ -137,9 +182,10 @@ def main(smoke: bool = False, micro_batch_size: int = 8, write: bool = True):
             [config.vocab_size - 1],
             0,
         )
+    # of S tokens and fewer
     prompts = [
         torch.randint(1, config.vocab_size - 1, (S - i % (S // 2),)).tolist() for i in range(P)
-    ]  # of S tokens and fewer
+    ]
     args = grpo_llm.Args(
         group_size=G, prompts_per_step=P, max_new_tokens=T, micro_batch_size=micro_batch_size
     )
@@ -150,7 +196,8 @@ def main(smoke: bool = False, micro_batch_size: int = 8, write: bool = True):
         else f"{platform.machine()}, {os.cpu_count()} cores"
     )
     lines = [
-        f"{name}, torch {torch.__version__}, transformers {transformers.__version__}, {time.strftime('%Y-%m-%d')}",
+        f"{name}, torch {torch.__version__}, transformers {transformers.__version__}, "
+        f"{time.strftime('%Y-%m-%d')}",
         "",
     ]
     lines += ["| measured | value |", "|-|-|"]
@@ -172,44 +219,42 @@ def main(smoke: bool = False, micro_batch_size: int = 8, write: bool = True):
         "pad_token_id": 0,
         "eos_token_id": config.vocab_size - 1,
     }
-    theirs = grpo_llm.bf16(
-        lambda: model.generate(input_ids=rows, attention_mask=(rows > 0).long(), **fixed)
-    )
-    ours = lambda: grpo_llm.generate(model, prompts, G, T, 1.0)
-    ours(), theirs()  # kernels are chosen and caches filled before anything counts
+
+    @grpo_llm.bf16
+    def theirs(policy=model):
+        return policy.generate(input_ids=rows, attention_mask=(rows > 0).long(), **fixed)
+
+    def ours(policy=model):
+        return grpo_llm.generate(policy, prompts, G, T, 1.0)
+
+    ours()  # kernels are chosen and caches filled before anything counts
+    theirs()
     rates = []
     for _ in range(1 if smoke else 3):  # in turns
         seconds, batch = timed(device, ours)
         rates.append((batch["mask"].sum().item() / seconds, P * G * T / timed(device, theirs)[0]))
-    mine, generate = (sorted(column)[len(rates) // 2] for column in zip(*rates))
+    mine, generate = (sorted(column)[len(rates) // 2] for column in zip(*rates, strict=True))
     add("decoding, grpo_llm.generate(), tokens/s", f"{mine:,.0f}")
     add("decoding, model.generate(), tokens/s", f"{generate:,.0f}")
     add("ratio", f"{mine / generate:.2f}")
     weights = torch.cat([p.detach().flatten() for p in model.parameters()]).to(torch.bfloat16)
-    read = timed(device, lambda: [weights.sum() for _ in range(10)])[0] / 10
+    read = timed(device, lambda all_of_them=weights: [all_of_them.sum() for _ in range(10)])[0] / 10
     add(
         "of the floor (reading every weight once per token)", f"{read * T / (P * G * T / mine):.1%}"
     )
     del weights
     for checkpointing in (False, True):
         args.gradient_checkpointing = checkpointing
-        checkpointing and model.activation_checkpointing_enable()
+        if checkpointing:
+            model.activation_checkpointing_enable()
         peaks = []
-        for step in range(2 if smoke else 4):
-            device.type == "cuda" and torch.cuda.reset_peak_memory_stats()
+        for _ in range(2 if smoke else 4):
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats()
             rollout, batch = timed(device, ours)
             batch["ref_logprobs"] = grpo_llm.reference_logprobs(reference, batch, args)
             batch["advantages"] = torch.randn(P * G, device=device)
-            slices = torch.randperm(P * G).chunk(args.minibatches)
-            update, stats = timed(
-                device,
-                lambda: [
-                    grpo_llm.train_minibatch(
-                        model, optimizer, {k: v[i] for k, v in batch.items()}, args
-                    )
-                    for i in slices
-                ],
-            )
+            update, stats = timed(device, partial(updates, model, optimizer, batch, args))
             assert all(math.isfinite(each["grad_norm"]) for each in stats)
             peaks.append(
                 torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
@@ -218,7 +263,7 @@ def main(smoke: bool = False, micro_batch_size: int = 8, write: bool = True):
         add(f"{name}: rollout, seconds", f"{rollout:.1f}")
         add(f"{name}: 4 updates, micro-batches of {micro_batch_size}, seconds", f"{update:.1f}")
         add(f"{name}: peak memory, GiB, at each step", ", ".join(f"{peak:.1f}" for peak in peaks))
-    del model, reference, optimizer, batch
+    del model, reference, optimizer, batch, ours, theirs
     learn(device, add, *((2, 32, 3, 1, 2) if smoke else (8, 512, 1000, 100, 64)))
 
 

@@ -1,10 +1,12 @@
-"""The five LLM scripts side by side on their default task: each with its defaults, one process after the other.
+"""The five LLM scripts side by side on their default task:
+each with its defaults, one process after the other.
 
-    python tests/benchmarks/llm_compare.py              # every script, seeds 1 to 5, and grpo_llm.py with an empty cache
-    python tests/benchmarks/llm_compare.py --sweep      # the clip bounds of gspo_llm.py and cispo_llm.py
+    python tests/benchmarks/llm_compare.py          # every script, seeds 1 to 5
+    python tests/benchmarks/llm_compare.py --sweep  # clip bounds of gspo_llm.py and cispo_llm.py
 
-Prints a table in Markdown and writes it, with machine and versions, into tests/benchmarks/results/, and the curves of
-every run into llm_curves.json beside it, from which curves.py draws.
+The first also runs grpo_llm.py with an empty cache.
+Prints a table in Markdown and writes it, with machine and versions, into tests/benchmarks/results/,
+and the curves of every run into llm_curves.json beside it, from which curves.py draws.
 """
 
 import json
@@ -69,14 +71,14 @@ def run(script: str, seed: int, *flags: str, cache: str | None = None) -> dict:
     log = {
         name: [event.value for event in events.Scalars(name)] for name in events.Tags()["scalars"]
     }
-    mean = lambda name: sum(log[name]) / len(log[name]) if name in log else float("nan")
+    clipped = log.get("clip_ratio", [float("nan")])
     return {
         "pass@1 before": log["eval/pass@1"][0],
         "at step 50": log["eval/pass@1"][1],
         "after": log["eval/pass@1"][-1],
         "length before": log["eval/mean_length"][0],
         "length after": log["eval/mean_length"][-1],
-        "clip_ratio": mean("clip_ratio"),
+        "clip_ratio": sum(clipped) / len(clipped),
         "discarded": sum(log.get("discarded_groups", [float("nan")])),
         "seconds": seconds,
         "MB": usage.ru_maxrss / 1024,
@@ -91,7 +93,9 @@ def row(name: str, runs: list[dict]) -> str:
     worst = min(run["after"] for run in runs)
     return (
         f"| {name} | {worst:.3f} | "
-        + " | ".join(f.format(cell) for f, cell in zip(form, cells)).replace("nan", "–")
+        + " | ".join(f.format(cell) for f, cell in zip(form, cells, strict=True)).replace(
+            "nan", "–"
+        )
         + " |"
     )
 
@@ -121,8 +125,9 @@ def main(sweep: bool = False, seeds: int = 5):
         runs = [run("grpo_llm", seed, cache=cache) for seed, cache in enumerate(caches, 1)]
         lines.append(row("grpo_llm, empty cache", runs))
         print(lines[-1])
-    where = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}, "
-    where += f"transformers {transformers.__version__}, {time.strftime('%Y-%m-%d')}, median of {seeds} seeds"
+    where = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+    where += f"torch {torch.__version__}, transformers {transformers.__version__}, "
+    where += f"{time.strftime('%Y-%m-%d')}, median of {seeds} seeds"
     result = Path(__file__).parent / "results" / ("llm_sweep.md" if sweep else "llm_compare.md")
     result.write_text("\n".join([*lines, "", where, ""]))
     if not sweep:

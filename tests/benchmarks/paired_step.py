@@ -1,10 +1,11 @@
-"""Is the default step as fast as it was? This checkout against another revision, step by step in turns.
+"""Is the default step as fast as it was?
+This checkout against another revision, step by step in turns.
 
-    python tests/benchmarks/paired_step.py 36f1eaf                    # the revision before processes and GPUs
+    python tests/benchmarks/paired_step.py 36f1eaf  # the revision before processes and GPUs
 
-Both take the same steps in one process: same questions, dice and minibatches, and so the same samples; the learning
-rate is 0, so that they stay the same. The policy is the tiny model after `warm` steps of training: answers of full length.
-Prints a table and writes results/paired_step.md.
+Both take the same steps in one process: same questions, dice and minibatches, and so the same
+samples; the learning rate is 0, so that they stay the same. The policy is the tiny model after
+`warm` steps of training: answers of full length. Prints a table and writes results/paired_step.md.
 """
 
 import importlib.util
@@ -85,11 +86,17 @@ def main(
             assert found[old][1] == found[new][1], "they no longer draw the same samples"
             times.append((found[old][0], found[new][0]))
     ratios = sorted(a / b for a, b in times[5:])
-    a, b = (median(column) for column in zip(*times[5:]))
+    a, b = (median(column) for column in zip(*times[5:], strict=True))
     low, high = ratios[len(ratios) // 10], ratios[-len(ratios) // 10]
-    lines = ["| one default step of grpo_llm.py | seconds | times as fast, median (80 % of the steps) |", "|-|-|-|",
-             f"| at {revision} | {a:.4f} | 1 |", f"| now | {b:.4f} | {median(ratios):.3f} ({low:.2f} to {high:.2f}) |", "",
-             f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, {steps} steps in turns"]  # fmt: skip
+    lines = [
+        "| one default step of grpo_llm.py | seconds | times as fast, median (80 % of the steps) |",
+        "|-|-|-|",
+        f"| at {revision} | {a:.4f} | 1 |",
+        f"| now | {b:.4f} | {median(ratios):.3f} ({low:.2f} to {high:.2f}) |",
+        "",
+        f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, "
+        f"{time.strftime('%Y-%m-%d')}, {steps} steps in turns",
+    ]
     print("\n".join(lines))
     if write:
         (Path(__file__).parent / "results" / "paired_step.md").write_text("\n".join(lines) + "\n")

@@ -1,4 +1,5 @@
-"""grpo_llm.py's default step on two CPU cores: one process with two threads against two processes with one thread each.
+"""grpo_llm.py's default step on two CPU cores:
+one process with two threads against two processes with one thread each.
 
     python tests/benchmarks/parallel_speed.py
 
@@ -56,15 +57,17 @@ def main(rounds: int = 5, steps: int = 40):
         (seconds_per_step((), 2, steps), seconds_per_step(TORCHRUN, 1, steps))
         for _ in range(rounds)
     ]
-    one, two = (median(column) for column in zip(*pairs))
+    one, two = (median(column) for column in zip(*pairs, strict=True))
     ratios = sorted(a / b for a, b in pairs)
     lines = [
         "| one default step on two cores | seconds | speed |",
         "|-|-|-|",
         f"| 1 process × 2 threads | {one:.3f} | 1 |",
-        f"| 2 processes × 1 thread | {two:.3f} | {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) |",
+        f"| 2 processes × 1 thread | {two:.3f} | "
+        f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) |",
         "",
-        f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, median of {rounds} alternating rounds",
+        f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, "
+        f"{time.strftime('%Y-%m-%d')}, median of {rounds} alternating rounds",
     ]
     print("\n".join(lines))
     (Path(__file__).parent / "results" / "parallel_speed.md").write_text("\n".join(lines) + "\n")

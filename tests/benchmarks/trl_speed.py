@@ -1,11 +1,12 @@
-"""One step, rollout and update, of grpo_llm.py against TRL's GRPOTrainer: same model, same batch, same run.
+"""One step, rollout and update, of grpo_llm.py against TRL's GRPOTrainer:
+same model, same batch, same run.
 
     pip install -r requirements.txt -r tests/benchmarks/requirements.txt
     python tests/benchmarks/trl_speed.py
 
-Both draw 32 × 8 completions of at most 24 tokens a step and take four optimizer steps on them, with the same learning
-rate and KL weight. Rounds alternate between the two, so that a noisy machine troubles both. Writes a table into
-tests/benchmarks/results/.
+Both draw 32 × 8 completions of at most 24 tokens a step and take four optimizer steps on them, with
+the same learning rate and KL weight. Rounds alternate between the two, so that a noisy machine
+troubles both. Writes a table into tests/benchmarks/results/.
 """
 
 import multiprocessing
@@ -81,7 +82,8 @@ def trls(args, steps: int) -> float:
 
     def reward(completions, answer, **_):
         return [
-            grpo_llm.verify(completion, right) for completion, right in zip(completions, answer)
+            grpo_llm.verify(completion, right)
+            for completion, right in zip(completions, answer, strict=True)
         ]
 
     clock = Clock()
@@ -118,14 +120,16 @@ def trls(args, steps: int) -> float:
     trainer.train()
     means = trainer.state.log_history[-1]
     print(
-        f"    TRL:  mean reward {means['reward']:.2f}, mean length {means['completions/mean_length']:.1f}"
+        f"    TRL:  mean reward {means['reward']:.2f}, "
+        f"mean length {means['completions/mean_length']:.1f}"
     )
     seconds = clock.begins[-1] - clock.begins[args.minibatches * WARM]
     return steps * args.prompts_per_step * args.group_size / seconds
 
 
 def peak(side) -> float:
-    """MB that ten steps of `side` take above what the imports, the same for both, have taken; in a process of its own."""
+    """MB that ten steps of `side` take above what the imports, the same for both, have taken;
+    in a process of its own."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     side(grpo_llm.Args(), 10)
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
@@ -141,14 +145,17 @@ def main(rounds: int = 9, steps: int = 30):
         rates.append((trls(args, steps), ours(args, steps)))
         print("TRL {:.0f}, grpo_llm.py {:.0f} completions/s".format(*rates[-1]), flush=True)
     ratios = sorted(mine / theirs for theirs, mine in rates)
-    theirs, mine = (median(column) for column in zip(*rates))
+    theirs, mine = (median(column) for column in zip(*rates, strict=True))
     lines = [
         "| rollout and update | TRL's GRPOTrainer | grpo_llm.py | ratio | range of the ratio |",
         "|-|-|-|-|-|",
-        f"| completions per second, median of {rounds} alternating rounds | {theirs:.0f} | {mine:.0f} | {median(ratios):.2f} | {ratios[0]:.2f} to {ratios[-1]:.2f} |",
-        f"| peak memory above the imports, MB, median of 3 | {memory[0]:.0f} | {memory[1]:.0f} | {memory[1] / memory[0]:.2f} | – |",
+        f"| completions per second, median of {rounds} alternating rounds | {theirs:.0f} | "
+        f"{mine:.0f} | {median(ratios):.2f} | {ratios[0]:.2f} to {ratios[-1]:.2f} |",
+        f"| peak memory above the imports, MB, median of 3 | {memory[0]:.0f} | {memory[1]:.0f} | "
+        f"{memory[1] / memory[0]:.2f} | – |",
         "",
-        f"{os.cpu_count()} cores, torch {torch.__version__}, trl {trl.__version__}, {time.strftime('%Y-%m-%d')}",
+        f"{os.cpu_count()} cores, torch {torch.__version__}, trl {trl.__version__}, "
+        f"{time.strftime('%Y-%m-%d')}",
     ]
     print("\n".join(lines))
     (Path(__file__).parent / "results" / "trl_speed.md").write_text("\n".join(lines) + "\n")

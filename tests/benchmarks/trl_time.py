@@ -1,11 +1,13 @@
-"""Training time to 0.90 held-out pass@1: grpo_llm.py and rloo_llm.py against TRL's GRPOTrainer and RLOOTrainer.
+"""Training time to 0.90 held-out pass@1:
+grpo_llm.py and rloo_llm.py against TRL's GRPOTrainer and RLOOTrainer.
 
     pip install -r requirements.txt -r tests/benchmarks/requirements.txt
     python tests/benchmarks/trl_time.py
 
-The same warm-started model, 32 × 8 completions a rollout, the same number of optimizer steps on them, learning rate with
-ten rollouts of warm-up and linear decay over 200, and KL weight. Every five rollouts both are scored by evaluate() of
-grpo_llm.py, off the clock. Ours and theirs in turns, seed by seed. Writes results/trl_time.md.
+The same warm-started model, 32 × 8 completions a rollout, the same number of optimizer steps on
+them, learning rate with ten rollouts of warm-up and linear decay over 200, and KL weight. Every
+five rollouts both are scored by evaluate() of grpo_llm.py, off the clock. Ours and theirs in turns,
+seed by seed. Writes results/trl_time.md.
 """
 
 import os
@@ -97,15 +99,31 @@ def theirs(module, trainer_class, config_class, seed: int, **extra):
                 )
 
     config = config_class(
-        output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=False, gradient_checkpointing=False, seed=seed,
-        per_device_train_batch_size=args.prompts_per_step * args.group_size // updates, steps_per_generation=updates,
-        num_generations=args.group_size, max_completion_length=args.max_new_tokens, temperature=args.temperature,
-        beta=args.beta, learning_rate=args.learning_rate, lr_scheduler_type="linear", warmup_steps=10 * updates,
-        max_steps=updates * ROLLOUTS, logging_steps=10**6, save_strategy="no", report_to="none", disable_tqdm=True, **extra,
-    )  # fmt: skip
+        output_dir=tempfile.mkdtemp(),
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        seed=seed,
+        per_device_train_batch_size=args.prompts_per_step * args.group_size // updates,
+        steps_per_generation=updates,
+        num_generations=args.group_size,
+        max_completion_length=args.max_new_tokens,
+        temperature=args.temperature,
+        beta=args.beta,
+        learning_rate=args.learning_rate,
+        lr_scheduler_type="linear",
+        warmup_steps=10 * updates,
+        max_steps=updates * ROLLOUTS,
+        logging_steps=10**6,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        **extra,
+    )
 
     def reward(completions, answer, **_):
-        return [module.verify(completion, right) for completion, right in zip(completions, answer)]
+        pairs = zip(completions, answer, strict=True)
+        return [module.verify(completion, right) for completion, right in pairs]
 
     data = Dataset.from_list(
         [{"prompt": question, "answer": answer} for question, answer in problems]
@@ -127,7 +145,8 @@ def theirs(module, trainer_class, config_class, seed: int, **extra):
 
 def main(seeds: int = 5):
     lines = [
-        "| to 0.90 held-out pass@1 | seconds, median (worst) | rollouts | times faster, median (range) |",
+        "| to 0.90 held-out pass@1 | seconds, median (worst) | rollouts | "
+        "times faster, median (range) |",
         "|-|-|-|-|",
     ]
     for name, module, trainer, config, extra in (
@@ -143,18 +162,20 @@ def main(seeds: int = 5):
             (f"{module.__name__}.py", [a for a, _ in pairs]),
             (f"TRL's {trainer.__name__}", [b for _, b in pairs]),
         ):
-            seconds, rollouts = zip(*runs)
+            seconds, rollouts = zip(*runs, strict=True)
             shown = (
                 f"{median(ratios):.1f} ({ratios[0]:.1f} to {ratios[-1]:.1f})"
                 if label.endswith(".py")
                 else "1"
             )
             lines.append(
-                f"| {label} | {median(seconds):.1f} ({max(seconds):.1f}) | {median(rollouts):.0f} | {shown} |"
+                f"| {label} | {median(seconds):.1f} ({max(seconds):.1f}) | "
+                f"{median(rollouts):.0f} | {shown} |"
             )
     lines += [
         "",
-        f"{os.cpu_count()} cores, torch {torch.__version__}, trl {trl.__version__}, {time.strftime('%Y-%m-%d')}, {seeds} seeds",
+        f"{os.cpu_count()} cores, torch {torch.__version__}, trl {trl.__version__}, "
+        f"{time.strftime('%Y-%m-%d')}, {seeds} seeds",
     ]
     print("\n".join(lines))
     (Path(__file__).parent / "results" / "trl_time.md").write_text("\n".join(lines) + "\n")
