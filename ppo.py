@@ -1,25 +1,30 @@
 """PPO, Proximal Policy Optimization: a trust region for the price of a clip.
 
-The policy as it stands, π_old, plays T steps in each of N environments, the critic V turns them into advantages A_t,
-and minibatches climb, several times over the same steps, on a surrogate of the return that does not reward going far:
+The current policy π_old plays T steps in each of N environments, and the critic V turns the
+rewards into advantages A_t (GAE). Then minibatches pass several times over these steps, to maximize
 
     J = mean_t min(r_t A_t, clip(r_t, 1 − ε, 1 + ε) A_t),   r_t = π(a_t | s_t) / π_old(a_t | s_t)
     A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)
 
-The pain it cures. TRPO pays for its trust region with conjugate gradients and a line search, and takes one step per
-rollout. In PPO a step that has gone far enough, the way its advantage points, loses its gradient, and plain Adam does
-the rest. --surrogate penalty is the paper's other form: r_t A_t − β KL(π_old ‖ π), with a β that holds the KL near a
-target. How it fails. The clip ends a sample's own push, not that of the others: watch losses/approx_kl.
+Why: TRPO pays for its trust region with conjugate gradients and a line search, and takes a single
+step per rollout. PPO clips the ratio instead. Once r_t has left 1 ± ε in the direction that A_t
+favors, that sample has no gradient left, so plain Adam can use a rollout several times.
+`--surrogate penalty` is the paper's other form, r_t A_t − β KL(π_old ‖ π), where β is adapted after
+each rollout to keep the KL near a target.
 
-    python ppo.py      # CartPole-v1, solved in seconds; for continuous actions, add for example
-    --env-id Pendulum-v1 --gamma 0.9 --total-timesteps 300000
+Weakness: the clip keeps a sample from pushing its own ratio further, but not the other samples from
+doing so. Nothing bounds the distance to π_old; watch losses/approx_kl.
+
+    python ppo.py                                                              # CartPole-v1
+    python ppo.py --env-id Pendulum-v1 --gamma 0.9 --total-timesteps 300000    # continuous actions
 
 Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
+GAE: Schulman et al. 2015, High-Dimensional Continuous Control Using GAE, arXiv:1506.02438
 """
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -27,300 +32,469 @@ import gymnasium as gym
 import numpy as np
 import torch
 import tyro
+from gymnasium.spaces import Box, Discrete, flatdim
 from PIL import Image
 from torch import nn
-from torch.distributions import Categorical, Independent, Normal
+from torch.distributions import Categorical, Distribution, Independent, Normal
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
+
 
 @dataclass
 class Args:
     surrogate: Literal["clip", "penalty"] = "clip"
-    """clipped ratio, or plain ratio with a KL penalty of adaptive weight"""
+    """the clipped ratio, or the plain ratio with a KL penalty of adaptive weight"""
     clip_low: float = 0.2
-    """the ratio is clipped below at 1 - clip_low"""
+    """the ratio is clipped below 1 - clip_low"""
     clip_high: float = 0.2
-    """the ratio is clipped above at 1 + clip_high"""
+    """the ratio is clipped above 1 + clip_high"""
     beta: float = 1.0
-    """first weight of the KL penalty (--surrogate penalty)"""
+    """initial weight of the KL penalty, with --surrogate penalty"""
     target_kl: float | None = None
-    """KL per rollout, in nats, that ends the passes over it, if given; that the penalty aims at (0.01, if not given)"""
+    """with clip: end the passes over a rollout once its KL (in nats) exceeds this, if given; with
+    penalty: the KL that beta aims at (0.01 if not given)"""
     update_epochs: int = 4
     """passes over each rollout"""
     num_minibatches: int = 4
     """optimizer steps per pass"""
     clip_values: bool = False
-    """clip the critic's change per rollout as well, at clip_low and clip_high standard deviations of the return"""
+    """also clip how far V moves per rollout, by clip_low and clip_high, in units of the returns'
+    standard deviation"""
     ent_coef: float = 0.0
-    """weight of the entropy bonus; falls linearly to 0"""
+    """weight of the entropy bonus; decays linearly to 0"""
     gae_lambda: float = 0.98
-    """λ: 0 trusts the critic (the TD error), 1 trusts the rewards (Monte Carlo)"""
+    """λ of GAE: 0 trusts the critic (TD error), 1 trusts the rewards (Monte Carlo)"""
     gamma: float = 0.99
     """γ, the discount factor"""
     num_steps: int = 128
-    """steps per rollout in each environment (T)"""
+    """T, steps per rollout in each environment"""
     num_envs: int = 16
-    """environments that step in parallel (N)"""
+    """N, environments stepped in parallel"""
     learning_rate: float = 3e-3
-    """Adam's rate; falls linearly to 0"""
+    """Adam's learning rate; decays linearly to 0"""
+    max_grad_norm: float = 1.0
+    """the gradients of actor and critic are each clipped to this norm"""
     total_timesteps: int = 200_000
-    """environment steps, over all environments"""
+    """environment steps in total, over all environments"""
     env_id: str = "CartPole-v1"
     """any gymnasium environment with Box observations and Discrete or Box actions"""
     init_std: float = 1.0
-    """standard deviation of a Gaussian policy (Box actions) at first; it is learned from there"""
+    """initial standard deviation of a Gaussian policy (Box actions); it is learned from there"""
     target_return: float | None = None
-    """stop training once the mean return of the last 100 episodes reaches this"""
+    """stop training once the last 100 episodes reach this mean return, if given"""
     seed: int = 1
-    """same seed, same run, to the last digit"""
+    """random seed; the same seed gives the same run, to the last digit"""
     load: str = ""
-    """start from this agent.pt"""
+    """start from the agent in this file, the agent.pt of an earlier run"""
     eval_only: bool = False
-    """do not train: evaluate the agent of --load"""
+    """only evaluate the agent given by --load, without training"""
     record: bool = False
-    """film one greedy episode, as a GIF beside the agent"""
+    """save one greedy episode as a GIF next to the agent"""
     output_dir: str = "runs"
-    """each run puts its logs and agent.pt into a folder of its own in here"""
+    """folder in which each run makes its own, for its logs and agent.pt"""
 
-def stop(message: str):
-    """End a run that cannot succeed: one line that names the flag and the mend, exit status 2."""
-    print(f"error: {message}", file=sys.stderr)
-    raise SystemExit(2)
 
-def check_args(args):
-    """Stop at the first flag whose value no run can use."""
-    may_be_zero = "seed gamma gae_lambda learning_rate ent_coef clip_low clip_high beta damping".split()
-    for name, value in vars(args).items():
-        low, high = 0 if name in may_be_zero else 1e-9, 1 if name in ("gamma", "gae_lambda") else 2**31
-        if type(value) in (int, float) and name != "target_return" and not low <= value <= high:
-            stop(f"--{name.replace('_', '-')} {value}: must be {'above' if low else 'at least'} 0 and at most {high}")
-    if args.num_envs * args.num_steps % args.num_minibatches:
-        stop(f"--num-minibatches {args.num_minibatches}: must divide --num-envs times --num-steps")
-    args.eval_only and not args.load and stop("--eval-only: name the agent with --load PATH")
+# -------------------------------------------------------------------------------------- Algorithm
+def compute_advantages(rewards, values, terminated, done, args):
+    """GAE(γ, λ): values (T + 1, N), all others (T, N) → advantages (T, N)."""
+    # Nothing follows a termination. An episode cut off by a time limit would have gone on, and
+    # V(s_{t+1}) stands for the rest of it.
+    next_values = values[1:] * ~terminated
+    delta = rewards + args.gamma * next_values - values[:-1]
+    advantages = torch.zeros_like(rewards)
+    following = 0.0
+    for t in reversed(range(len(rewards))):
+        following = delta[t] + args.gamma * args.gae_lambda * following * ~done[t]
+        advantages[t] = following
+    return advantages
 
-# ---------------------------------------------------------------------------------------------- Environment and agent
-def make_envs(env_id: str, num_envs: int, **options):
-    """num_envs environments that step as one; natively vectorised where gymnasium has that (CartPole)."""
-    try:
-        envs = gym.make_vec(env_id, num_envs=num_envs, **options)
-    except (gym.error.Error, ImportError) as error:
-        stop(f"--env-id {env_id}: {str(error).splitlines()[0]}")
-    obs, action, box = envs.single_observation_space, envs.single_action_space, gym.spaces.Box
-    continuous = isinstance(action, box) and len(action.shape) == 1
-    fits = isinstance(obs, box) and (continuous or isinstance(action, gym.spaces.Discrete) and action.start == 0)
-    if not fits or envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
-        stop(f"--env-id {env_id}: needs Box observations, Discrete or flat Box actions and next-step autoreset")
-    return gym.wrappers.vector.ClipAction(envs) if continuous else envs  # log π remains that of the action drawn
 
-class RunningNorm(nn.Module):
-    """Shifts and scales to mean 0 and standard deviation 1 over all rows that `update` was shown."""
-    def __init__(self, *shape):
-        super().__init__()
-        self.register_buffer("sums", torch.zeros(3, *shape, dtype=torch.float64))  # of 1, x and x²
-        self.register_buffer("mean", torch.zeros(shape))
-        self.register_buffer("std", torch.ones(shape))
+def surrogate(logprobs, old_logprobs, advantages, args):
+    """The objective of each step, to be maximized: all (B,)."""
+    log_ratio = logprobs - old_logprobs
+    ratio = log_ratio.exp()
+    if args.surrogate == "penalty":
+        kl = ratio - 1 - log_ratio  # its mean over actions drawn from π_old is KL(π_old ‖ π)
+        return ratio * advantages - args.beta * kl
+    clipped = ratio.clamp(1 - args.clip_low, 1 + args.clip_high)
+    return torch.minimum(ratio * advantages, clipped * advantages)
 
-    def update(self, x):
-        self.sums += torch.stack([x.double() ** power for power in range(3)]).sum(1)
-        mean, square = self.sums[1:] / self.sums[0]
-        self.mean, self.std = mean.float(), (square - mean**2).clamp(min=1e-8).sqrt().float()
 
-    def forward(self, x):
-        return ((x - self.mean) / self.std).clamp(-10, 10)
+def is_clipped(ratio, advantages, args):
+    """Where the clip takes the gradient away: the ratio has already gone as far as A wants."""
+    too_high = (advantages > 0) & (ratio > 1 + args.clip_high)
+    too_low = (advantages < 0) & (ratio < 1 - args.clip_low)
+    return too_high | too_low
 
-class Agent(nn.Module):
-    """A policy π(a|s), Categorical for Discrete actions and Gaussian for Box, and a critic V(s): two networks."""
-    def __init__(self, envs, init_std: float = 1.0, hidden: int = 64):
-        super().__init__()
-        obs_size, space = np.prod(envs.single_observation_space.shape), envs.single_action_space
-        self.discrete = isinstance(space, gym.spaces.Discrete)
-        self.obs_norm, self.return_norm = RunningNorm(obs_size), RunningNorm()
-        for name, outputs in ("actor", space.n if self.discrete else space.shape[0]), ("critic", 1):
-            body = nn.Linear(obs_size, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh()
-            self.add_module(name, nn.Sequential(*body, nn.Linear(hidden, outputs)))
-        self.actor[-1].weight.data *= 0.01  # close to uniform at first
-        if not self.discrete:
-            self.actor.log_std = nn.Parameter(torch.full(space.shape, np.log(init_std), dtype=torch.float32))
 
-    def policy(self, obs):
-        """π(·|s): obs (…, D) → a distribution over actions, (…) or (…, A)."""
-        out = self.actor(self.obs_norm(obs))
-        return Categorical(logits=out) if self.discrete else Independent(Normal(out, self.actor.log_std.exp()), 1)
+def adapt_beta(beta, kl, target_kl):
+    """The paper's rule: double the penalty if the policy went too far, halve it if not far."""
+    if kl > target_kl * 1.5:
+        return beta * 2
+    if kl < target_kl / 1.5:
+        return beta / 2
+    return beta
 
-    def value(self, obs):
-        """V(s): obs (…, D) → (…). The network speaks in standard deviations of the return, so any scale will do."""
-        return self.critic(self.obs_norm(obs))[..., 0] * self.return_norm.std + self.return_norm.mean
 
-    @torch.no_grad()
-    def act(self, obs: np.ndarray, greedy: bool = False) -> np.ndarray:
-        """Actions for the observations of N environments: drawn from π, or its mode."""
-        policy = self.policy(torch.as_tensor(obs, dtype=torch.float32).flatten(1))
-        return (policy.mode if greedy else policy.sample()).numpy()
+@torch.no_grad()
+def prepare(agent, rollout, args):
+    """A rollout's real steps as B rows: obs (B, D), actions (B,) or (B, A), the others (B,)."""
+    values = agent.value(rollout["obs"])
+    advantages = compute_advantages(
+        rollout["rewards"], values, rollout["terminated"], rollout["done"], args
+    )
+    batch = {
+        "obs": rollout["obs"][:-1],
+        "actions": rollout["actions"],
+        "values": values[:-1],
+        "advantages": advantages,
+        "returns": values[:-1] + advantages,  # what the critic should have said
+    }
+    batch = {name: column[rollout["mask"]] for name, column in batch.items()}
+    agent.return_norm.update(batch["returns"])
+    # In standard deviations of the return, so that one learning rate suits rewards of any scale.
+    # A z-score per batch would turn what little noise a good policy is left with into a signal.
+    batch["advantages"] /= agent.return_norm.std
+    batch["logprobs"] = agent.policy(batch["obs"]).log_prob(batch["actions"])
+    return batch
 
-def load_agent(agent, args):
-    """Fill `agent` from the file of --load."""
-    try:
-        agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
-    except Exception as error:  # a missing, torn or foreign file has many ways to fail
-        stop(f"--load {args.load}: holds no agent for --env-id {args.env_id} ({type(error).__name__})")
 
-# ---------------------------------------------------------------------------------------------------------- Algorithm
+def critic_loss(agent, batch, args):
+    """Half the mean squared error of V, in standard deviations of the return."""
+    std = agent.return_norm.std
+    values = agent.value(batch["obs"])
+    error = (values - batch["returns"]).abs()
+    if args.clip_values:
+        old = batch["values"]
+        clipped = values.clamp(old - args.clip_low * std, old + args.clip_high * std)
+        error = torch.maximum(error, (clipped - batch["returns"]).abs())
+    return 0.5 * (error / std).square().mean()
+
+
+def update(agent, optimizer, batch, ent_coef, args):
+    """Passes over the batch in minibatches, one step of actor and critic on each; returns what to
+    log, as means over these steps."""
+    if args.clip_values:  # those of the rollout are outdated: return_norm has moved since
+        batch = batch | {"values": agent.value(batch["obs"]).detach()}
+    steps = []
+    for _ in range(args.update_epochs):
+        order = torch.randperm(len(batch["obs"]))
+        for rows in order.chunk(args.num_minibatches):
+            mini = {name: column[rows] for name, column in batch.items()}
+            policy = agent.policy(mini["obs"])
+            logprobs = policy.log_prob(mini["actions"])
+            entropy = policy.entropy().mean()
+            policy_loss = -surrogate(logprobs, mini["logprobs"], mini["advantages"], args).mean()
+            value_loss = critic_loss(agent, mini, args)
+            loss = policy_loss - ent_coef * entropy + value_loss
+            optimizer.zero_grad()
+            loss.backward()
+            for network in (agent.actor, agent.critic):
+                nn.utils.clip_grad_norm_(network.parameters(), args.max_grad_norm)
+            optimizer.step()
+            log_ratio = logprobs - mini["logprobs"]
+            ratio = log_ratio.exp()
+            stats = {
+                "policy_loss": policy_loss,
+                "value_loss": value_loss,
+                "entropy": entropy,
+                "approx_kl": (ratio - 1 - log_ratio).mean(),
+            }
+            if args.surrogate == "clip":
+                stats["clipfrac"] = is_clipped(ratio, mini["advantages"], args).float().mean()
+            steps.append(stats)
+        if args.surrogate == "clip" and args.target_kl and mean_kl(agent, batch) > args.target_kl:
+            break
+    return {key: torch.stack([step[key] for step in steps]).mean().detach() for key in steps[0]}
+
+
+@torch.no_grad()
+def mean_kl(agent, batch):
+    """KL(π_old ‖ π) over the whole rollout, estimated as the mean of r − 1 − log r."""
+    log_ratio = agent.policy(batch["obs"]).log_prob(batch["actions"]) - batch["logprobs"]
+    return (log_ratio.exp() - 1 - log_ratio).mean()
+
+
+# --------------------------------------------------------------------------------------- Rollouts
 def rollouts(envs, agent, args):
-    """Yield, without end, T = num_steps steps of N environments, and the returns of the episodes that ended in them.
+    """Yield, without end, rollouts of T = num_steps steps in N environments, each with the returns
+    of the episodes that ended in it.
 
-    Tensors: obs (T + 1, N, D), actions (T, N) or (T, N, A), the others (T, N). done: terminated or out of time. mask: 0
-    in the step *after* an episode's last, in which gymnasium resets; that one is no step. But as it still shows the old
-    episode's last observation, obs[t + 1] always is where step t led to.
+    A rollout: obs (T + 1, N, D), actions (T, N) or (T, N, A), all others (T, N). `done` marks the
+    last step of an episode, terminated or out of time. In the step after that, gymnasium resets the
+    environment and ignores the action; `mask` is False there, for it is not a real step. Its obs is
+    the old episode's last, so obs[t + 1] is always where step t led.
     """
     obs, _ = envs.reset(seed=args.seed)
-    mask, returns = np.ones(args.num_envs, bool), np.zeros(args.num_envs)
+    mask = np.ones(args.num_envs, bool)
+    returns = np.zeros(args.num_envs)  # of the episodes under way, so far
     while True:
         steps, episodes = [], []
         for _ in range(args.num_steps):
             actions = agent.act(obs)
             next_obs, rewards, terminated, truncated, _ = envs.step(actions)
             done = terminated | truncated
-            steps.append((obs, actions, rewards, terminated, done, mask))
+            step = {"obs": obs, "actions": actions, "rewards": rewards, "mask": mask}
+            steps.append(step | {"terminated": terminated, "done": done})
             returns += rewards * mask
             episodes += returns[done].tolist()
             returns[done] = 0
-            obs, mask = next_obs, ~done
-        columns = (torch.as_tensor(np.stack(column)) for column in zip(*steps))
-        rollout = dict(zip("obs actions rewards terminated done mask".split(), columns))
-        rollout["obs"] = torch.cat([rollout["obs"], torch.as_tensor(obs)[None]]).float().flatten(2)
-        yield rollout | {"rewards": rollout["rewards"].float()}, episodes
+            obs = next_obs
+            mask = ~done
+        rollout = {}
+        for name in steps[0]:
+            rollout[name] = torch.as_tensor(np.stack([step[name] for step in steps]))
+        last_obs = torch.as_tensor(obs)[None]
+        rollout["obs"] = torch.cat([rollout["obs"], last_obs]).float().flatten(2)
+        rollout["rewards"] = rollout["rewards"].float()
+        if rollout["mask"].any():  # else a rollout of one step, and that one a reset
+            yield rollout, episodes
 
-def compute_advantages(rewards, values, terminated, done, args):
-    """GAE(γ, λ) of Schulman et al. 2015, arXiv:1506.02438: values (T + 1, N), all others (T, N) → advantages (T, N)."""
-    # Nothing follows a termination; but an episode cut off would have gone on, and was worth V(s_{t+1}) still.
-    delta = rewards + args.gamma * values[1:] * ~terminated - values[:-1]
-    advantages, following = torch.zeros_like(rewards), 0.0
-    for t in reversed(range(len(rewards))):
-        advantages[t] = following = delta[t] + args.gamma * args.gae_lambda * following * ~done[t]
-    return advantages
 
+# -------------------------------------------------------------------------- Environment and agent
+def make_envs(env_id, num_envs, **options):
+    """num_envs environments that step as one; natively vectorized where gymnasium has that."""
+    try:
+        envs = gym.make_vec(env_id, num_envs=num_envs, **options)
+    except (gym.error.Error, ImportError) as error:
+        stop(f"--env-id {env_id}: {error}")
+    space = envs.single_action_space
+    discrete = isinstance(space, Discrete) and space.start == 0
+    continuous = isinstance(space, Box) and len(space.shape) == 1
+    supported = isinstance(envs.single_observation_space, Box) and (discrete or continuous)
+    if not supported or envs.metadata["autoreset_mode"] != gym.vector.AutoresetMode.NEXT_STEP:
+        stop(
+            f"--env-id {env_id}: needs Box observations, Discrete or flat Box actions and "
+            "next-step autoreset"
+        )
+    if continuous:  # for the environment alone: log π is that of the action drawn
+        envs = gym.wrappers.vector.ClipAction(envs)
+    return envs
+
+
+class RunningNorm(nn.Module):
+    """Scales to mean 0 and standard deviation 1 over all rows that `update` has seen."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.register_buffer("sums", torch.zeros(3, *shape, dtype=torch.float64))  # of 1, x, x²
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("std", torch.ones(shape))
+
+    def update(self, x):
+        x = x.double()
+        self.sums += torch.stack([x**0, x, x**2]).sum(1)
+        count, total, squares = self.sums
+        mean = total / count
+        self.mean = mean.float()
+        self.std = (squares / count - mean**2).clamp(min=1e-8).sqrt().float()
+
+    def forward(self, x):
+        return ((x - self.mean) / self.std).clamp(-10, 10)
+
+
+class Agent(nn.Module):
+    """A policy π(a|s), Categorical or Gaussian, and a critic V(s), as two separate networks."""
+
+    def __init__(self, envs, init_std=1.0):
+        super().__init__()
+        obs_size = flatdim(envs.single_observation_space)
+        action_space = envs.single_action_space
+        self.discrete = isinstance(action_space, Discrete)
+        self.obs_norm = RunningNorm(obs_size)
+        self.return_norm = RunningNorm()
+        self.actor = nn.Sequential(
+            nn.Linear(obs_size, 64),
+            nn.Tanh(),
+            nn.Linear(64, 64),
+            nn.Tanh(),
+            nn.Linear(64, flatdim(action_space)),
+        )
+        self.critic = nn.Sequential(
+            nn.Linear(obs_size, 64),
+            nn.Tanh(),
+            nn.Linear(64, 64),
+            nn.Tanh(),
+            nn.Linear(64, 1),
+        )
+        self.actor[-1].weight.data *= 0.01  # close to uniform at first
+        if not self.discrete:
+            self.actor.log_std = nn.Parameter(torch.full(action_space.shape, np.log(init_std)))
+
+    def policy(self, obs):
+        """π(·|s): obs (…, D) → a distribution over actions (…) or (…, A)."""
+        output = self.actor(self.obs_norm(obs))
+        if self.discrete:
+            return Categorical(logits=output)
+        return Independent(Normal(output, self.actor.log_std.exp()), 1)
+
+    def value(self, obs):
+        """V(s): obs (…, D) → (…). The network's output is in standard deviations of the return."""
+        output = self.critic(self.obs_norm(obs)).squeeze(-1)
+        return output * self.return_norm.std + self.return_norm.mean
+
+    @torch.no_grad()
+    def act(self, obs, greedy=False):
+        """Actions for the observations of N environments: drawn from π, or its mode."""
+        policy = self.policy(torch.as_tensor(obs, dtype=torch.float32).flatten(1))
+        return (policy.mode if greedy else policy.sample()).numpy()
+
+
+def load_agent(agent, args):
+    """Fill `agent` from the file given by --load."""
+    try:
+        agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
+    except Exception as error:  # a missing, torn or foreign file can fail in many ways
+        stop(f"--load {args.load}: no agent for --env-id {args.env_id} ({type(error).__name__})")
+
+
+# ------------------------------------------------------------------------------------ Flag checks
+def stop(message):
+    """End a run that cannot work: one line that names the flag and the fix, exit status 2."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def check_args(args):
+    """Stop at the first flag whose value no run can use."""
+    may_be_0 = ["clip_low", "clip_high", "beta", "ent_coef", "gae_lambda", "gamma"]
+    may_be_0 += ["learning_rate", "seed"]
+    for name, value in vars(args).items():
+        low = 0 if name in may_be_0 else 1e-9
+        high = 1 if name in ("gae_lambda", "gamma") else 2**31
+        is_number = type(value) in (int, float) and name != "target_return"
+        if is_number and not low <= value <= high:
+            stop(f"--{name.replace('_', '-')} {value}: must be between {low} and {high}")
+    if args.num_envs * args.num_steps % args.num_minibatches:
+        stop(f"--num-minibatches {args.num_minibatches}: must divide --num-envs times --num-steps")
+    if args.eval_only and not args.load:
+        stop("--eval-only: name the agent with --load PATH")
+
+
+# --------------------------------------------------------------------------- Evaluation and main
 @torch.no_grad()
-def prepare(agent, rollout: dict, args) -> dict:
-    """The B steps of a rollout that are real, in rows: obs (B, D), actions (B,) or (B, A), all others (B,)."""
-    values, mask = agent.value(rollout["obs"]), rollout["mask"]
-    advantages = compute_advantages(rollout["rewards"], values, rollout["terminated"], rollout["done"], args)
-    batch = {"obs": rollout["obs"][:-1][mask], "actions": rollout["actions"][mask], "values": values[:-1][mask]}
-    batch["returns"] = batch["values"] + advantages[mask]  # what the critic should have said
-    agent.return_norm.update(batch["returns"])
-    # In standard deviations of the return. A z-score per batch would, once all goes well, blow up what is only noise.
-    batch["advantages"] = advantages[mask] / agent.return_norm.std
-    batch["logprobs"] = agent.policy(batch["obs"]).log_prob(batch["actions"])
-    return batch
-
-def surrogate(logprobs, old_logprobs, advantages, args):
-    """The objective of each step, to be maximised: all (B,)."""
-    log_ratio = logprobs - old_logprobs
-    ratio = log_ratio.exp()
-    if args.surrogate == "penalty":
-        return ratio * advantages - args.beta * (ratio - 1 - log_ratio)  # its mean under π_old: β KL(π_old ‖ π)
-    return torch.minimum(ratio * advantages, ratio.clamp(1 - args.clip_low, 1 + args.clip_high) * advantages)
-
-def adapt_beta(beta: float, kl: float, target_kl: float) -> float:
-    """The paper's rule: twice the penalty after a step too long, half of it after one too short."""
-    return beta * 2 if kl > target_kl * 1.5 else beta / 2 if kl < target_kl / 1.5 else beta
-
-def update(agent, optimizer, batch: dict, ent_coef: float, args) -> dict:
-    """Passes over the batch in minibatches, a step of policy and critic each; returns what to log, of the last one."""
-    if args.clip_values:  # since they were taken, the norm of the return has moved them
-        batch = batch | {"values": agent.value(batch["obs"]).detach()}
-    for _ in range(args.update_epochs):
-        for rows in torch.randperm(len(batch["obs"])).chunk(args.num_minibatches):
-            mini = {name: column[rows] for name, column in batch.items()}
-            policy, values, std = agent.policy(mini["obs"]), agent.value(mini["obs"]), agent.return_norm.std
-            logprobs, entropy = policy.log_prob(mini["actions"]), policy.entropy().mean()
-            policy_loss = -surrogate(logprobs, mini["logprobs"], mini["advantages"], args).mean()
-            error = (values - mini["returns"]).abs()
-            if args.clip_values:
-                change = (values - mini["values"]).clamp(-args.clip_low * std, args.clip_high * std)
-                error = torch.maximum(error, (mini["values"] + change - mini["returns"]).abs())
-            value_loss = 0.5 * (error / std).square().mean()
-            optimizer.zero_grad()
-            (policy_loss - ent_coef * entropy + value_loss).backward()
-            nn.utils.clip_grad_norm_(agent.actor.parameters(), 1.0)
-            nn.utils.clip_grad_norm_(agent.critic.parameters(), 1.0)
-            optimizer.step()
-            log_ratio = (logprobs - mini["logprobs"]).detach()
-            approx_kl = (log_ratio.exp() - 1 - log_ratio).mean().item()
-        if args.surrogate == "clip" and args.target_kl and approx_kl > args.target_kl:
-            break
-    if args.surrogate == "penalty":
-        args.beta = adapt_beta(args.beta, approx_kl, args.target_kl or 0.01)  # surrogate() reads it there
-    clipfrac = (log_ratio.exp().clamp(1 - args.clip_low, 1 + args.clip_high) != log_ratio.exp()).float().mean()
-    stats = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "approx_kl": approx_kl}
-    return stats | {"clipfrac": clipfrac, "beta": args.beta}
-
-# ---------------------------------------------------------------------------------------------------------- Main loop
-@torch.no_grad()
-def evaluate(agent, args, greedy: bool, episodes: int = 100, gif: Path | None = None) -> float:
-    """Mean return of fresh episodes, one in each of as many environments; of a single one, filmed, if given a `gif`."""
-    envs = make_envs(args.env_id, 1 if gif else episodes, **{"render_mode": "rgb_array"} if gif else {})
+def evaluate(agent, args, greedy, episodes=100, gif=None):
+    """Mean return of fresh episodes, one per environment, each cut off after 10,000 steps; or, to
+    film it, of a single one."""
+    envs = make_envs(args.env_id, episodes)
+    if gif:
+        envs = make_envs(args.env_id, 1, render_mode="rgb_array")
     obs, _ = envs.reset(seed=args.seed + 10**6)
-    returns, running, frames = np.zeros(envs.num_envs), np.ones(envs.num_envs, bool), []
-    while running.any():
-        frames += [Image.fromarray(envs.render()[0])] if gif else []
+    returns = np.zeros(envs.num_envs)
+    running = np.ones(envs.num_envs, bool)
+    frames = []
+    for _ in range(10_000):
+        if gif:
+            frames.append(Image.fromarray(envs.render()[0]))
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
         returns += rewards * running
         running &= ~(terminated | truncated)
-    gif and frames[0].save(gif, save_all=True, append_images=frames[1:], duration=1000 / envs.metadata["render_fps"])
+        if not running.any():
+            break
+    if gif:
+        duration = 1000 / envs.metadata["render_fps"]
+        frames[0].save(gif, save_all=True, append_images=frames[1:], duration=duration)
     return float(returns.mean())
+
+
+def train(envs, agent, path, args):
+    """Train until the steps are spent; returns the step and second at which the task was solved."""
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
+    writer = SummaryWriter(path.parent)
+    writer.add_text("hyperparameters", str(args))
+    threshold = args.target_return
+    if threshold is None:
+        threshold = envs.spec.reward_threshold or np.inf
+    global_step, solved_step, solved_seconds = 0, None, None
+    recent = []  # returns of the last 100 episodes
+    beta = args.beta  # adapted from here on
+    bar = tqdm(total=args.total_timesteps, desc=args.env_id, disable=None)
+    start = time.perf_counter()
+    for rollout, episodes in rollouts(envs, agent, args):
+        torch.save({args.env_id: agent.state_dict()}, path.with_suffix(".tmp"))
+        path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole agent
+        steps = int(rollout["mask"].sum())
+        global_step += steps
+        seconds = time.perf_counter() - start
+        recent = (recent + episodes)[-100:]
+        mean_return = np.mean(recent or [np.nan])
+        bar.set_postfix(mean_return=f"{mean_return:.1f}")
+        bar.update(steps)
+        if solved_step is None and len(recent) == 100 and mean_return >= threshold:
+            solved_step, solved_seconds = global_step, seconds
+        left = 1 - global_step / args.total_timesteps
+        if left <= 0 or (solved_step and args.target_return is not None):
+            break
+        optimizer.param_groups[0]["lr"] = args.learning_rate * left
+        batch = prepare(agent, rollout, args)
+        stats = update(agent, optimizer, batch, args.ent_coef * left, replace(args, beta=beta))
+        if args.surrogate == "penalty":
+            stats["beta"] = beta
+            beta = adapt_beta(beta, mean_kl(agent, batch), args.target_kl or 0.01)
+        agent.obs_norm.update(batch["obs"])  # not before: it would change π under π_old's log-probs
+        if not np.isfinite(sum(stats.values())):
+            bar.close()
+            sys.exit(
+                f"error: step {global_step}: loss not finite; lower --learning-rate; "
+                f"the last good agent is {path}"
+            )
+        errors = batch["returns"] - batch["values"]
+        unexplained = errors.var(correction=0) / batch["returns"].var(correction=0)
+        stats["explained_variance"] = 1 - unexplained.item()
+        for name, value in stats.items():
+            writer.add_scalar(f"losses/{name}", value, global_step)
+        writer.add_scalar("charts/learning_rate", args.learning_rate * left, global_step)
+        writer.add_scalar("charts/SPS", global_step / seconds, global_step)
+        if episodes:
+            writer.add_scalar("charts/episodic_return", np.mean(episodes), global_step)
+    bar.close()
+    writer.close()
+    return solved_step, solved_seconds
+
 
 def main(args: Args) -> dict:
     start = time.perf_counter()
     check_args(args)
     torch.set_num_threads(1)  # networks this small only get slower with more
-    torch.distributions.Distribution.set_default_validate_args(False)  # and so they do with checks of every tensor
+    Distribution.set_default_validate_args(False)  # checking every tensor is slow as well
     torch.manual_seed(args.seed)
     envs = make_envs(args.env_id, args.num_envs)
     agent = Agent(envs, args.init_std)
-    args.load and load_agent(agent, args)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
-    folder = Path(args.output_dir) / f"{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
-    path = Path(args.load) if args.eval_only else folder / "agent.pt"
-    writer = SummaryWriter(path.parent)
-    writer.add_text("hyperparameters", "|flag|value|\n|-|-|\n" + "".join(f"|{k}|{v}|\n" for k, v in vars(args).items()))
-    threshold = envs.spec.reward_threshold or np.inf if args.target_return is None else args.target_return
-    global_step, recent, solved_step, solved_seconds = 0, [], None, None
-    bar = tqdm(total=args.total_timesteps, desc=args.env_id, unit="step", disable=args.eval_only)
-    train_start = time.perf_counter()
-    for rollout, episodes in () if args.eval_only else rollouts(envs, agent, args):
-        torch.save({args.env_id: agent.state_dict()}, path.with_suffix(".tmp"))
-        path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole file
-        steps, seconds = int(rollout["mask"].sum()), time.perf_counter() - train_start
-        global_step += steps
-        recent = (recent + episodes)[-100:]
-        bar.update(steps)
-        bar.set_postfix(mean_return=f"{np.mean(recent or [np.nan]):.1f}", refresh=False)
-        if solved_step is None and len(recent) == 100 and np.mean(recent) >= threshold:
-            solved_step, solved_seconds = global_step, seconds
-        left = 1 - global_step / args.total_timesteps
-        if left <= 0 or solved_step and args.target_return is not None:
-            break
-        optimizer.param_groups[0]["lr"] = args.learning_rate * left
-        batch = prepare(agent, rollout, args)
-        stats = update(agent, optimizer, batch, args.ent_coef * left, args)
-        agent.obs_norm.update(batch["obs"])  # not earlier: the policy would not be π_old any more
-        stats = {key: torch.as_tensor(value).item() for key, value in stats.items()}
-        if not np.isfinite(list(stats.values())).all():
-            sys.exit(f"error: step {global_step}: loss not finite; lower --learning-rate; last good agent in {path}")
-        stats["explained_variance"] = 1 - (batch["returns"] - batch["values"]).var() / batch["returns"].var()
-        scalars = {f"losses/{key}": value for key, value in stats.items()} | {"charts/SPS": global_step / seconds}
-        scalars |= {"charts/episodic_return": np.mean(episodes)} if episodes else {}
-        for key, value in scalars.items():
-            writer.add_scalar(key, float(value), global_step)
-    bar.close()
-    scores = {"eval/return": evaluate(agent, args, True), "eval/return_stochastic": evaluate(agent, args, False)}
-    writer.close()
-    args.record and evaluate(agent, args, True, gif=path.with_suffix(".gif"))
-    result = {"solved_step": solved_step, "solved_seconds": solved_seconds, "seconds": time.perf_counter() - start}
-    solved = f"solved in {solved_step} steps, {solved_seconds:.1f} s; " if solved_step else ""
-    print("mean return {eval/return:.1f} greedy, {eval/return_stochastic:.1f} sampled; ".format(**scores), end=solved)
-    print(f"{result['seconds']:.0f} s; agent in {path}; tensorboard --logdir {path.parent}")
-    return scores | result | {"agent": str(path)}
+    if args.load:
+        load_agent(agent, args)
+    path = Path(args.load)
+    solved_step, solved_seconds = None, None
+    if not args.eval_only:
+        folder = f"{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+        path = Path(args.output_dir, folder, "agent.pt")
+        print(f"logs and agent in {path.parent}; tensorboard --logdir {args.output_dir}")
+        solved_step, solved_seconds = train(envs, agent, path, args)
+    greedy = evaluate(agent, args, True)
+    sampled = evaluate(agent, args, False)
+    if args.record:
+        evaluate(agent, args, True, gif=path.with_suffix(".gif"))
+    seconds = time.perf_counter() - start
+    print(f"mean return {greedy:.1f} greedy, {sampled:.1f} sampled; {seconds:.0f} s; agent: {path}")
+    return {
+        "eval/return": greedy,
+        "eval/return_stochastic": sampled,
+        "solved_step": solved_step,
+        "solved_seconds": solved_seconds,
+        "seconds": seconds,
+        "agent": str(path),
+    }
+
 
 if __name__ == "__main__":
     main(tyro.cli(Args))
+
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "torch==2.13.0",
+#     "gymnasium[classic-control]==1.4.0",
+#     "tyro==1.0.17",
+#     "tensorboard==2.21.0",
+#     "tqdm==4.70.1",
+# ]
+# ///
