@@ -1,4 +1,11 @@
-"""Small models, tokenizers and helpers that the tests share."""
+"""Small models, tokenizers and helpers that the tests share, and the option --slow.
+
+Marked slow, and run with --slow only, is what repeats a quick test at full length or in full number
+(every kill, every full disk, every command of the README, all five scripts learning), and what
+cannot be had in seconds: whole processes beside each other, or memory over hundreds of steps. Each
+of these behaviours keeps a quick guard that always runs. `python -m pytest -q tests --slow` runs
+everything, `python -m pytest -q tests --slow -m slow` the slow ones alone.
+"""
 
 import importlib
 import json
@@ -6,6 +13,7 @@ import os
 import sys
 from pathlib import Path
 
+import launch
 import pytest
 import tokenizers
 import torch
@@ -17,6 +25,28 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 sys.path.insert(0, str(ROOT))
 LLM_SCRIPTS = sorted(path.stem for path in ROOT.glob("*_llm.py"))
 CLASSIC_SCRIPTS = ["reinforce", "actor_critic", "trpo", "ppo"]  # in the order of the lineage
+
+
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: takes long, and is run with --slow only")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--slow"):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
+
+
+def pytest_collection_finish(session):
+    """The fork server imports its packages beside the first tests, if a test will need it."""
+    needed = {"Launched", "side_by_side"}
+    if any(needed & vars(item.module).keys() for item in session.items):
+        launch.start_server()
 
 
 def script(name: str):

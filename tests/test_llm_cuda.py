@@ -182,6 +182,7 @@ def test_recorded_decoding_in_bf16(cuda):
     assert (batch["old_logprobs"] - trained).abs().max() < 0.15
 
 
+@pytest.mark.slow
 def test_a_run_with_recorded_decoding_learns(cuda, quick, monkeypatch):
     """The default task, all rollouts recorded:
     each new call must begin with a cache and a graph of its own."""

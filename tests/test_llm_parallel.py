@@ -4,34 +4,39 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import LLM_SCRIPTS, ROOT, last_checkpoint
-from test_llm_resume import wait_for
+from launch import flags, run, side_by_side, wait_for
 from test_llm_runs import scalars, weights
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
-def environment():
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-
-
-def run(command):
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300
+def torchrun(*command, **options):
+    """The real command, in a process group of its own."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [*TORCHRUN, *command],
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        **options,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done
 
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory):
     out = tmp_path_factory.mktemp("parallel") / "step"
-    run([sys.executable, "tests/parallel_step.py", str(out)])
-    run([*TORCHRUN, "tests/parallel_step.py", str(out), "parallel"])
+    run("tests/parallel_step.py", out)
+    both = side_by_side("tests/parallel_step.py", out, "parallel")
+    assert [process.wait() for process in both] == [0, 0], both[0].stderr + both[1].stderr
     return [
         torch.load(f"{out}-{name}.pt", weights_only=True) for name in ("0-of-1", "0-of-2", "1-of-2")
     ]
@@ -51,17 +56,30 @@ def test_two_processes_take_the_step_of_one(steps, name):
     assert torch.equal(both[0]["weights"], both[1]["weights"]), "the copies have drifted apart"
 
 
-@pytest.mark.parametrize("name", ["grpo_llm", "dapo_llm"])
-def test_torchrun(name, tmp_path, quick):
-    """dapo_llm: the processes agree on when to stop drawing, or one of them would wait for ever."""
-    flags = [
-        part for key, value in quick.items() for part in (f"--{key.replace('_', '-')}", str(value))
-    ]
-    done = run([*TORCHRUN, f"{name}.py", *flags])
-    assert done.stdout.count("held-out") == 1 and done.stderr.count(" 0/1000") <= 1
-    (folder,) = (tmp_path / "runs").iterdir()
+def check_run(output: str, errors: str, runs: Path):
+    """One result, one bar, one folder, one log of two steps, one model."""
+    assert output.count("held-out") == 1 and errors.count(" 0/1000") <= 1
+    (folder,) = runs.iterdir()
     assert len(list(folder.glob("events*"))) == 1 and weights(folder)
     assert len(scalars(folder, "reward")) == 2 and scalars(folder, "num_tokens")[-1] > 0
+
+
+@pytest.mark.parametrize("name", ["grpo_llm", "dapo_llm"])
+def test_two_processes_make_one_run(name, tmp_path, quick):
+    """dapo_llm: the processes agree on when to stop drawing, or one of them would wait for ever."""
+    both = side_by_side(f"{name}.py", *flags(quick))
+    assert [process.wait() for process in both] == [0, 0], both[0].stderr + both[1].stderr
+    output, errors = "".join(p.stdout for p in both), "".join(p.stderr for p in both)
+    check_run(output, errors, tmp_path / "runs")
+
+
+@pytest.mark.slow
+def test_torchrun(tmp_path, quick):
+    """The same by the real command, which takes seconds to start."""
+    process = torchrun("grpo_llm.py", *flags(quick))
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors[-3000:]
+    check_run(output, errors, tmp_path / "runs")
 
 
 def test_processes_draw_different_samples(tmp_path):
@@ -77,38 +95,43 @@ grpo.main(grpo.Args(steps=1, prompts_per_step=2, group_size=32, output_dir={str(
 completions = seen[0][1]
 assert len(completions) == 64 and completions[:32] != completions[32:], completions
 """)
-    run([*TORCHRUN, str(tmp_path / "dice.py")])
+    both = side_by_side(tmp_path / "dice.py")
+    assert [process.wait() for process in both] == [0, 0], both[0].stderr + both[1].stderr
 
 
-def test_ctrl_c_ends_all_processes_after_the_same_step(tmp_path, quick):
+def check_end(errors: str, runs: Path):
+    """It ended after a step that is saved, and says so once."""
+    (folder,) = runs.iterdir()
+    assert len(scalars(folder, "reward")) == int(last_checkpoint(folder).name[5:])
+    assert errors.count("stopped; go on with --resume") == 1
+    assert str(last_checkpoint(folder)) in errors
+
+
+def test_ctrl_c_ends_both_processes_after_the_same_step(quick):
     """A terminal sends it to torchrun and to each process, and torchrun sends it on: every process
     gets it twice, and not at the same time. Were each to end by itself, the others would wait for
     it for ever."""
-    flags = [
-        part
-        for key, value in (quick | {"steps": 100_000}).items()
-        for part in (f"--{key.replace('_', '-')}", str(value))
-    ]
-    command = [*TORCHRUN, "grpo_llm.py", *flags, "--save-every", "2"]
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment(),
-        text=True,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    both = side_by_side("grpo_llm.py", *flags(quick | {"steps": 100_000, "save_every": 2}))
+    runs = Path(quick["output_dir"])
+    wait_for(lambda: list(runs.glob("*/step-000002")))
+    for process in both * 2:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    assert [process.wait(60) for process in both] == [1, 0]
+    check_end(both[0].stderr + both[1].stderr, runs)
+
+
+@pytest.mark.slow
+def test_ctrl_c_to_torchrun(quick):
+    """The real command, which takes seconds to start and has signals of its own."""
+    process = torchrun("grpo_llm.py", *flags(quick | {"steps": 100_000, "save_every": 2}))
     runs = Path(quick["output_dir"])
     wait_for(lambda: list(runs.glob("*/step-000002")))
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    (folder,) = runs.iterdir()
-    assert len(scalars(folder, "reward")) == int(last_checkpoint(folder).name[5:])
-    assert (
-        errors.count("stopped; go on with --resume") == 1 and str(last_checkpoint(folder)) in errors
-    )
+    check_end(process.communicate(timeout=60)[1], runs)
 
 
+@pytest.mark.slow
 def test_no_process_leaves_while_the_first_one_saves(tmp_path, quick):
     """A scheduler interrupts the processes, not torchrun, which kills all as soon as one has
     failed."""
@@ -124,13 +147,6 @@ def interrupted(*args):
 grpo.compute_advantages = interrupted
 grpo.main(grpo.Args(**{quick!r}))
 """)
-    done = subprocess.run(
-        [*TORCHRUN, str(tmp_path / "slow.py")],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    _, errors = torchrun(str(tmp_path / "slow.py")).communicate(timeout=120)
     (folder,) = Path(quick["output_dir"]).iterdir()
-    assert f"go on with --resume {folder}/step-000001" in done.stderr and weights(folder)
+    assert f"go on with --resume {folder}/step-000001" in errors and weights(folder)

@@ -3,8 +3,6 @@
 import os
 import random
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import tokenizers
 import torch
 import transformers
 from conftest import ROOT, last_checkpoint, random_model, script
+from launch import Launched, flags, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 grpo = script("grpo_llm")
@@ -216,28 +215,17 @@ def test_reference_stays_and_is_not_loaded_without_kl(quick, monkeypatch):
 
 
 def test_real_model_and_data_from_the_command_line(pretrained, gsm_file, tmp_path):
-    command = [
-        sys.executable,
-        "grpo_llm.py",
-        "--model",
-        pretrained,
-        "--dataset",
-        gsm_file,
-        "--steps",
-        "2",
-        "--prompts-per-step",
-        "4",
-        "--group-size",
-        "4",
-        "--eval-problems",
-        "4",
-        "--max-new-tokens",
-        "6",
-        "--output-dir",
-        str(tmp_path),
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    values = {
+        "model": pretrained,
+        "dataset": gsm_file,
+        "steps": 2,
+        "prompts_per_step": 4,
+        "group_size": 4,
+        "eval_problems": 4,
+        "max_new_tokens": 6,
+        "output_dir": tmp_path,
+    }
+    done = run("grpo_llm.py", *flags(values))
     assert (
         "→" in done.stdout.splitlines()[-1]
         and "model and TensorBoard logs in" in done.stdout.splitlines()[-1]
@@ -419,11 +407,9 @@ def test_tokenizer_that_cannot_read_the_prompt(quick, refused, learned, gsm_file
 
 
 def test_command_line_errors_show_no_traceback(tmp_path):
-    for flags in (["--group-size", "1"], ["--steps", "many"], ["--no-such-flag"]):
-        done = subprocess.run(
-            [sys.executable, "grpo_llm.py", *flags], cwd=ROOT, capture_output=True, text=True
-        )
-        assert done.returncode == 2 and "Traceback" not in done.stderr + done.stdout
+    for wrong in (["--group-size", "1"], ["--steps", "many"], ["--no-such-flag"]):
+        done = Launched("grpo_llm.py", *wrong)
+        assert done.wait() == 2 and "Traceback" not in done.stderr + done.stdout
 
 
 def test_non_finite_loss_stops_with_the_step_and_keeps_the_model(quick, monkeypatch, capsys):

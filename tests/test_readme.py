@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+import tyro
+from conftest import ROOT, script
+from launch import Launched, run
 
 README = (ROOT / "README.md").read_text()
 FOLDER = ROOT / "tests/benchmarks/results"
@@ -61,11 +63,11 @@ def test_diff_commands_show_something(command):
 
 def test_flags_named_exist():
     """In one of these scripts; the benchmarks' own flags are read from their text."""
-    shown = ""
-    for name in ("grpo_llm", "reinforce", "ppo", "trpo"):
-        shown += subprocess.run(
-            [sys.executable, f"{name}.py", "--help"], cwd=ROOT, capture_output=True, text=True
-        ).stdout
+    started = [
+        Launched(f"{name}.py", "--help") for name in ("grpo_llm", "reinforce", "ppo", "trpo")
+    ]
+    assert [process.wait() for process in started] == [0] * 4
+    shown = "".join(process.stdout for process in started)
     for path, flag in re.findall(r"(tests/benchmarks/\w+\.py) --(\w+)", README):
         assert f"{flag}: bool" in (ROOT / path).read_text(), flag
     for flag in set(
@@ -84,18 +86,28 @@ def test_files_named_exist():
         ).exists(), path
 
 
+COMMANDS = [line for b in re.findall(r"```\n(.*?)```", README, re.S) for line in b.splitlines()]
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if ".py" in line])
+def test_every_command_has_flags_that_the_script_takes(command):
+    """As the script reads them; test_every_command_runs (slow) runs them all."""
+    words = shlex.split(command.rpartition("&& ")[2])
+    (at,) = (i for i, word in enumerate(words) if word.endswith(".py"))
+    module = script(words[at].removesuffix(".py"))
+    tyro.cli(module.Args, args=words[at + 1 :])
+
+
 LLM_SMOKE = "--steps 2 --prompts-per-step 4 --group-size 4 --eval-problems 4"
 LLM_SMOKE += " --max-new-tokens 6 --save-every 1"
 SMOKE = {"grpo_llm.py": LLM_SMOKE, "ppo.py": "--total-timesteps 4096"}
 
 
+@pytest.mark.slow
 def test_every_command_runs(pretrained, gsm_file, tmp_path):
     """The blocks of the README from top to bottom, at smoke size:
-    a stand-in for the hub's model, a file for GSM8K's."""
-    commands = [
-        line for block in re.findall(r"```\n(.*?)```", README, re.S) for line in block.splitlines()
-    ]
-    first, second, *rest = commands
+    a stand-in for the hub's model, a file for GSM8K's. Slow: each starts as a user starts it."""
+    first, second, *rest = COMMANDS
     assert (
         first.endswith("&& pip install -r requirements.txt && python grpo_llm.py")
         and second == "python -m pytest -q tests"
@@ -114,10 +126,10 @@ def test_every_command_runs(pretrained, gsm_file, tmp_path):
                 stand_ins[pattern] = str(sorted(tmp_path.glob(made), key=os.path.getmtime)[-2:][0])
         for known, stand_in in stand_ins.items():
             command = command.replace(known, stand_in)
-        script = next(word for word in command.split() if word.endswith(".py"))
+        file = next(word for word in command.split() if word.endswith(".py"))
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         done = subprocess.run(
-            f"{command} {SMOKE[script]} --output-dir {tmp_path}",
+            f"{command} {SMOKE[file]} --output-dir {tmp_path}",
             shell=True,
             cwd=ROOT,
             capture_output=True,
@@ -135,10 +147,4 @@ def test_benchmarks_compile(path):
 
 
 def test_gpu_benchmark_at_smoke_size(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "tests/benchmarks/gpu.py", "--smoke"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0 and "held-out chains" in done.stdout, done.stderr[-2000:]
+    assert "held-out chains" in run("tests/benchmarks/gpu.py", "--smoke").stdout

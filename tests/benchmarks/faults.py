@@ -17,6 +17,7 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from launch import start_server
 from test_llm_resume import test_kill_at_any_instant_leaves_a_whole_checkpoint as kill_test
 
 import grpo_llm
@@ -65,6 +66,7 @@ def hostile(count: int) -> float:
 
 def main(kills: int = 50, completions: int = 1_000_000):
     start = time.perf_counter()
+    start_server()
     slowest = hostile(completions)
     print(
         f"{completions:,} hostile completions: no exception, no reward; "

@@ -1,0 +1,279 @@
+"""How the nine scripts are written: sizes, plain statements, order, help texts, dependencies.
+
+Counted is what a reader reads: code tokens, which no formatting can change and which leave comments
+and docstrings out, so that a good explanation costs nothing.
+"""
+
+import ast
+import io
+import re
+import tokenize
+import tomllib
+
+import pytest
+from conftest import CLASSIC_SCRIPTS, LLM_SCRIPTS, ROOT
+
+SCRIPTS = LLM_SCRIPTS + CLASSIC_SCRIPTS
+MOST_TOKENS = dict.fromkeys(LLM_SCRIPTS, 5400)
+MOST_TOKENS |= {"trpo": 2900, "ppo": 2900, "reinforce": 2500, "actor_critic": 2500}
+MOST_TOKENS_A_LINE = 11
+LONGEST_FUNCTION = 60
+
+LLM_PACKAGES = ["torch", "transformers", "tyro", "tensorboard", "tqdm"]
+CLASSIC_PACKAGES = ["torch", "gymnasium[classic-control]", "tyro", "tensorboard", "tqdm"]
+
+
+def source(name: str) -> str:
+    return (ROOT / f"{name}.py").read_text()
+
+
+# ------------------------------------------------------------------------------------- the checkers
+
+
+def is_text(statement) -> bool:
+    """A docstring: of a module, class or function, or under a field."""
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
+
+
+def hidden_control_flow(text: str) -> list[int]:
+    """Lines whose statement does something else than it says.
+
+    That is an expression standing as a statement that is no call, docstring, yield or await, such
+    as `x and f()`, `f() if x else g()` or `[f(y) for y in z]`; and a lambda that is given a name.
+    """
+    lines = []
+    plain = (ast.Call, ast.Yield, ast.YieldFrom, ast.Await)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr):
+            if not isinstance(node.value, plain) and not is_text(node):
+                lines.append(node.lineno)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)):
+            values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+            if any(isinstance(value, ast.Lambda) for value in values):
+                lines.append(node.lineno)
+    return sorted(lines)
+
+
+def code_tokens(text: str) -> list[tokenize.TokenInfo]:
+    """Everything but layout, comments and docstrings; an f-string is one token, as in Python 3.11.
+
+    Python 3.12 takes f-strings apart, and the same text must not grow with the interpreter.
+    """
+    layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    layout |= {tokenize.ENDMARKER}
+    opening, closing = (getattr(tokenize, f"FSTRING_{end}", None) for end in ("START", "END"))
+    docstrings = {
+        (node.lineno, node.col_offset) for node in ast.walk(ast.parse(text)) if is_text(node)
+    }
+    found, inside = [], 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        inside -= token.type == closing
+        counts = token.type not in layout and token.start not in docstrings
+        if counts and inside == 0 and token.type != closing:
+            found.append(token)
+        inside += token.type == opening
+    return found
+
+
+def long_functions(text: str) -> list[str]:
+    functions = [
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    lengths = {node.name: node.end_lineno - node.lineno + 1 for node in functions}
+    return [f"{name}: {n} lines" for name, n in lengths.items() if n > LONGEST_FUNCTION]
+
+
+def poor_help(text: str) -> list[str]:
+    """Fields of Args whose docstring is missing, too short, or leans on the field before it."""
+    (args,) = (
+        node
+        for node in ast.parse(text).body
+        if isinstance(node, ast.ClassDef) and node.name == "Args"
+    )
+    start = 1 if is_text(args.body[0]) else 0
+    found = []
+    for field, below in zip(args.body[start:], [*args.body[start + 1 :], None], strict=True):
+        if isinstance(field, ast.AnnAssign):
+            words = below.value.value.lower().split() if is_text(below) else []
+            if len(words) < 4 or words[0].startswith("likewise"):
+                found.append(field.target.id)
+    return found
+
+
+def metadata(text: str) -> dict:
+    """The inline script metadata (PEP 723) with which a file ends, read as PEP 723 says."""
+    pattern = r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$"
+    (block,) = re.finditer(pattern, text)
+    assert block["type"] == "script" and not text[block.end() :].strip()
+    lines = block["content"].splitlines()
+    return tomllib.loads("\n".join(line.removeprefix("#").removeprefix(" ") for line in lines))
+
+
+# -------------------------------------------------------------------------------------- the scripts
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_no_hidden_control_flow(name):
+    assert not hidden_control_flow(source(name)), f"{name}.py, at these lines"
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_no_function_is_longer_than_a_screen(name):
+    assert not long_functions(source(name))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_size(name):
+    tokens = code_tokens(source(name))
+    lines = {token.start[0] for token in tokens}
+    assert len(tokens) <= MOST_TOKENS[name]
+    assert len(tokens) / len(lines) <= MOST_TOKENS_A_LINE, "one idea a line"
+
+
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_the_algorithm_stands_first(name):
+    """Flags and algorithm on the first pages, then what a step does, in the order of doing it."""
+    body = ast.parse(source(name)).body
+    named = [node for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    line = {node.name: node.lineno for node in named}
+    assert named[0].name == "Args"
+    order = [
+        "Args",
+        "compute_advantages",
+        "token_weights",
+        "surrogate",
+        "train_minibatch",
+        "generate",
+        "verify",
+        "load_policy",
+        "evaluate",
+        "main",
+    ]
+    assert sorted(order, key=line.get) == order
+    assert line["surrogate"] < 200
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_help_of_every_flag_stands_alone(name):
+    assert not poor_help(source(name)), "at least four words, and no `likewise`"
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_copied_script_brings_its_dependencies(name):
+    """`uv run grpo_llm.py` installs what requirements.txt would."""
+    found = metadata(source(name))
+    pins = (ROOT / "requirements.txt").read_text().split()
+    packages = LLM_PACKAGES if name in LLM_SCRIPTS else CLASSIC_PACKAGES
+    expected = [pin for pin in pins if pin.partition("==")[0] in packages]
+    assert found["requires-python"] == ">=3.11"
+    assert sorted(found["dependencies"]) == sorted(expected) and len(expected) == len(packages)
+
+
+# ---------------------------------------------------------------------------- what the checkers see
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "x and f()",
+        "x or y or f()",
+        "f() if x else g()",
+        "[f(y) for y in z]",
+        "{f(y) for y in z}",
+        "(f(y) for y in z)",
+        "f(), g()",
+        "not f()",
+        "x == y",
+        "x[0]",
+        "3",
+        "f = lambda y: y",
+        "f, x = lambda y: y, 3",
+        "f: object = lambda y: y",
+        "g(f := lambda y: y)",
+        "def g():\n    x and f()",
+    ],
+)
+def test_planted_control_flow_is_seen(statement):
+    assert hidden_control_flow(f"x = y = z = []\n{statement}\n") == [2 + statement.count("\n")]
+
+
+def test_plain_statements_are_not_accused():
+    text = '''
+"""A docstring."""
+class Args:
+    steps: int = 1
+    """A docstring under a field."""
+async def f(x):
+    """A docstring."""
+    if x:
+        f(x)
+    g(lambda y: y)
+    y = [z for z in x]
+    del y
+    x += 1
+    await g()
+    yield x
+'''
+    assert hidden_control_flow(text) == []
+
+
+@pytest.mark.parametrize(
+    "text,count",
+    [
+        ('"""Not counted."""\n\n# nor this\nx = f"{y:.3f} {z!r}" + "s"  # nor this\n', 5),
+        ("x = f(\n    1,\n    2,\n)\n", 9),
+        ('class Args:\n    n: int = 1\n    """Not counted."""\n    s: str = """Counted."""\n', 13),
+        ('def f():\n    """Not\n    counted."""\n    return """Counted."""\n', 7),
+    ],
+)
+def test_tokens_by_hand(text, count):
+    assert len(code_tokens(text)) == count
+
+
+def test_long_functions_are_seen():
+    text = "def f():\n" + "    g()\n" * LONGEST_FUNCTION
+    assert long_functions(text) == [f"f: {LONGEST_FUNCTION + 1} lines"]
+    assert not long_functions(text.removesuffix("    g()\n"))
+
+
+def test_poor_help_is_seen():
+    text = '''
+class Args:
+    """Its docstring is not a field's."""
+    good: int = 1
+    """Steps of the optimizer in one epoch."""
+    short: int = 1
+    """Number of steps."""
+    leaning: int = 1
+    """Likewise, but for the critic alone."""
+    bare: int = 1
+    last: int = 1
+'''
+    assert poor_help(text) == ["short", "leaning", "bare", "last"]
+
+
+def test_metadata_is_read_as_uv_reads_it():
+    block = '# /// script\n# requires-python = ">=3.11"\n'
+    block += '# dependencies = [\n#     "a==1",\n# ]\n# ///\n'
+    assert metadata(f"x = 1\n\n{block}") == {"requires-python": ">=3.11", "dependencies": ["a==1"]}
+    for wrong in (f"{block}x = 1\n", f"{block}\n{block}", "x = 1\n", block.replace("script", "x")):
+        with pytest.raises((AssertionError, ValueError)):
+            metadata(wrong)
+
+
+# ------------------------------------------------------------------------------------------ tooling
+
+
+def test_one_version_of_ruff():
+    """Its formatting changes from version to version: CI and the commit hooks must agree."""
+    run, hooks, workflow = (
+        (ROOT / path).read_text()
+        for path in (".ci/run", ".pre-commit-config.yaml", ".github/workflows/ci.yml")
+    )
+    (pinned,) = re.findall(r"\bruff==([\d.]+)", run)
+    assert re.findall(r"ruff-pre-commit\s+rev: v([\d.]+)", hooks) == [pinned]
+    assert "run: .ci/run" in workflow and "ruff" not in workflow, "the pin of .ci/run holds there"
+    assert "ruff" not in (ROOT / "requirements.txt").read_text()
