@@ -229,24 +229,21 @@ def rollouts(envs, agent, args):
     mask = np.ones(args.num_envs, bool)
     returns = np.zeros(args.num_envs)  # of the episodes under way, so far
     while True:
-        steps, episodes = [], []
+        observations, steps, episodes = [obs], [], []
         for _ in range(args.num_steps):
             actions = agent.act(obs)
-            next_obs, rewards, terminated, truncated, _ = envs.step(actions)
+            obs, rewards, terminated, truncated, _ = envs.step(actions)
             done = terminated | truncated
-            step = {"obs": obs, "actions": actions, "rewards": rewards, "mask": mask}
+            step = {"actions": actions, "rewards": rewards.astype(np.float32), "mask": mask}
             steps.append(step | {"terminated": terminated, "done": done})
+            observations.append(obs)
             returns += rewards * mask
             episodes += returns[done].tolist()
             returns[done] = 0
-            obs = next_obs
             mask = ~done
-        rollout = {}
+        rollout = {"obs": torch.as_tensor(np.stack(observations)).float().flatten(2)}
         for name in steps[0]:
             rollout[name] = torch.as_tensor(np.stack([step[name] for step in steps]))
-        last_obs = torch.as_tensor(obs)[None]
-        rollout["obs"] = torch.cat([rollout["obs"], last_obs]).float().flatten(2)
-        rollout["rewards"] = rollout["rewards"].float()
         if rollout["mask"].any():  # else a rollout of one step, and that one a reset
             yield rollout, episodes
 
@@ -329,9 +326,9 @@ class Agent(nn.Module):
         return Independent(Normal(output, self.actor.log_std.exp()), 1)
 
     def value(self, obs):
-        """V(s): obs (…, D) → (…). The network's output is in standard deviations of the return."""
-        output = self.critic(self.obs_norm(obs)).squeeze(-1)
-        return output * self.return_norm.std + self.return_norm.mean
+        """V(s): obs (…, D) → (…). The network itself sees returns of mean 0 and deviation 1."""
+        normalized = self.critic(self.obs_norm(obs)).squeeze(-1)
+        return normalized * self.return_norm.std + self.return_norm.mean
 
     @torch.no_grad()
     def act(self, obs, greedy=False):
@@ -345,7 +342,7 @@ def load_agent(agent, args):
     try:
         agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
     except Exception as error:  # a missing, torn or foreign file can fail in many ways
-        stop(f"--load {args.load}: no agent for --env-id {args.env_id} ({type(error).__name__})")
+        stop(f"--load {args.load}: no agent of --env-id {args.env_id} ({type(error).__name__})")
 
 
 # ------------------------------------------------------------------------------------ Flag checks
@@ -367,21 +364,20 @@ def check_args(args):
             stop(f"--{name.replace('_', '-')} {value}: must be between {low} and {high}")
     if args.num_envs * args.num_steps % args.num_minibatches:
         stop(f"--num-minibatches {args.num_minibatches}: must divide --num-envs times --num-steps")
-    if args.eval_only and not args.load:
-        stop("--eval-only: name the agent with --load PATH")
 
 
 # --------------------------------------------------------------------------- Evaluation and main
 @torch.no_grad()
 def evaluate(agent, args, greedy, episodes=100, gif=None):
-    """Mean return of fresh episodes, one per environment, each cut off after 10,000 steps; or, to
-    film it, of a single one."""
-    envs = make_envs(args.env_id, episodes)
+    """Mean return of fresh episodes, one per environment, each cut off after 10,000 steps; of a
+    single one, filmed, if given a file name for the `gif`."""
+    options = {}
     if gif:
-        envs = make_envs(args.env_id, 1, render_mode="rgb_array")
+        episodes, options = 1, {"render_mode": "rgb_array"}
+    envs = make_envs(args.env_id, episodes, **options)
     obs, _ = envs.reset(seed=args.seed + 10**6)
-    returns = np.zeros(envs.num_envs)
-    running = np.ones(envs.num_envs, bool)
+    returns = np.zeros(episodes)
+    running = np.ones(episodes, bool)
     frames = []
     for _ in range(10_000):
         if gif:
@@ -394,7 +390,7 @@ def evaluate(agent, args, greedy, episodes=100, gif=None):
     if gif:
         duration = 1000 / envs.metadata["render_fps"]
         frames[0].save(gif, save_all=True, append_images=frames[1:], duration=duration)
-    return float(returns.mean())
+    return returns.mean()
 
 
 def train(envs, agent, path, args):
@@ -408,7 +404,7 @@ def train(envs, agent, path, args):
     global_step, solved_step, solved_seconds = 0, None, None
     recent = []  # returns of the last 100 episodes
     beta = args.beta  # adapted from here on
-    bar = tqdm(total=args.total_timesteps, desc=args.env_id, disable=None)
+    bar = tqdm(total=args.total_timesteps, unit="step", disable=None)
     start = time.perf_counter()
     for rollout, episodes in rollouts(envs, agent, args):
         torch.save({args.env_id: agent.state_dict()}, path.with_suffix(".tmp"))
@@ -452,7 +448,7 @@ def train(envs, agent, path, args):
     return solved_step, solved_seconds
 
 
-def main(args: Args) -> dict:
+def main(args):
     start = time.perf_counter()
     check_args(args)
     torch.set_num_threads(1)  # networks this small only get slower with more
@@ -460,7 +456,7 @@ def main(args: Args) -> dict:
     torch.manual_seed(args.seed)
     envs = make_envs(args.env_id, args.num_envs)
     agent = Agent(envs, args.init_std)
-    if args.load:
+    if args.load or args.eval_only:
         load_agent(agent, args)
     path = Path(args.load)
     solved_step, solved_seconds = None, None

@@ -1,17 +1,27 @@
-"""TRPO, Trust Region Policy Optimization: as far as the policy may move, and not a step further.
+"""TRPO, Trust Region Policy Optimization: as far as the policy may safely move, and no further.
 
-π_old plays T steps in each of N environments, the critic V turns them into advantages A_t, and one step solves
+The current policy π_old plays T steps in each of N environments, and the critic V turns the
+rewards into advantages A_t (GAE). Then a single step of the policy solves
 
-    max_θ L = mean_t r_t A_t   subject to   mean_t KL(π_old ‖ π) ≤ δ,   r_t = π(a_t | s_t) / π_old(a_t | s_t)
+    max_θ L = mean_t r_t A_t   subject to   mean_t KL(π_old ‖ π) ≤ δ
+    r_t = π(a_t | s_t) / π_old(a_t | s_t)
+    A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)
 
-to first order in L, second in the KL, whose Hessian is F: conjugate gradients solve F s = ∇L, the step is
-√(2δ / sᵀFs) s, and a line search halves it until L and KL agree. The pain it cures. A learning rate bounds a step in θ,
-where the same length may be nothing or ruin the policy; here it is bounded in π. And A_t = Σ_l (γλ)^l δ_{t+l} (GAE)
-lies between the TD error, biased, and REINFORCE's returns, noisy. How it fails. One step for twenty passes.
+to first order in L and second order in the KL, whose Hessian is F. With g = ∇L, conjugate gradients
+solve F s = g, the step is √(2δ / sᵀF s) s, and a line search halves it until L has grown and the KL
+is at most δ.
 
-    python trpo.py      # CartPole-v1, solved in seconds; for continuous actions, add --env-id Pendulum-v1 --gamma 0.9
+Why: a learning rate bounds a step in the parameters θ, where the same length can mean nothing or
+ruin the policy. TRPO bounds it in the policy itself. And GAE lies between actor-critic's TD error,
+which is biased, and REINFORCE's returns, which are noisy.
 
-Schulman et al. 2015, Trust Region Policy Optimization, arXiv:1502.05477 · GAE: arXiv:1506.02438
+Weakness: one step of the policy per rollout, for some twenty passes over it.
+
+    python trpo.py                                                             # CartPole-v1
+    python trpo.py --env-id Pendulum-v1 --gamma 0.9                            # continuous actions
+
+Schulman et al. 2015, Trust Region Policy Optimization, arXiv:1502.05477
+GAE: Schulman et al. 2015, High-Dimensional Continuous Control Using GAE, arXiv:1506.02438
 """
 
 import sys
@@ -23,206 +33,115 @@ import gymnasium as gym
 import numpy as np
 import torch
 import tyro
+from gymnasium.spaces import Box, Discrete, flatdim
 from PIL import Image
 from torch import nn
-from torch.distributions import Categorical, Independent, Normal, kl_divergence
+from torch.distributions import Categorical, Distribution, Independent, Normal, kl_divergence
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
+
 
 @dataclass
 class Args:
     max_kl: float = 0.01
-    """δ: no step takes the policy further than this, in nats of KL(π_old ‖ π), mean over the rollout"""
+    """δ, how far one step may move the policy: KL(π_old ‖ π) in nats, mean over the rollout"""
     cg_steps: int = 10
-    """iterations of conjugate gradient, at most"""
+    """iterations of conjugate gradients, at most"""
     damping: float = 0.1
-    """added to the Fisher matrix's diagonal"""
+    """added to the diagonal of the Fisher matrix F"""
     update_epochs: int = 4
     """passes of the critic over each rollout"""
     num_minibatches: int = 4
     """optimizer steps per pass"""
     gae_lambda: float = 0.98
-    """λ: 0 trusts the critic (the TD error), 1 trusts the rewards (Monte Carlo)"""
+    """λ of GAE: 0 trusts the critic (TD error), 1 trusts the rewards (Monte Carlo)"""
     gamma: float = 0.99
     """γ, the discount factor"""
     num_steps: int = 128
-    """steps per rollout in each environment (T)"""
+    """T, steps per rollout in each environment"""
     num_envs: int = 16
-    """environments that step in parallel (N)"""
+    """N, environments stepped in parallel"""
     learning_rate: float = 3e-3
-    """Adam's rate; falls linearly to 0"""
+    """Adam's learning rate; decays linearly to 0"""
+    max_grad_norm: float = 1.0
+    """the critic's gradient is clipped to this norm"""
     total_timesteps: int = 200_000
-    """environment steps, over all environments"""
+    """environment steps in total, over all environments"""
     env_id: str = "CartPole-v1"
     """any gymnasium environment with Box observations and Discrete or Box actions"""
     init_std: float = 1.0
-    """standard deviation of a Gaussian policy (Box actions) at first; it is learned from there"""
+    """initial standard deviation of a Gaussian policy (Box actions); it is learned from there"""
     target_return: float | None = None
-    """stop training once the mean return of the last 100 episodes reaches this"""
+    """stop training once the last 100 episodes reach this mean return, if given"""
     seed: int = 1
-    """same seed, same run, to the last digit"""
+    """random seed; the same seed gives the same run, to the last digit"""
     load: str = ""
-    """start from this agent.pt"""
+    """start from the agent in this file, the agent.pt of an earlier run"""
     eval_only: bool = False
-    """do not train: evaluate the agent of --load"""
+    """only evaluate the agent given by --load, without training"""
     record: bool = False
-    """film one greedy episode, as a GIF beside the agent"""
+    """save one greedy episode as a GIF next to the agent"""
     output_dir: str = "runs"
-    """each run puts its logs and agent.pt into a folder of its own in here"""
+    """folder in which each run makes its own, for its logs and agent.pt"""
 
-def stop(message: str):
-    """End a run that cannot succeed: one line that names the flag and the mend, exit status 2."""
-    print(f"error: {message}", file=sys.stderr)
-    raise SystemExit(2)
 
-def check_args(args):
-    """Stop at the first flag whose value no run can use."""
-    may_be_zero = "seed gamma gae_lambda learning_rate ent_coef clip_low clip_high beta damping".split()
-    for name, value in vars(args).items():
-        low, high = 0 if name in may_be_zero else 1e-9, 1 if name in ("gamma", "gae_lambda") else 2**31
-        if type(value) in (int, float) and name != "target_return" and not low <= value <= high:
-            stop(f"--{name.replace('_', '-')} {value}: must be {'above' if low else 'at least'} 0 and at most {high}")
-    if args.num_envs * args.num_steps % args.num_minibatches:
-        stop(f"--num-minibatches {args.num_minibatches}: must divide --num-envs times --num-steps")
-    args.eval_only and not args.load and stop("--eval-only: name the agent with --load PATH")
-
-# ---------------------------------------------------------------------------------------------- Environment and agent
-def make_envs(env_id: str, num_envs: int, **options):
-    """num_envs environments that step as one; natively vectorised where gymnasium has that (CartPole)."""
-    try:
-        envs = gym.make_vec(env_id, num_envs=num_envs, **options)
-    except (gym.error.Error, ImportError) as error:
-        stop(f"--env-id {env_id}: {str(error).splitlines()[0]}")
-    obs, action, box = envs.single_observation_space, envs.single_action_space, gym.spaces.Box
-    continuous = isinstance(action, box) and len(action.shape) == 1
-    fits = isinstance(obs, box) and (continuous or isinstance(action, gym.spaces.Discrete) and action.start == 0)
-    if not fits or envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
-        stop(f"--env-id {env_id}: needs Box observations, Discrete or flat Box actions and next-step autoreset")
-    return gym.wrappers.vector.ClipAction(envs) if continuous else envs  # log π remains that of the action drawn
-
-class RunningNorm(nn.Module):
-    """Shifts and scales to mean 0 and standard deviation 1 over all rows that `update` was shown."""
-    def __init__(self, *shape):
-        super().__init__()
-        self.register_buffer("sums", torch.zeros(3, *shape, dtype=torch.float64))  # of 1, x and x²
-        self.register_buffer("mean", torch.zeros(shape))
-        self.register_buffer("std", torch.ones(shape))
-
-    def update(self, x):
-        self.sums += torch.stack([x.double() ** power for power in range(3)]).sum(1)
-        mean, square = self.sums[1:] / self.sums[0]
-        self.mean, self.std = mean.float(), (square - mean**2).clamp(min=1e-8).sqrt().float()
-
-    def forward(self, x):
-        return ((x - self.mean) / self.std).clamp(-10, 10)
-
-class Agent(nn.Module):
-    """A policy π(a|s), Categorical for Discrete actions and Gaussian for Box, and a critic V(s): two networks."""
-    def __init__(self, envs, init_std: float = 1.0, hidden: int = 64):
-        super().__init__()
-        obs_size, space = np.prod(envs.single_observation_space.shape), envs.single_action_space
-        self.discrete = isinstance(space, gym.spaces.Discrete)
-        self.obs_norm, self.return_norm = RunningNorm(obs_size), RunningNorm()
-        for name, outputs in ("actor", space.n if self.discrete else space.shape[0]), ("critic", 1):
-            body = nn.Linear(obs_size, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh()
-            self.add_module(name, nn.Sequential(*body, nn.Linear(hidden, outputs)))
-        self.actor[-1].weight.data *= 0.01  # close to uniform at first
-        if not self.discrete:
-            self.actor.log_std = nn.Parameter(torch.full(space.shape, np.log(init_std), dtype=torch.float32))
-
-    def policy(self, obs):
-        """π(·|s): obs (…, D) → a distribution over actions, (…) or (…, A)."""
-        out = self.actor(self.obs_norm(obs))
-        return Categorical(logits=out) if self.discrete else Independent(Normal(out, self.actor.log_std.exp()), 1)
-
-    def value(self, obs):
-        """V(s): obs (…, D) → (…). The network speaks in standard deviations of the return, so any scale will do."""
-        return self.critic(self.obs_norm(obs))[..., 0] * self.return_norm.std + self.return_norm.mean
-
-    @torch.no_grad()
-    def act(self, obs: np.ndarray, greedy: bool = False) -> np.ndarray:
-        """Actions for the observations of N environments: drawn from π, or its mode."""
-        policy = self.policy(torch.as_tensor(obs, dtype=torch.float32).flatten(1))
-        return (policy.mode if greedy else policy.sample()).numpy()
-
-def load_agent(agent, args):
-    """Fill `agent` from the file of --load."""
-    try:
-        agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
-    except Exception as error:  # a missing, torn or foreign file has many ways to fail
-        stop(f"--load {args.load}: holds no agent for --env-id {args.env_id} ({type(error).__name__})")
-
-# ---------------------------------------------------------------------------------------------------------- Algorithm
-def rollouts(envs, agent, args):
-    """Yield, without end, T = num_steps steps of N environments, and the returns of the episodes that ended in them.
-
-    Tensors: obs (T + 1, N, D), actions (T, N) or (T, N, A), the others (T, N). done: terminated or out of time. mask: 0
-    in the step *after* an episode's last, in which gymnasium resets; that one is no step. But as it still shows the old
-    episode's last observation, obs[t + 1] always is where step t led to.
-    """
-    obs, _ = envs.reset(seed=args.seed)
-    mask, returns = np.ones(args.num_envs, bool), np.zeros(args.num_envs)
-    while True:
-        steps, episodes = [], []
-        for _ in range(args.num_steps):
-            actions = agent.act(obs)
-            next_obs, rewards, terminated, truncated, _ = envs.step(actions)
-            done = terminated | truncated
-            steps.append((obs, actions, rewards, terminated, done, mask))
-            returns += rewards * mask
-            episodes += returns[done].tolist()
-            returns[done] = 0
-            obs, mask = next_obs, ~done
-        columns = (torch.as_tensor(np.stack(column)) for column in zip(*steps))
-        rollout = dict(zip("obs actions rewards terminated done mask".split(), columns))
-        rollout["obs"] = torch.cat([rollout["obs"], torch.as_tensor(obs)[None]]).float().flatten(2)
-        yield rollout | {"rewards": rollout["rewards"].float()}, episodes
-
+# -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rewards, values, terminated, done, args):
-    """GAE(γ, λ) of Schulman et al. 2015, arXiv:1506.02438: values (T + 1, N), all others (T, N) → advantages (T, N)."""
-    # Nothing follows a termination; but an episode cut off would have gone on, and was worth V(s_{t+1}) still.
-    delta = rewards + args.gamma * values[1:] * ~terminated - values[:-1]
-    advantages, following = torch.zeros_like(rewards), 0.0
+    """GAE(γ, λ): values (T + 1, N), all others (T, N) → advantages (T, N)."""
+    # Nothing follows a termination. An episode cut off by a time limit would have gone on, and
+    # V(s_{t+1}) stands for the rest of it.
+    next_values = values[1:] * ~terminated
+    delta = rewards + args.gamma * next_values - values[:-1]
+    advantages = torch.zeros_like(rewards)
+    following = 0.0
     for t in reversed(range(len(rewards))):
-        advantages[t] = following = delta[t] + args.gamma * args.gae_lambda * following * ~done[t]
+        following = delta[t] + args.gamma * args.gae_lambda * following * ~done[t]
+        advantages[t] = following
     return advantages
 
-@torch.no_grad()
-def prepare(agent, rollout: dict, args) -> dict:
-    """The B steps of a rollout that are real, in rows: obs (B, D), actions (B,) or (B, A), all others (B,)."""
-    values, mask = agent.value(rollout["obs"]), rollout["mask"]
-    advantages = compute_advantages(rollout["rewards"], values, rollout["terminated"], rollout["done"], args)
-    batch = {"obs": rollout["obs"][:-1][mask], "actions": rollout["actions"][mask], "values": values[:-1][mask]}
-    batch["returns"] = batch["values"] + advantages[mask]  # what the critic should have said
-    agent.return_norm.update(batch["returns"])
-    # In standard deviations of the return. A z-score per batch would, once all goes well, blow up what is only noise.
-    batch["advantages"] = advantages[mask] / agent.return_norm.std
-    batch["logprobs"] = agent.policy(batch["obs"]).log_prob(batch["actions"])
-    return batch
 
-def flat_gradient(scalar, parameters, twice: bool = False):
-    """d scalar / dθ, all parameters in one vector (P,); `twice` if it is to be differentiated again."""
-    return torch.cat([g.flatten() for g in torch.autograd.grad(scalar, parameters, None, True, twice)])
+def surrogate(logprobs, old_logprobs, advantages, args):
+    """The objective of each step, to be maximized: all (B,)."""
+    ratio = (logprobs - old_logprobs).exp()
+    return ratio * advantages
 
-def fisher_vector_product(kl_gradient, parameters, vector, damping: float):
-    """(F + damping I) v without ever writing F: the gradient of (∇KL · v), where F is the Hessian of KL(π_old ‖ π)."""
+
+def flat_gradient(scalar, parameters, twice=False):
+    """d scalar / dθ, one vector (P,) of all parameters; `twice` if it will be differentiated."""
+    gradients = torch.autograd.grad(scalar, parameters, retain_graph=True, create_graph=twice)
+    return torch.cat([gradient.flatten() for gradient in gradients])
+
+
+def fisher_vector_product(kl_gradient, parameters, vector, damping):
+    """(F + damping I) v without ever writing down F: the gradient of ∇KL · v."""
     return flat_gradient(kl_gradient @ vector, parameters) + damping * vector
 
-def conjugate_gradient(product, g, steps: int, tolerance: float = 1e-10):
-    """x with product(x) = g, but for a residual of squared length `tolerance`, or as far as `steps` lead."""
-    x, residual, direction, square = torch.zeros_like(g), g, g, g @ g
+
+def conjugate_gradient(product, g, steps, tolerance=1e-10):
+    """Solve product(x) = g for x, in `steps` steps or until the residual's square is small."""
+    x = torch.zeros_like(g)
+    residual = g
+    direction = g
+    square = residual @ residual
     for _ in range(steps):
-        if square > tolerance:
-            image = product(direction)
-            alpha = square / (direction @ image)
-            x, residual = x + alpha * direction, residual - alpha * image
-            direction, square = residual + (residual @ residual) / square * direction, residual @ residual
+        if square <= tolerance:
+            break
+        image = product(direction)
+        alpha = square / (direction @ image)
+        x = x + alpha * direction
+        residual = residual - alpha * image
+        new_square = residual @ residual
+        direction = residual + new_square / square * direction
+        square = new_square
     return x
+
 
 @torch.no_grad()
 def line_search(measure, parameters, step, args):
-    """Halve `step` until measure() → (surrogate, KL) finds the one higher and the other ≤ max_kl, or change nothing."""
-    theta, (start, _) = nn.utils.parameters_to_vector(parameters), measure()
+    """Halve `step` until measure(), which returns L and the KL, finds that L has grown and that the
+    KL is at most δ; else change nothing. Returns the gain in L, the KL and the halvings."""
+    theta = nn.utils.parameters_to_vector(parameters)
+    start, _ = measure()
     for backtracks in range(10):
         nn.utils.vector_to_parameters(theta + 0.5**backtracks * step, parameters)
         objective, kl = measure()
@@ -231,99 +150,349 @@ def line_search(measure, parameters, step, args):
     nn.utils.vector_to_parameters(theta, parameters)
     return 0.0, 0.0, 10
 
-def update(agent, optimizer, batch: dict, args) -> dict:
-    """One natural gradient step of the policy within the trust region, then the critic; returns what to log."""
-    parameters, obs = list(agent.actor.parameters()), batch["obs"]
-    old_policy = torch.no_grad()(agent.policy)(obs)
+
+@torch.no_grad()
+def prepare(agent, rollout, args):
+    """A rollout's real steps as B rows: obs (B, D), actions (B,) or (B, A), the others (B,)."""
+    values = agent.value(rollout["obs"])
+    advantages = compute_advantages(
+        rollout["rewards"], values, rollout["terminated"], rollout["done"], args
+    )
+    batch = {
+        "obs": rollout["obs"][:-1],
+        "actions": rollout["actions"],
+        "values": values[:-1],
+        "advantages": advantages,
+        "returns": values[:-1] + advantages,  # what the critic should have said
+    }
+    batch = {name: column[rollout["mask"]] for name, column in batch.items()}
+    agent.return_norm.update(batch["returns"])
+    # In standard deviations of the return, so that one learning rate suits rewards of any scale.
+    # A z-score per batch would turn what little noise a good policy is left with into a signal.
+    batch["advantages"] /= agent.return_norm.std
+    batch["logprobs"] = agent.policy(batch["obs"]).log_prob(batch["actions"])
+    return batch
+
+
+def update(agent, optimizer, batch, args):
+    """One step of the policy within the trust region, then the critic; returns what to log."""
+    parameters = list(agent.actor.parameters())
+    with torch.no_grad():
+        old_policy = agent.policy(batch["obs"])
+
     def measure():
-        policy = agent.policy(obs)
-        ratio = (policy.log_prob(batch["actions"]) - batch["logprobs"]).exp()
-        return (ratio * batch["advantages"]).mean(), kl_divergence(old_policy, policy).mean()
+        policy = agent.policy(batch["obs"])
+        logprobs = policy.log_prob(batch["actions"])
+        objective = surrogate(logprobs, batch["logprobs"], batch["advantages"], args)
+        return objective.mean(), kl_divergence(old_policy, policy).mean()
 
     objective, kl = measure()
-    g, kl_gradient = flat_gradient(objective, parameters), flat_gradient(kl, parameters, twice=True)
-    product = lambda vector: fisher_vector_product(kl_gradient, parameters, vector, args.damping)
-    s = conjugate_gradient(product, g, args.cg_steps)  # F⁻¹g, the natural gradient
-    step = s * (2 * args.max_kl / (s @ product(s) + 1e-20)).sqrt()  # to where a quadratic KL would be max_kl
-    gain, kl, backtracks = line_search(measure, parameters, step, args)
-    for _ in range(args.update_epochs):
-        for rows in torch.randperm(len(batch["obs"])).chunk(args.num_minibatches):
-            error = agent.value(batch["obs"][rows]) - batch["returns"][rows]
-            value_loss = 0.5 * (error / agent.return_norm.std).square().mean()
-            optimizer.zero_grad()
-            value_loss.backward()
-            nn.utils.clip_grad_norm_(agent.critic.parameters(), 1.0)
-            optimizer.step()
-    stats = {"policy_loss": -objective, "value_loss": value_loss, "entropy": old_policy.entropy().mean()}
-    return stats | {"approx_kl": kl, "surrogate_gain": gain, "backtracks": backtracks}
+    g = flat_gradient(objective, parameters)
+    kl_gradient = flat_gradient(kl, parameters, twice=True)
 
-# ---------------------------------------------------------------------------------------------------------- Main loop
+    def product(vector):
+        return fisher_vector_product(kl_gradient, parameters, vector, args.damping)
+
+    s = conjugate_gradient(product, g, args.cg_steps)  # F⁻¹g, the natural gradient
+    length = (2 * args.max_kl / (s @ product(s) + 1e-20)).sqrt()  # where the quadratic KL is δ
+    gain, kl, backtracks = line_search(measure, parameters, length * s, args)
+    return {
+        "policy_loss": -objective.detach(),
+        "value_loss": fit_critic(agent, optimizer, batch, args),
+        "entropy": old_policy.entropy().mean(),
+        "approx_kl": kl,
+        "surrogate_gain": gain,
+        "backtracks": backtracks,
+    }
+
+
+def fit_critic(agent, optimizer, batch, args):
+    """Passes over the batch in minibatches that pull V(s_t) to the returns; mean loss."""
+    losses = []
+    for _ in range(args.update_epochs):
+        order = torch.randperm(len(batch["obs"]))
+        for rows in order.chunk(args.num_minibatches):
+            error = agent.value(batch["obs"][rows]) - batch["returns"][rows]
+            loss = 0.5 * (error / agent.return_norm.std).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(agent.critic.parameters(), args.max_grad_norm)
+            optimizer.step()
+            losses.append(loss.item())
+    return torch.tensor(losses).mean()
+
+
+# --------------------------------------------------------------------------------------- Rollouts
+def rollouts(envs, agent, args):
+    """Yield, without end, rollouts of T = num_steps steps in N environments, each with the returns
+    of the episodes that ended in it.
+
+    A rollout: obs (T + 1, N, D), actions (T, N) or (T, N, A), all others (T, N). `done` marks the
+    last step of an episode, terminated or out of time. In the step after that, gymnasium resets the
+    environment and ignores the action; `mask` is False there, for it is not a real step. Its obs is
+    the old episode's last, so obs[t + 1] is always where step t led.
+    """
+    obs, _ = envs.reset(seed=args.seed)
+    mask = np.ones(args.num_envs, bool)
+    returns = np.zeros(args.num_envs)  # of the episodes under way, so far
+    while True:
+        observations, steps, episodes = [obs], [], []
+        for _ in range(args.num_steps):
+            actions = agent.act(obs)
+            obs, rewards, terminated, truncated, _ = envs.step(actions)
+            done = terminated | truncated
+            step = {"actions": actions, "rewards": rewards.astype(np.float32), "mask": mask}
+            steps.append(step | {"terminated": terminated, "done": done})
+            observations.append(obs)
+            returns += rewards * mask
+            episodes += returns[done].tolist()
+            returns[done] = 0
+            mask = ~done
+        rollout = {"obs": torch.as_tensor(np.stack(observations)).float().flatten(2)}
+        for name in steps[0]:
+            rollout[name] = torch.as_tensor(np.stack([step[name] for step in steps]))
+        if rollout["mask"].any():  # else a rollout of one step, and that one a reset
+            yield rollout, episodes
+
+
+# -------------------------------------------------------------------------- Environment and agent
+def make_envs(env_id, num_envs, **options):
+    """num_envs environments that step as one; natively vectorized where gymnasium has that."""
+    try:
+        envs = gym.make_vec(env_id, num_envs=num_envs, **options)
+    except (gym.error.Error, ImportError) as error:
+        stop(f"--env-id {env_id}: {error}")
+    space = envs.single_action_space
+    discrete = isinstance(space, Discrete) and space.start == 0
+    continuous = isinstance(space, Box) and len(space.shape) == 1
+    supported = isinstance(envs.single_observation_space, Box) and (discrete or continuous)
+    if not supported or envs.metadata["autoreset_mode"] != gym.vector.AutoresetMode.NEXT_STEP:
+        stop(
+            f"--env-id {env_id}: needs Box observations, Discrete or flat Box actions and "
+            "next-step autoreset"
+        )
+    if continuous:  # for the environment alone: log π is that of the action drawn
+        envs = gym.wrappers.vector.ClipAction(envs)
+    return envs
+
+
+class RunningNorm(nn.Module):
+    """Scales to mean 0 and standard deviation 1 over all rows that `update` has seen."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.register_buffer("sums", torch.zeros(3, *shape, dtype=torch.float64))  # of 1, x, x²
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("std", torch.ones(shape))
+
+    def update(self, x):
+        x = x.double()
+        self.sums += torch.stack([x**0, x, x**2]).sum(1)
+        count, total, squares = self.sums
+        mean = total / count
+        self.mean = mean.float()
+        self.std = (squares / count - mean**2).clamp(min=1e-8).sqrt().float()
+
+    def forward(self, x):
+        return ((x - self.mean) / self.std).clamp(-10, 10)
+
+
+class Agent(nn.Module):
+    """A policy π(a|s), Categorical or Gaussian, and a critic V(s), as two separate networks."""
+
+    def __init__(self, envs, init_std=1.0):
+        super().__init__()
+        obs_size = flatdim(envs.single_observation_space)
+        action_space = envs.single_action_space
+        self.discrete = isinstance(action_space, Discrete)
+        self.obs_norm = RunningNorm(obs_size)
+        self.return_norm = RunningNorm()
+        self.actor = nn.Sequential(
+            nn.Linear(obs_size, 64),
+            nn.Tanh(),
+            nn.Linear(64, 64),
+            nn.Tanh(),
+            nn.Linear(64, flatdim(action_space)),
+        )
+        self.critic = nn.Sequential(
+            nn.Linear(obs_size, 64),
+            nn.Tanh(),
+            nn.Linear(64, 64),
+            nn.Tanh(),
+            nn.Linear(64, 1),
+        )
+        self.actor[-1].weight.data *= 0.01  # close to uniform at first
+        if not self.discrete:
+            self.actor.log_std = nn.Parameter(torch.full(action_space.shape, np.log(init_std)))
+
+    def policy(self, obs):
+        """π(·|s): obs (…, D) → a distribution over actions (…) or (…, A)."""
+        output = self.actor(self.obs_norm(obs))
+        if self.discrete:
+            return Categorical(logits=output)
+        return Independent(Normal(output, self.actor.log_std.exp()), 1)
+
+    def value(self, obs):
+        """V(s): obs (…, D) → (…). The network itself sees returns of mean 0 and deviation 1."""
+        normalized = self.critic(self.obs_norm(obs)).squeeze(-1)
+        return normalized * self.return_norm.std + self.return_norm.mean
+
+    @torch.no_grad()
+    def act(self, obs, greedy=False):
+        """Actions for the observations of N environments: drawn from π, or its mode."""
+        policy = self.policy(torch.as_tensor(obs, dtype=torch.float32).flatten(1))
+        return (policy.mode if greedy else policy.sample()).numpy()
+
+
+def load_agent(agent, args):
+    """Fill `agent` from the file given by --load."""
+    try:
+        agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
+    except Exception as error:  # a missing, torn or foreign file can fail in many ways
+        stop(f"--load {args.load}: no agent of --env-id {args.env_id} ({type(error).__name__})")
+
+
+# ------------------------------------------------------------------------------------ Flag checks
+def stop(message):
+    """End a run that cannot work: one line that names the flag and the fix, exit status 2."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def check_args(args):
+    """Stop at the first flag whose value no run can use."""
+    may_be_0 = ["damping", "gae_lambda", "gamma", "learning_rate", "seed"]
+    for name, value in vars(args).items():
+        low = 0 if name in may_be_0 else 1e-9
+        high = 1 if name in ("gae_lambda", "gamma") else 2**31
+        is_number = type(value) in (int, float) and name != "target_return"
+        if is_number and not low <= value <= high:
+            stop(f"--{name.replace('_', '-')} {value}: must be between {low} and {high}")
+    if args.num_envs * args.num_steps % args.num_minibatches:
+        stop(f"--num-minibatches {args.num_minibatches}: must divide --num-envs times --num-steps")
+
+
+# --------------------------------------------------------------------------- Evaluation and main
 @torch.no_grad()
-def evaluate(agent, args, greedy: bool, episodes: int = 100, gif: Path | None = None) -> float:
-    """Mean return of fresh episodes, one in each of as many environments; of a single one, filmed, if given a `gif`."""
-    envs = make_envs(args.env_id, 1 if gif else episodes, **{"render_mode": "rgb_array"} if gif else {})
+def evaluate(agent, args, greedy, episodes=100, gif=None):
+    """Mean return of fresh episodes, one per environment, each cut off after 10,000 steps; of a
+    single one, filmed, if given a file name for the `gif`."""
+    options = {}
+    if gif:
+        episodes, options = 1, {"render_mode": "rgb_array"}
+    envs = make_envs(args.env_id, episodes, **options)
     obs, _ = envs.reset(seed=args.seed + 10**6)
-    returns, running, frames = np.zeros(envs.num_envs), np.ones(envs.num_envs, bool), []
-    while running.any():
-        frames += [Image.fromarray(envs.render()[0])] if gif else []
+    returns = np.zeros(episodes)
+    running = np.ones(episodes, bool)
+    frames = []
+    for _ in range(10_000):
+        if gif:
+            frames.append(Image.fromarray(envs.render()[0]))
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
         returns += rewards * running
         running &= ~(terminated | truncated)
-    gif and frames[0].save(gif, save_all=True, append_images=frames[1:], duration=1000 / envs.metadata["render_fps"])
-    return float(returns.mean())
+        if not running.any():
+            break
+    if gif:
+        duration = 1000 / envs.metadata["render_fps"]
+        frames[0].save(gif, save_all=True, append_images=frames[1:], duration=duration)
+    return returns.mean()
 
-def main(args: Args) -> dict:
-    start = time.perf_counter()
-    check_args(args)
-    torch.set_num_threads(1)  # networks this small only get slower with more
-    torch.distributions.Distribution.set_default_validate_args(False)  # and so they do with checks of every tensor
-    torch.manual_seed(args.seed)
-    envs = make_envs(args.env_id, args.num_envs)
-    agent = Agent(envs, args.init_std)
-    args.load and load_agent(agent, args)
+
+def train(envs, agent, path, args):
+    """Train until the steps are spent; returns the step and second at which the task was solved."""
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
-    folder = Path(args.output_dir) / f"{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
-    path = Path(args.load) if args.eval_only else folder / "agent.pt"
     writer = SummaryWriter(path.parent)
-    writer.add_text("hyperparameters", "|flag|value|\n|-|-|\n" + "".join(f"|{k}|{v}|\n" for k, v in vars(args).items()))
-    threshold = envs.spec.reward_threshold or np.inf if args.target_return is None else args.target_return
-    global_step, recent, solved_step, solved_seconds = 0, [], None, None
-    bar = tqdm(total=args.total_timesteps, desc=args.env_id, unit="step", disable=args.eval_only)
-    train_start = time.perf_counter()
-    for rollout, episodes in () if args.eval_only else rollouts(envs, agent, args):
+    writer.add_text("hyperparameters", str(args))
+    threshold = args.target_return
+    if threshold is None:
+        threshold = envs.spec.reward_threshold or np.inf
+    global_step, solved_step, solved_seconds = 0, None, None
+    recent = []  # returns of the last 100 episodes
+    bar = tqdm(total=args.total_timesteps, unit="step", disable=None)
+    start = time.perf_counter()
+    for rollout, episodes in rollouts(envs, agent, args):
         torch.save({args.env_id: agent.state_dict()}, path.with_suffix(".tmp"))
-        path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole file
-        steps, seconds = int(rollout["mask"].sum()), time.perf_counter() - train_start
+        path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole agent
+        steps = int(rollout["mask"].sum())
         global_step += steps
+        seconds = time.perf_counter() - start
         recent = (recent + episodes)[-100:]
+        mean_return = np.mean(recent or [np.nan])
+        bar.set_postfix(mean_return=f"{mean_return:.1f}")
         bar.update(steps)
-        bar.set_postfix(mean_return=f"{np.mean(recent or [np.nan]):.1f}", refresh=False)
-        if solved_step is None and len(recent) == 100 and np.mean(recent) >= threshold:
+        if solved_step is None and len(recent) == 100 and mean_return >= threshold:
             solved_step, solved_seconds = global_step, seconds
         left = 1 - global_step / args.total_timesteps
-        if left <= 0 or solved_step and args.target_return is not None:
+        if left <= 0 or (solved_step and args.target_return is not None):
             break
         optimizer.param_groups[0]["lr"] = args.learning_rate * left
         batch = prepare(agent, rollout, args)
         stats = update(agent, optimizer, batch, args)
-        agent.obs_norm.update(batch["obs"])  # not earlier: the policy would not be π_old any more
-        stats = {key: torch.as_tensor(value).item() for key, value in stats.items()}
-        if not np.isfinite(list(stats.values())).all():
-            sys.exit(f"error: step {global_step}: loss not finite; lower --learning-rate; last good agent in {path}")
-        stats["explained_variance"] = 1 - (batch["returns"] - batch["values"]).var() / batch["returns"].var()
-        scalars = {f"losses/{key}": value for key, value in stats.items()} | {"charts/SPS": global_step / seconds}
-        scalars |= {"charts/episodic_return": np.mean(episodes)} if episodes else {}
-        for key, value in scalars.items():
-            writer.add_scalar(key, float(value), global_step)
+        agent.obs_norm.update(batch["obs"])  # not before: it would change π under π_old's log-probs
+        if not np.isfinite(sum(stats.values())):
+            bar.close()
+            sys.exit(
+                f"error: step {global_step}: loss not finite; lower --learning-rate; "
+                f"the last good agent is {path}"
+            )
+        errors = batch["returns"] - batch["values"]
+        unexplained = errors.var(correction=0) / batch["returns"].var(correction=0)
+        stats["explained_variance"] = 1 - unexplained.item()
+        for name, value in stats.items():
+            writer.add_scalar(f"losses/{name}", value, global_step)
+        writer.add_scalar("charts/learning_rate", args.learning_rate * left, global_step)
+        writer.add_scalar("charts/SPS", global_step / seconds, global_step)
+        if episodes:
+            writer.add_scalar("charts/episodic_return", np.mean(episodes), global_step)
     bar.close()
-    scores = {"eval/return": evaluate(agent, args, True), "eval/return_stochastic": evaluate(agent, args, False)}
     writer.close()
-    args.record and evaluate(agent, args, True, gif=path.with_suffix(".gif"))
-    result = {"solved_step": solved_step, "solved_seconds": solved_seconds, "seconds": time.perf_counter() - start}
-    solved = f"solved in {solved_step} steps, {solved_seconds:.1f} s; " if solved_step else ""
-    print("mean return {eval/return:.1f} greedy, {eval/return_stochastic:.1f} sampled; ".format(**scores), end=solved)
-    print(f"{result['seconds']:.0f} s; agent in {path}; tensorboard --logdir {path.parent}")
-    return scores | result | {"agent": str(path)}
+    return solved_step, solved_seconds
+
+
+def main(args):
+    start = time.perf_counter()
+    check_args(args)
+    torch.set_num_threads(1)  # networks this small only get slower with more
+    Distribution.set_default_validate_args(False)  # checking every tensor is slow as well
+    torch.manual_seed(args.seed)
+    envs = make_envs(args.env_id, args.num_envs)
+    agent = Agent(envs, args.init_std)
+    if args.load or args.eval_only:
+        load_agent(agent, args)
+    path = Path(args.load)
+    solved_step, solved_seconds = None, None
+    if not args.eval_only:
+        folder = f"{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+        path = Path(args.output_dir, folder, "agent.pt")
+        print(f"logs and agent in {path.parent}; tensorboard --logdir {args.output_dir}")
+        solved_step, solved_seconds = train(envs, agent, path, args)
+    greedy = evaluate(agent, args, True)
+    sampled = evaluate(agent, args, False)
+    if args.record:
+        evaluate(agent, args, True, gif=path.with_suffix(".gif"))
+    seconds = time.perf_counter() - start
+    print(f"mean return {greedy:.1f} greedy, {sampled:.1f} sampled; {seconds:.0f} s; agent: {path}")
+    return {
+        "eval/return": greedy,
+        "eval/return_stochastic": sampled,
+        "solved_step": solved_step,
+        "solved_seconds": solved_seconds,
+        "seconds": seconds,
+        "agent": str(path),
+    }
+
 
 if __name__ == "__main__":
     main(tyro.cli(Args))
+
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "torch==2.13.0",
+#     "gymnasium[classic-control]==1.4.0",
+#     "tyro==1.0.17",
+#     "tensorboard==2.21.0",
+#     "tqdm==4.70.1",
+# ]
+# ///
