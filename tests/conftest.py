@@ -1,16 +1,22 @@
 """Small models, tokenizers and helpers that the tests share, and the option --slow.
 
-Marked slow, and run with --slow only, is what repeats a quick test at full length or in full number
-(every kill, every full disk, every command of the README, all five scripts learning), and what
-cannot be had in seconds: whole processes beside each other, or memory over hundreds of steps. Each
-of these behaviours keeps a quick guard that always runs. `python -m pytest -q tests --slow` runs
-everything, `python -m pytest -q tests --slow -m slow` the slow ones alone.
+Marked slow, and run with --slow only, is what repeats a quick test at full length (learning over 30
+steps in all five scripts, memory over 300 steps) or by the real command, whose imports alone take
+seconds (torchrun, every command of the README). Each of these behaviours keeps a quick guard that
+always runs. `python -m pytest -q tests --slow` runs everything, `python -m pytest -q tests --slow
+-m slow` the slow ones alone.
+
+What would be paid in every test is paid once, on the second core, beside the first tests: the
+imports of the scripts' processes (see launch.py), and the warm start of the tiny model.
 """
 
+import functools
 import importlib
 import json
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import launch
@@ -25,6 +31,11 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 sys.path.insert(0, str(ROOT))
 LLM_SCRIPTS = sorted(path.stem for path in ROOT.glob("*_llm.py"))
 CLASSIC_SCRIPTS = ["reinforce", "actor_critic", "trpo", "ppo"]  # in the order of the lineage
+LAUNCHES = {"Launched", "run", "side_by_side"}  # a module that imports one of these starts scripts
+WITHOUT_TINY_MODEL = {"test_flags", "test_lineage", "test_style", "test_classic_algorithms"}
+WITHOUT_TINY_MODEL |= {"test_classic_rollout", "test_classic_runs"}
+WITHOUT_TINY_MODEL |= {"test_llm_algorithm", "test_llm_rollout", "test_llm_task"}
+WARM_START = pytest.StashKey[launch.Launched]()
 
 
 def pytest_addoption(parser):
@@ -33,6 +44,10 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: takes long, and is run with --slow only")
+    # One cache for the whole session and its processes: the warm start is made once.
+    folder = tempfile.mkdtemp(prefix="policy-gradients-cache-")
+    config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
+    os.environ["XDG_CACHE_HOME"] = folder
 
 
 def pytest_collection_modifyitems(config, items):
@@ -43,10 +58,19 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish(session):
-    """The fork server imports its packages beside the first tests, if a test will need it."""
-    needed = {"Launched", "side_by_side"}
-    if any(needed & vars(item.module).keys() for item in session.items):
+    """The fork server imports its packages beside the first tests, if any will need it; and when
+    the whole suite runs, it makes the tiny model next. A few tests make it when they need it."""
+    launching = any(LAUNCHES & vars(item.module).keys() for item in session.items)
+    if launching and not session.config.option.collectonly:
         launch.start_server()
+        if len(session.items) > 200:
+            session.config.stash[WARM_START] = launch.Launched("tests/warm_start.py")
+
+
+def pytest_runtest_setup(item):
+    if item.module.__name__ not in WITHOUT_TINY_MODEL and WARM_START in item.config.stash:
+        process = item.config.stash[WARM_START]
+        assert process.wait(600) == 0, process.stderr
 
 
 def script(name: str):
@@ -81,10 +105,9 @@ def random_model(kind: str = "llama", vocab: int = 11, stops=(1,), pad: int = 0,
     return model.eval()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def cache(tmp_path_factory):
-    """One cache for the whole session and its subprocesses: the warm start is made once."""
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+@pytest.fixture
+def cache():
+    """Where the tiny model lies."""
     return Path(os.environ["XDG_CACHE_HOME"]) / "torch/hub"
 
 
