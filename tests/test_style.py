@@ -1,7 +1,7 @@
 """How the nine scripts are written: sizes, plain statements, order, help texts, dependencies.
 
-Counted is what a reader reads: code tokens, which no formatting can change and which leave comments
-and docstrings out, so that a good explanation costs nothing.
+Counted is what a reader must take in: code tokens, not lines, which a formatter makes and unmakes;
+comments and docstrings do not count, so that a good explanation costs nothing.
 """
 
 import ast
