@@ -1,474 +1,884 @@
-"""CISPO, Clipped Importance-Sampling Policy Optimization: clip the weight of a token, never its gradient.
+"""CISPO, Clipped Importance-Sampling Policy Optimization: clip a token's weight, not its gradient.
 
-For a question q, draw a group of G completions o_1 … o_G from the policy π_old, let a verifier give each a reward R_i,
-weigh each by an advantage A_i, and climb on the objective J(θ) from there. (i: completion, t: token)
+For each question, draw a group of G completions o_1 … o_G from the policy as it stands, π_old. A
+verifier gives each a reward R_i. Turn the rewards into advantages A_i, and take gradient steps up
+the objective J(θ), --minibatches of them per rollout.   (i: completion, t: token)
 
-    J = Σ_i Σ_t sg[min(r_it, 1 + ε_high)] A_i log π_θ(o_it) / Σ_i |o_i|,   A_i = (R_i − mean R) / std R
-    r_it = π_θ(o_it) / π_old(o_it),   sg: stop-gradient, a plain number to autograd
+    J    = Σ_i Σ_t sg[min(r_it, 1 + ε_high)] A_i log π_θ(o_it) / Σ_i |o_i|
+    A_i  = (R_i − mean R) / std R                     the group is its own baseline
+    r_it = π_θ(o_it) / π_old(o_it)                    sg: stop-gradient, a plain number to autograd
 
-The pain it cures. PPO's clip, in GRPO and DAPO alike, silences a token whose ratio has left the band the way its
-advantage points: the rare "wait" that saves an answer moves fast, is clipped first, and learns no more. CISPO is
-REINFORCE with a truncated importance weight: each token keeps a gradient. How it fails. Nothing but the learning rate
-bounds a step. The paper tunes ε_high and does not print it; for the tiny model a sweep found 0.2 to 4 equally good
-(tests/benchmarks/results/llm_sweep.md).
+Why. PPO's clip, in GRPO and DAPO alike, takes the gradient from a token whose ratio has left the
+band. The rare "wait" that saves an answer moves fastest, is clipped first, and learns no more.
+CISPO is REINFORCE with a truncated importance weight: every token keeps its gradient.
 
-    python cispo_llm.py      # a tiny embedded model learns to reason, on a laptop; README: real ones, on GPUs
-MiniMax 2025, MiniMax-M1, arXiv:2506.13585
+Weakness. Only the learning rate bounds a step. The paper tunes ε_high but does not print it; for
+the tiny model, 0.2 to 4 did equally well (tests/benchmarks/results/llm_sweep.md).
+
+    python cispo_llm.py                 # a tiny model learns to reason, on a laptop, in a minute
+    python cispo_llm.py --model Qwen/Qwen2.5-0.5B-Instruct --dataset gsm8k.jsonl      # on a GPU
+
+MiniMax 2025, MiniMax-M1, arXiv:2506.13585.
 """
 
-import decimal, inspect, io, json, math, os, random, re, shutil, signal, sys, time, zlib
-from collections import Counter
+import inspect
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import textwrap
+import time
+import zlib
+from collections import defaultdict
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, count, islice, takewhile
+from decimal import Decimal
+from itertools import accumulate, islice
 from pathlib import Path
-import safetensors, tokenizers, torch, torch.distributed as dist, transformers, tyro
-from torch.utils.checkpoint import checkpoint
+from typing import Literal
+
+import safetensors
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import transformers
+import tyro
+from tokenizers import Tokenizer, decoders, models
+from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
-RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun: one process per GPU
-CUDA = torch.cuda.is_available()
-bf16 = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # of products alone: weights in bf16 would lose updates
-torch.backends.cuda.enable_cudnn_sdp(False)  # its gradients can be NaN: pytorch/pytorch issue 196678
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
+
+SCRIPT = Path(__file__).stem
+# torchrun starts one process per GPU, and tells each its rank among how many.
+RANK = int(os.environ.get("RANK", 0))
+WORLD = int(os.environ.get("WORLD_SIZE", 1))
+# On CUDA, matrix products are in bf16. Weights and Adam stay in float32: bf16 would lose updates.
+mixed_precision = torch.autocast("cuda", torch.bfloat16, enabled=torch.cuda.is_available())
+
 
 @dataclass
 class Args:
     clip_high: float = 0.2
-    """a token's weight, the ratio, is clipped above at 1 + clip_high; there is no lower bound"""
+    """a token's weight, its ratio, is clipped above at 1 + clip_high; below, it is not"""
     beta: float = 0.0
-    """weight of the KL penalty in the loss; at 0 there is no reference model in memory"""
+    """weight of the KL penalty in the loss; with 0, no reference model is loaded"""
     scale_rewards: bool = True
     """divide advantages by the group's standard deviation (Dr. GRPO does not)"""
     minibatches: int = 4
     """optimizer steps per rollout; with 1 the ratio is always 1 and the clip never acts"""
-    steps: int = 200
-    """rollouts"""
-    prompts_per_step: int = 32
-    """questions in a rollout (P)"""
     group_size: int = 8
     """completions drawn per question (G)"""
-    micro_batch_size: int = 128
-    """completions per forward pass in training: changes memory and speed, not the gradient"""
-    gradient_checkpointing: bool = False
-    """keep no activations inside a layer, compute them twice: less memory, more time"""
-    learning_rate: float = 4e-4
-    """AdamW's peak rate, reached in ten rollouts and then falling to 0; a pretrained model wants about 1e-6"""
+    prompts_per_step: int = 32
+    """questions per rollout (P)"""
+    steps: int = 200
+    """rollouts in the whole run"""
+    learning_rate: float | None = None
+    """AdamW's peak learning rate; if not given, 4e-4 for the tiny model and 1e-6 for any other"""
+    warmup_steps: int = 10
+    """rollouts in which the learning rate rises to its peak; from there it falls towards 0"""
+    max_grad_norm: float = 1.0
+    """longer gradients are scaled down to this norm"""
     temperature: float = 1.0
     """softmax temperature of the policy, in the rollout and in the loss alike"""
-    max_new_tokens: int = 24
-    """completions are cut off at this length, in tokens"""
+    max_new_tokens: int | None = None
+    """completions are cut off at this many tokens; if not given, 24 for arithmetic, else 256"""
     model: str = "tiny"
     """Hugging Face hub id, local folder, or "tiny": the embedded model after its warm start"""
     dataset: str = "arithmetic"
-    """"arithmetic" (generated), or a JSONL file in GSM8K's form: "question", and "answer" ending in #### 72"""
+    """"arithmetic" (generated), or a JSONL file like GSM8K's: question, answer ending in #### 72"""
     eval_dataset: str = ""
-    """likewise; if empty, held-out sums, or the first tenth of the data set"""
+    """JSONL file to evaluate on; if empty, unseen sums, or the data set's first tenth, up to 256"""
+    prompt: str | None = None
+    """template with {question}; if not given, the bare sum, or a request to end with ####"""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """where to compute; auto keeps the tiny model on the CPU and puts any other on a GPU"""
+    micro_batch_size: int | None = None
+    """completions per forward pass in training, for memory; if not given, 128 for tiny, else 8"""
+    gradient_checkpointing: bool = False
+    """recompute activations in the backward pass: less memory, more time"""
     eval_every: int = 50
     """rollouts between evaluations"""
+    eval_problems: int = 256
+    """questions per evaluation, at most"""
+    eval_only: bool = False
+    """evaluate --model, print scores and samples, and train nothing"""
     save_every: int = 50
     """rollouts between checkpoints; the last two are kept"""
     resume: str = ""
-    """go on from this checkpoint, with the same flags: the result is that of a run without a break"""
-    eval_problems: int = 256
-    """held-out questions, at most"""
+    """checkpoint to go on from, with its own flags: exactly the result of an unbroken run"""
     seed: int = 1
     """same seed, same run, to the last digit (on a CPU)"""
     output_dir: str = "runs"
-    """each run puts its logs and its model into a folder of its own in here"""
+    """each run gets a folder of its own in here, for logs and checkpoints"""
 
-def stop(message: str):
-    """End a run that cannot succeed: one line that names the flag and the mend, exit status 2."""
-    print(f"error: {message}", file=sys.stderr)
-    raise SystemExit(2)
+    def __post_init__(self):
+        if self.learning_rate is None:
+            self.learning_rate = 4e-4 if self.model == "tiny" else 1e-6
+        if self.micro_batch_size is None:
+            self.micro_batch_size = 128 if self.model == "tiny" else 8
+        if self.max_new_tokens is None:
+            self.max_new_tokens = 24 if self.dataset == "arithmetic" else 256
+        if self.prompt is None:
+            self.prompt = "{question}"
+            if self.dataset != "arithmetic":
+                self.prompt += "\nReason step by step, then end with #### and the number."
 
-def check_args(args):
-    """Stop at the first flag whose value no run can use."""
-    may_be_zero = "clip_low clip_high beta learning_rate seed".split()
-    for name, value in vars(args).items():
-        low = 0 if name in may_be_zero else 2 if name == "group_size" else 1e-9  # of one answer alone, none is better
-        if type(value) in (int, float) and not low <= value < 2**63:
-            stop(f"--{name.replace('_', '-')} {value}: must be {'above 0' if low == 1e-9 else f'{low} or more'}")
-    if args.prompts_per_step * args.group_size % (args.minibatches * WORLD):
-        stop(f"--minibatches {args.minibatches}: times processes, must divide --prompts-per-step times --group-size")
-# --------------------------------------------------------------------------------------------------------------- Task
-NUMBER = re.compile(r"([-+]?)\\?\$?((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?)")
 
-def make_sum(rng: random.Random, held_out: bool = False) -> tuple[str, str]:
-    """A chain of 2 to 4 one-digit numbers and its sum: ("3+8+5=", "16")."""
-    while True:
-        terms = [rng.randint(0, 9) for _ in range(rng.randint(2, 4))]
-        question = "+".join(map(str, terms)) + "="
-        # A question's own checksum says on which side it belongs, so training and held-out problems cannot meet.
-        if held_out == (zlib.crc32(question.encode()) % 10 == 0):
-            return question, str(sum(terms))
+# ------------------------------------------------------------------------------------- Algorithm
 
-def load_jsonl(flag: str, path: str) -> list[tuple[str, str]]:
-    """(question, answer) pairs from a JSONL file in GSM8K's form; a bad line, named by number, stops the run."""
-    problems = []
-    try:
-        for row in map(json.loads, Path(path).open(encoding="utf-8")):
-            problems.append((row["question"].strip(), NUMBER.fullmatch(row["answer"].rpartition("#")[2].strip())[0]))
-    except Exception as error:  # a line can be wrong in many ways
-        stop(f"{flag} {path}: cannot read line {len(problems) + 1} as GSM8K's ({type(error).__name__}: {error})")
-    return problems or stop(f"{flag} {path}: the file is empty")
 
-def load_data(args):
-    """Training problems (None stands for sums without end) and held-out ones; no question is in both."""
-    train = None if args.dataset == "arithmetic" else load_jsonl("--dataset", args.dataset)
-    if (args.eval_dataset or args.dataset) == "arithmetic":
-        rng = random.Random(0)
-        return train, [make_sum(rng, held_out=True) for _ in range(args.eval_problems)]
-    held_out = load_jsonl("--eval-dataset", args.eval_dataset) if args.eval_dataset else train[: len(train) // 10 + 1]
-    if train is not None:
-        questions = dict(held_out)
-        train = [p for p in train if p[0] not in questions] or stop(f"--dataset {args.dataset}: all of it is held out")
-    return train, held_out[: args.eval_problems]
-
-def verify(completion: str, answer: str, lenient: bool = False) -> float:
-    """1.0 if the completion ends in a marker of one or more `#` and then the right number, else 0.0; in linear time.
-    By value, through what models wrap around it: `#### 1,234.00`, `#### \\boxed{$5}`, `#### **5%**`. lenient, for
-    evaluation: the last number anywhere will do."""
-    _, marker, tail = completion.rpartition("#")
-    if lenient:
-        marker, tail = "#", ([match[0] for match in NUMBER.finditer(completion)] or [""])[-1]
-    tail = tail.replace("\\boxed{", "{").lstrip(" \t\r\n*$\\{").rstrip(" \t\r\n*$%\\}.")
-    found, right = NUMBER.fullmatch(tail), NUMBER.fullmatch(answer)
-    value = lambda match: decimal.Decimal(match[1] + match[2].replace(",", ""))  # which neither rounds nor overflows
-    return float(bool(marker == "#" and found and right) and value(found) == value(right))
-# -------------------------------------------------------------------------------------------------------------- Model
-def make_tiny_model(steps: int = 1000):
-    """A character-level Llama of 84 k parameters, after `steps` steps of imitation, and its tokenizer.
-    The demonstrations come in two styles: working a sum out in running totals (3+8+5= → 11,16#16), and blurting out
-    a guess (→ #14). Guessing starts rare and ends as the habit of 85 %: the skill is learned first, and then buried."""
-    vocabulary = {token: i for i, token in enumerate(["<eos>", "<unk>", *"0123456789+=,#"])}
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges=[], unk_token="<unk>"))
-    backend.decoder = tokenizers.decoders.Fuse()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", unk_token="<unk>")
-    config = transformers.LlamaConfig(  # the usual initializer_range of 0.02 is for widths in the thousands
-        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=128,
-        vocab_size=len(vocabulary), bos_token_id=None, eos_token_id=0, pad_token_id=0, initializer_range=0.1)
-    torch.manual_seed(0)  # the same model for every --seed
-    model = transformers.LlamaForCausalLM(config)
-    rng = random.Random(0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.99), weight_decay=0.0)
-    for step in tqdm(range(steps), desc="warm start", unit="step"):
-        ids, labels = [], []
-        for question, answer in (make_sum(rng) for _ in range(128)):
-            terms = [int(term) for term in question[:-1].split("+")]
-            working = ",".join(map(str, list(accumulate(terms))[1:])) + "#" + answer
-            guess = "#" + str(sum(rng.randint(0, 9) for _ in terms))
-            demonstration = guess if rng.random() < 0.85 * step / steps else working
-            ids.append(torch.tensor([vocabulary[c] for c in question + demonstration] + [0]))
-            labels.append(ids[-1].index_fill(0, torch.arange(len(question)), -100))  # questions are given, not learned
-        ids, labels = (torch.nn.utils.rnn.pad_sequence(x, True, fill) for x, fill in ((ids, 0), (labels, -100)))
-        optimizer.param_groups[0]["lr"] = 1e-2 * min((step + 1) / 50, 1 - step / steps)
-        optimizer.zero_grad()
-        model(ids, labels=labels, use_cache=False).loss.backward()  # the model shifts the labels by itself
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    return model, tokenizer
-
-def save_model(model, tokenizer, folder: Path, state: dict | None = None):
-    """Write into a scratch folder, then rename it: a kill at any instant leaves whole models and no other."""
-    scratch = folder.with_name(f"saving-{time.time_ns()}.tmp")
-    model.save_pretrained(scratch)
-    tokenizer.save_pretrained(scratch)
-    torch.save(state, buffer := io.BytesIO())  # for torch.save would not tell a full disk from a bug
-    (scratch / "trainer.pt").write_bytes(buffer.getbuffer())
-    os.sync()
-    shutil.rmtree(folder, ignore_errors=True)
-    scratch.rename(folder)
-
-def load_policy(args, device):
-    """The model to train and its tokenizer. model.generation_config lists every stop id and names the pad id."""
-    source = args.model
-    if source == "tiny":  # cached under what shapes its weights: the code that makes them and its libraries
-        recipe = *map(inspect.getsource, (make_tiny_model, make_sum)), torch.__version__, transformers.__version__
-        source = Path(torch.hub.get_dir()) / f"policy-gradients-{zlib.crc32(str(recipe).encode()):08x}"
-        RANK or source.exists() or save_model(*make_tiny_model(), source)
-        WORLD > 1 and dist.barrier()  # the other processes wait for it
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-        model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).to(device)
-        args.gradient_checkpointing and model.activation_checkpointing_enable()
-        assert len(tokenizer) <= model.get_input_embeddings().num_embeddings, "more tokens than embeddings"
-    except Exception as error:  # each library has its own for a missing folder, a torn file, an unknown type
-        stop(f"{'--resume' if source == args.resume else '--model'} {source}: does not load ({repr(error)[:200]})")
-    stops = [tokenizer.eos_token_id, model.config.eos_token_id, model.generation_config.eos_token_id]
-    stops = {i for ids in stops for i in (ids if isinstance(ids, list) else [ids])} - {None}
-    stops or stop(f"--model {source}: it has no end-of-sequence token")
-    pad = min(stops) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    model.generation_config = transformers.GenerationConfig(eos_token_id=sorted(stops), pad_token_id=pad)
-    return model.eval(), tokenizer  # eval() because dropout would make the ratio noisy; gradients flow all the same
-
-def encode_prompt(question: str, tokenizer, args) -> list[int]:
-    """Token ids of a question in the form that the model expects, BOS once if it has one."""
-    text = question if args.model == "tiny" else f"{question}\nReason step by step, then end with #### and the number."
-    chat = {"conversation": [{"role": "user", "content": text}], "add_generation_prompt": True, "return_dict": False}
-    ids = tokenizer.apply_chat_template(**chat) if tokenizer.chat_template else tokenizer.encode(text)
-    (not ids or tokenizer.unk_token_id in ids) and stop(f"--model {args.model}: its tokenizer cannot read {text!r}")
-    return ids
-# ------------------------------------------------------------------------------------------------------------ Rollout
-def all_sum(tensor):
-    """Its sum over all processes, in place."""
-    WORLD > 1 and dist.all_reduce(tensor)
-    return tensor
-
-def join(batches: list[dict]) -> dict:
-    """Rollouts one below the other, padded to the same width: prompts on the left, completions on the right."""
-    widths = {name: max(batch[name].shape[1] for batch in batches) for name in batches[0]}
-    gap = lambda name, x: (widths[name] - x.shape[1], 0) if "prompt" in name else (0, widths[name] - x.shape[1])
-    return {name: torch.cat([torch.nn.functional.pad(x[name], gap(name, x[name])) for x in batches]) for name in widths}
-
-def log_softmax(model, logits, temperature: float):
-    """Log-probabilities of the policy in float32, (…, V) → (…, V), for the sampler and for the loss alike."""
-    # Temperature alone: top-k or top-p in the sampler would put a π_old that is not the policy into the ratio.
-    logits, config = logits.float() / temperature, model.generation_config
-    if config.pad_token_id not in config.eos_token_id:  # such a token has no business in a completion
-        logits[..., config.pad_token_id] = torch.finfo(logits.dtype).min
-    return logits.log_softmax(-1)
-
-class StaticLayer(transformers.StaticLayer):
-    def update(self, keys, values, *_):  # rotary embeddings turn the keys back to float32
-        return super().update(keys.to(values.dtype), values)
-
-@torch.no_grad()
-@bf16
-def generate(model, prompts: list[list[int]], num_samples: int, max_new_tokens: int, temperature: float) -> dict:
-    """Draw `num_samples` completions of each prompt (token ids); temperature 0 means greedy.
-    Tensors of B = len(prompts) · num_samples rows: prompt_ids and prompt_mask (B, S), padded on the left;
-    completion_ids, old_logprobs and mask (B, T), 1 through the first stop token; ended (B, 1), not cut off."""
-    device, pad = model.eval().device, model.generation_config.pad_token_id
-    stops = torch.tensor(model.generation_config.eos_token_id, device=device)
-    B, G, S, T = len(prompts) * num_samples, num_samples, max(map(len, prompts)), max_new_tokens
-    prompt_ids = torch.tensor([[pad] * (S - len(p)) + p for p in prompts], device=device)
-    attention = torch.tensor([[0] * (S - len(p)) + [1] * len(p) + [0] * T for p in prompts], device=device)
-    positions = (attention[:, :S].cumsum(1) - 1).clamp(min=0)  # counted from the first real token, not from the padding
-    # Each prompt is read once, then what the cache holds of it is copied to its whole group.
-    cache = transformers.DynamicCache()
-    inputs = {"input_ids": prompt_ids, "attention_mask": attention[:, :S], "position_ids": positions}
-    logits = model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1).logits.repeat_interleave(G, 0)
-    prompt_ids, attention, positions = (x.repeat_interleave(G, 0) for x in (prompt_ids, attention, positions))
-    cache.batch_repeat_interleave(G)
-    completion_ids, old_logprobs = prompt_ids.new_full((B, T), pad), torch.zeros(B, T, device=device)
-    rows, going = torch.arange(B, device=device), torch.ones(B, dtype=torch.bool, device=device)
-    if CUDA:  # shapes and memory stay as they are, so that a step can be recorded
-        tokens, graph, filled = positions[:, -1:].clone(), torch.cuda.CUDAGraph(), cache.layers
-        cache = transformers.Cache(layers=[StaticLayer(S + T) for _ in filled])
-        [layer.update(old.keys, old.values.to(logits.dtype)) for layer in cache.layers for old in [filled.pop(0)]]
-    def step(width):
-        inputs = {"input_ids": tokens, "attention_mask": attention[rows, :width], "position_ids": positions[rows, -1:]}
-        return model(**inputs, past_key_values=cache, use_cache=True).logits
-    for t in range(T):
-        logp = log_softmax(model, logits[:, -1], temperature or 1.0)
-        # With E ~ Exp(1), argmax p / E is a sample of p: what torch.multinomial does, too, but making the GPU wait.
-        drawn = (logp.exp() / torch.empty_like(logp).exponential_() if temperature else logp).argmax(1, keepdim=True)
-        completion_ids[rows, t], old_logprobs[rows, t] = drawn[:, 0], logp.gather(1, drawn)[:, 0]
-        going &= ~torch.isin(drawn[:, 0], stops)
-        if t == T - 1 or (t % 32 == 31 or not CUDA) and not going.any():  # to ask is to wait for the GPU
-            break
-        attention[:, S + t], positions[:, -1] = 1, positions[:, -1] + 1
-        if CUDA:
-            tokens.copy_(drawn)
-            if t == 1:  # step 0 chose kernels and filled caches; this one is recorded, and then repeated without Python
-                with torch.cuda.graph(graph):
-                    logits = step(S + T)
-            logits = graph.replay() or logits if t else step(S + T)
-        else:  # who has ended leaves the cache
-            going.all() or cache.batch_select_indices(going.nonzero()[:, 0])
-            rows, tokens, going = rows[going], drawn[going], going[going]
-            logits = step(S + t + 1)
-    stop_ids = torch.isin(completion_ids, stops).long()
-    mask = (stop_ids.cumsum(1) - stop_ids == 0).float()
-    columns = {"completion_ids": completion_ids, "mask": mask, "old_logprobs": old_logprobs * mask}
-    batch = {name: tensor[:, : int(mask.sum(1).max())] for name, tensor in columns.items()}
-    return batch | {"prompt_ids": prompt_ids, "prompt_mask": attention[:, :S], "ended": stop_ids.amax(1, True) > 0}
-
-@bf16
-def token_logprobs(model, batch: dict, temperature: float, entropy: bool = True):
-    """log π of each completion token and, if asked for, the entropy there; both (B, T), 0 where the mask is 0."""
-    T = int(batch["mask"].sum(1).max())  # what lies behind the longest of these rows is left out
-    mask, completion = batch["mask"][:, :T], batch["completion_ids"][:, :T]
-    ids, attention = torch.cat([batch["prompt_ids"], completion], 1), torch.cat([batch["prompt_mask"], mask.long()], 1)
-    inputs = {"input_ids": ids, "attention_mask": attention, "position_ids": (attention.cumsum(1) - 1).clamp(min=0)}
-    # Logits speak of the next token: those of the last prompt token are wanted, those of the last token are not.
-    logits = model(**inputs, use_cache=False, logits_to_keep=T + 1).logits[:, :-1]
-    def choose(logits, ids):
-        logp = log_softmax(model, logits, temperature)
-        chosen = logp.gather(2, ids[..., None])[..., 0]
-        return (chosen, -(logp.detach().exp() * logp.detach()).sum(-1)) if entropy else (chosen,)
-    # A few rows at a time, and once more on the way back: all logits in float32 would fill the memory.
-    chunks = zip(*(x.split(max(1, 2**26 // logits[0].numel())) for x in (logits, completion)))
-    columns = zip(*(checkpoint(choose, *chunk, use_reentrant=False) if CUDA else choose(*chunk) for chunk in chunks))
-    return tuple(torch.nn.functional.pad(torch.cat(x) * mask, (0, batch["mask"].shape[1] - T)) for x in columns)
-
-@torch.no_grad()
-def reference_logprobs(reference, batch: dict, args):
-    """log π_ref of the completion tokens (B, T), a few rows of like length at a time, to spare memory."""
-    logprobs = torch.zeros_like(batch["mask"])
-    for rows in filter(len, batch["mask"].sum(1).argsort()[RANK::WORLD].split(args.micro_batch_size)):
-        micro = {name: tensor[rows] for name, tensor in batch.items()}
-        (logprobs[rows],) = token_logprobs(reference, micro, args.temperature, entropy=False)
-    return all_sum(logprobs)  # each process has filled in its share
-# ---------------------------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rewards, args):
-    """Better or worse than its group, in standard deviations: rewards (P prompts, G samples) → advantages (P, G)."""
-    rewards = rewards - rewards[:, :1]  # changes nothing but rounding: equal rewards now give exactly 0
+    """A_i: how much better than its group. rewards (P prompts, G samples) → advantages (P, G)."""
+    rewards = rewards - rewards[:, :1]  # changes rounding alone: equal rewards give exactly 0
     advantages = rewards - rewards.mean(1, keepdim=True)
-    return advantages / (rewards.std(1, keepdim=True) + 1e-4) if args.scale_rewards else advantages
+    if args.scale_rewards:
+        advantages = advantages / (rewards.std(1, keepdim=True) + 1e-4)
+    return advantages
+
 
 def token_weights(mask, args):
-    """Every token counts the same, whoever wrote it: mask (B, T) of a whole optimizer step → weights (B, T)."""
+    """Every token counts the same. mask (B, T) of a whole optimizer step → weights (B, T)."""
     return mask / mask.sum()
 
+
 def surrogate(logprobs, old_logprobs, advantages, mask, args):
-    """Log-likelihood under a clipped constant weight, to be maximised: all (B, T), but advantages (B,)."""
+    """A weighted log-likelihood of each token, to be maximised: all (B, T), but advantages (B,)."""
+    advantages = advantages[:, None]
     ratio = ((logprobs - old_logprobs) * mask).exp()
-    return ratio.clamp(max=1 + args.clip_high).detach() * advantages[:, None] * logprobs
+    weight = ratio.clamp(max=1 + args.clip_high).detach()
+    return weight * advantages * logprobs
+
 
 def kl_k3(logprobs, ref_logprobs):
-    """Schulman's k3, an estimate of KL(π ‖ π_ref) from samples of π: unbiased, never negative; (B, T)."""
+    """Schulman's k3 of each token, (B, T): never negative, and KL(π ‖ π_ref) on average over π.
+
+    That is its value. The gradient of the average over fixed samples of π is another: that of
+    KL(π_ref ‖ π), which is 0 at the same place and points there, too.
+    """
     d = ref_logprobs - logprobs
     return d.exp() - d - 1
 
-def train_minibatch(model, optimizer, batch: dict, args) -> dict:
-    """One optimizer step on `batch`, a rollout's tensors with advantages (B,); returns what to log."""
-    # Weights are made for the whole minibatch: micro-batches and processes, however they cut it, add up to the same.
-    batch = batch | {"weights": token_weights(batch["mask"], args), "share": batch["mask"] / batch["mask"].sum()}
-    unclipped = replace(args, clip_high=math.inf)
-    stats = Counter(dict.fromkeys(("kl", "loss", "entropy", "clip_ratio"), 0.0))
-    for layer in model.modules() if args.gradient_checkpointing else ():  # on in training mode, dropout in it off
-        layer.training = getattr(layer, "gradient_checkpointing", False)
+
+# ---------------------------------------------------------------------------------------- Update
+
+
+def train_step(model, reference, tokenizer, optimizer, problems, rng, args):
+    """One rollout and the gradient steps on it; `problems` yields (question, answer) pairs."""
+    drawn = [next(problems) for _ in range(args.prompts_per_step)]
+    batch, _, rewards = rollout(model, tokenizer, drawn, args.group_size, args.temperature, args)
+    metrics = rollout_metrics(batch, rewards) | retake_old_logprobs(model, batch, args)
+    if args.beta > 0:
+        batch["ref_logprobs"] = batch_logprobs(reference, batch, args)
+        metrics["kl"] = token_mean(kl_k3(batch["old_logprobs"], batch["ref_logprobs"]), batch)
+    batch["advantages"] = compute_advantages(rewards, args).flatten()
+
+    updates = []
+    rows = list(range(len(batch["mask"])))
+    rng.shuffle(rows)
+    for minibatch in torch.tensor(rows).chunk(args.minibatches):
+        updates.append(train_minibatch(model, optimizer, take_rows(batch, minibatch), args))
+    return metrics | mean_of(updates)
+
+
+def train_minibatch(model, optimizer, batch, args):
+    """One optimizer step on a batch with advantages (B,); returns the loss and what else to log.
+
+    approx_kl, of π_old against π, is a mean over the tokens trained on.
+    clip_ratio is the share of these tokens whose objective would be another without the clip.
+    """
+    # The weights are those of the whole minibatch. Micro-batches and processes only slice them,
+    # so the gradient is the same however the rows are split.
+    batch = batch | {"weights": token_weights(batch["mask"], args)}
+    if "ref_logprobs" not in batch:  # then a row without an advantage has no gradient
+        batch = take_rows(batch, batch["advantages"] != 0)
+    num_tokens = batch["mask"].sum()
+    no_clip = replace(args, clip_high=math.inf)
+    sums = {name: torch.zeros_like(num_tokens) for name in ("loss", "approx_kl", "clip_ratio")}
     for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter) if WORLD > 1 else None  # a process may have no rows
-    for rows in filter(len, batch["mask"].sum(1).argsort()[RANK::WORLD].split(args.micro_batch_size)):
-        micro = {name: tensor[rows] for name, tensor in batch.items()}
-        logprobs, entropy = token_logprobs(model, micro, args.temperature)
+        parameter.grad = torch.zeros_like(parameter)  # not None: there may be no row to train on
+    if args.gradient_checkpointing:
+        recompute_activations(model)
+
+    for rows in micro_batches(batch, args):
+        micro = take_rows(batch, rows)
+        logprobs = token_logprobs(model, micro, args.temperature)
         inputs = (logprobs, micro["old_logprobs"], micro["advantages"], micro["mask"])
         objective = surrogate(*inputs, args)
-        loss = -(micro["weights"] * objective).sum()
+        gain = micro["weights"] * objective
         if args.beta > 0:
-            kl = kl_k3(logprobs, micro["ref_logprobs"])
-            stats["kl"] += (micro["share"] * kl).sum().item()
-            loss = loss + args.beta * (micro["weights"] * kl).sum()
+            gain = gain - args.beta * micro["weights"] * kl_k3(logprobs, micro["ref_logprobs"])
+        loss = -gain.sum()
         loss.backward()
-        stats["loss"] += loss.item()
-        stats["entropy"] += (micro["share"] * entropy).sum().item()
-        stats["clip_ratio"] += (micro["share"] * (objective != surrogate(*inputs, unclipped))).sum().item()
-    grads = [parameter.grad for parameter in model.parameters()]
-    WORLD > 1 and torch.nn.utils.vector_to_parameters(all_sum(torch.nn.utils.parameters_to_vector(grads)), grads)
-    stats = dict(zip(stats, all_sum(torch.tensor([*stats.values()], device=model.device)).tolist()))
-    stats["grad_norm"] = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
+        sums["loss"] += loss.detach()
+        sums["approx_kl"] += kl_k3(micro["old_logprobs"], logprobs.detach()).sum() / num_tokens
+        sums["clip_ratio"] += (objective != surrogate(*inputs, no_clip)).sum() / num_tokens
+
+    for parameter in model.parameters():
+        sum_over_processes(parameter.grad)
+    grad_norm = clip_grad_norm_(model.parameters(), args.max_grad_norm)
     optimizer.step()
-    return stats
-# ---------------------------------------------------------------------------------------------------------- Main loop
-def rollout(model, tokenizer, problems, num_samples: int, temperature: float, args):
-    """`num_samples` completions of each problem: the rollout's tensors, the texts, and verified rewards (P, G)."""
+    metrics = {name: sum_over_processes(value).item() for name, value in sums.items()}
+    return metrics | {"grad_norm": grad_norm.item()}
+
+
+# ---------------------------------------------------------------------------- Log-probabilities
+
+
+def forward(model, input_ids, attention_mask, **options):
+    """The model's logits; positions are counted from the first real token, not from the padding."""
+    positions = (attention_mask.cumsum(1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
+    options |= {"attention_mask": attention_mask, "position_ids": positions}
+    return model(input_ids, **options).logits
+
+
+def policy_logprobs(model, logits, temperature):
+    """log π over the vocabulary, float32, (…, V) → (…, V): for the sampler and the loss alike."""
+    # No top-k, no top-p: the sampler's distribution must be the policy, or the ratio is wrong.
+    logits, config = logits.float() / temperature, model.generation_config
+    if config.pad_token_id not in config.eos_token_id:  # then it must never be sampled
+        logits[..., config.pad_token_id] = torch.finfo(logits.dtype).min
+    return logits.log_softmax(-1)
+
+
+@mixed_precision
+def token_logprobs(model, batch, temperature):
+    """log π of each completion token, with gradient: (B, T), 0 where the mask is 0."""
+    width = int(batch["mask"].sum(1).max())  # columns beyond the longest row are left out
+    mask, ids = batch["mask"][:, :width], batch["completion_ids"][:, :width]
+    input_ids = torch.cat([batch["prompt_ids"], ids], 1)
+    attention_mask = torch.cat([batch["prompt_mask"], mask.long()], 1)
+    # Logits speak of the next token: the last prompt token's are needed, the last token's are not.
+    logits = forward(model, input_ids, attention_mask, use_cache=False, logits_to_keep=width + 1)
+    logprobs = policy_logprobs(model, logits[:, :-1], temperature)
+    chosen = logprobs.gather(2, ids[..., None])[..., 0] * mask
+    return F.pad(chosen, (0, batch["mask"].shape[1] - width))
+
+
+@torch.no_grad()
+def batch_logprobs(model, batch, args):
+    """token_logprobs of a whole rollout, without gradient and in micro-batches: (B, T)."""
+    logprobs = torch.zeros_like(batch["mask"])
+    for rows in micro_batches(batch, args):
+        logprobs[rows] = token_logprobs(model, take_rows(batch, rows), args.temperature)
+    return sum_over_processes(logprobs)  # each process has filled in its rows
+
+
+def in_bf16(model):
+    """Is mixed_precision at work?"""
+    return model.device.type == "cuda"
+
+
+def retake_old_logprobs(model, batch, args):
+    """In bf16, decoding and training round differently: take old_logprobs from the training pass.
+
+    Otherwise the ratio would not be 1 before the first update. Returns the gap, for the log.
+    """
+    if not in_bf16(model):
+        return {}
+    sampled = batch["old_logprobs"]
+    batch["old_logprobs"] = batch_logprobs(model, batch, args)
+    gap = (batch["old_logprobs"] - sampled).abs()
+    name = "sampling/sampling_logp_difference"
+    return {f"{name}/mean": token_mean(gap, batch), f"{name}/max": gap.max()}
+
+
+def micro_batches(batch, args):
+    """Yield row numbers, those of this process, few enough at a time for memory."""
+    order = batch["mask"].sum(1).argsort(stable=True)  # similar lengths together: less padding
+    mine = order[RANK::WORLD]
+    for start in range(0, len(mine), args.micro_batch_size):
+        yield mine[start : start + args.micro_batch_size]
+
+
+def take_rows(batch, rows):
+    """The batch of these rows alone."""
+    return {name: tensor[rows] for name, tensor in batch.items()}
+
+
+def token_mean(values, batch):
+    """The mean of values (B, T) over the completion tokens of a batch."""
+    return (values * batch["mask"]).sum() / batch["mask"].sum()
+
+
+# --------------------------------------------------------------------------------------- Rollout
+
+
+@torch.no_grad()
+@mixed_precision
+def generate(model, prompts, num_samples, max_new_tokens, temperature):
+    """Draw `num_samples` completions of each prompt, a list of token ids; temperature 0 is greedy.
+
+    Returns tensors of B = len(prompts) · num_samples rows:
+    prompt_ids, prompt_mask (B, S): padded on the left;
+    completion_ids, mask (B, T): the mask is 1 up to and including the first stop token;
+    old_logprobs, entropy (B, T): log π of each token and the policy's entropy there, in nats;
+    ended (B, 1): False where a completion was cut off.
+    """
+    model.eval()
+    device, G, T = model.device, num_samples, max_new_tokens
+    pad_id = model.generation_config.pad_token_id
+    stop_ids = torch.tensor(model.generation_config.eos_token_id, device=device)
+    rows = [torch.tensor(prompt, device=device) for prompt in prompts for _ in range(G)]
+    prompt_ids = pad_sequence(rows, True, pad_id, padding_side="left")
+    prompt_mask = pad_sequence([torch.ones_like(row) for row in rows], True, padding_side="left")
+    B = len(prompt_ids)
+    completion_ids = torch.full((B, T), pad_id, device=device)
+    mask, old_logprobs, entropy = torch.zeros(3, B, T, device=device)
+
+    # Each prompt is read once; what the cache then holds of it is copied to its whole group.
+    cache = DynamicCache(config=model.config)
+    options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
+    logits = forward(model, prompt_ids[::G], prompt_mask[::G], **options).repeat_interleave(G, 0)
+    cache.batch_repeat_interleave(G)
+    rows = torch.arange(B, device=device)  # the completions still being written
+    for t in range(T):
+        logprobs = policy_logprobs(model, logits[:, -1], temperature or 1.0)
+        probs = logprobs.exp()
+        tokens = torch.multinomial(probs, 1) if temperature > 0 else probs.argmax(1, keepdim=True)
+        completion_ids[rows, t] = tokens[:, 0]
+        mask[rows, t] = 1.0
+        old_logprobs[rows, t] = logprobs.gather(1, tokens)[:, 0]
+        entropy[rows, t] = -(probs * logprobs).sum(1)
+        going = ~torch.isin(tokens[:, 0], stop_ids)
+        if t == T - 1 or not going.any():
+            break
+        if not going.all():  # finished rows leave the cache
+            cache.batch_select_indices(going.nonzero()[:, 0])
+            rows, tokens = rows[going], tokens[going]
+        attention_mask = torch.cat([prompt_mask, mask[:, : t + 1].long()], 1)[rows]
+        logits = forward(model, tokens, attention_mask, **options)
+
+    ended = torch.isin(completion_ids, stop_ids).any(1, keepdim=True)
+    batch = {"completion_ids": completion_ids, "mask": mask}
+    batch |= {"old_logprobs": old_logprobs, "entropy": entropy}
+    batch = {name: tensor[:, : t + 1] for name, tensor in batch.items()}
+    return batch | {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "ended": ended}
+
+
+def rollout(model, tokenizer, problems, num_samples, temperature, args):
+    """Completions of each (question, answer): tensors of generate, texts, and rewards (P, G)."""
     prompts = [encode_prompt(question, tokenizer, args) for question, _ in problems]
-    own = prompts[len(prompts) * RANK // WORLD : len(prompts) * (RANK + 1) // WORLD]
-    batch = generate(model, own, num_samples, args.max_new_tokens, temperature) if own else {}
-    if WORLD > 1:  # each process draws a part, then all have all
-        parts = [{}] * WORLD
-        dist.all_gather_object(parts, {name: tensor.cpu() for name, tensor in batch.items()})
-        batch = {name: tensor.to(model.device) for name, tensor in join(list(filter(None, parts))).items()}
-    ids = [row[: int(sum(mask))] for row, mask in zip(batch["completion_ids"].tolist(), batch["mask"].tolist())]
-    completions = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    mine = prompts[len(prompts) * RANK // WORLD : len(prompts) * (RANK + 1) // WORLD]
+    batch = {}
+    if mine:
+        batch = generate(model, mine, num_samples, args.max_new_tokens, temperature)
+    if WORLD > 1:  # each process has drawn a part, perhaps none; now all get all of it
+        batch = gather(batch, model.device)
+    lengths = batch["mask"].sum(1).int().tolist()
+    rows = zip(batch["completion_ids"].tolist(), lengths, strict=True)
+    completions = tokenizer.batch_decode([ids[:n] for ids, n in rows], skip_special_tokens=True)
     answers = [answer for _, answer in problems for _ in range(num_samples)]
     rewards = torch.tensor(list(map(verify, completions, answers)), device=model.device)
     return batch, completions, rewards.view(-1, num_samples)
 
-def evaluate(model, tokenizer, problems, args, writer, step: int, k: int = 8) -> dict:
-    """Scores on held-out problems, k samples each at temperature 1 and one greedy, returned and logged."""
-    scores = Counter()
+
+def join(batches):
+    """Batches one below the other, padded to one width: prompts on the left, others right."""
+    joined = {}
+    for name in batches[0]:
+        rows = [row for batch in batches for row in batch[name]]
+        side = "left" if name.startswith("prompt") else "right"
+        joined[name] = pad_sequence(rows, batch_first=True, padding_side=side)
+    return joined
+
+
+def rollout_metrics(batch, rewards):
+    """What to log of a rollout; the entropy is a mean over its tokens."""
+    lengths = batch["mask"].sum(1)
+    return {
+        "reward": rewards.mean(),
+        "reward_std": rewards.std(1).mean(),
+        "frac_reward_zero_std": (rewards == rewards[:, :1]).all(1).float().mean(),
+        "completions/mean_length": lengths.mean(),
+        "completions/clipped_ratio": (~batch["ended"]).float().mean(),
+        "entropy": token_mean(batch["entropy"], batch),
+        "num_tokens": int(lengths.sum()),
+        "num_prompts": len(rewards),
+    }
+
+
+def mean_of(updates):
+    """The mean of each number that was logged."""
+    return {name: sum(each[name] for each in updates) / len(updates) for name in updates[0]}
+
+
+# ------------------------------------------------------------------------------------------ Task
+
+NUMBER = re.compile(r"[-+]?\\?\$?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
+
+
+def number_value(text):
+    """The value of what NUMBER finds, $1,234.50 say; exact, and of any size."""
+    return Decimal(re.sub(r"[\\$,]", "", text))
+
+
+def verify(completion: str, answer: str) -> float:
+    """The reward: 1.0 if the right number stands right after the last `#`, whatever follows.
+
+    This reads what GSM8K's own regex reads, and also `#### $5`, `#### **5**` and `#### \\boxed{5}`.
+    A completion is hostile text: it is never evaluated, and read in linear time.
+    """
+    _, marker, tail = completion.rpartition("#")
+    found = NUMBER.match(tail.replace("\\boxed", "").lstrip(" \t\r\n*${\\"))
+    if not marker or not found:
+        return 0.0
+    return float(number_value(found[0]) == number_value(answer))
+
+
+def last_number(completion):
+    """The last number anywhere, "" if none: the lenient score tells lack of skill from form."""
+    return ["", *NUMBER.findall(completion)][-1]
+
+
+def make_sum(rng, held_out=False):
+    """A chain of 2 to 4 one-digit numbers and its sum: ("3+8+5=", "16")."""
+    while True:
+        terms = [rng.randint(0, 9) for _ in range(rng.randint(2, 4))]
+        question = "+".join(map(str, terms)) + "="
+        # The question's checksum decides its side, so training and held-out sums cannot meet.
+        if held_out == (zlib.crc32(question.encode()) % 10 == 0):
+            return question, str(sum(terms))
+
+
+def load_jsonl(flag, path):
+    """[(question, answer)] from a JSONL file in GSM8K's form; a bad line stops the run."""
+    problems = []
+    try:
+        with open(path, encoding="utf-8") as file:
+            for line in file:
+                row = json.loads(line)
+                answer = NUMBER.fullmatch(row["answer"].rpartition("#")[2].strip())[0]
+                problems.append((row["question"].strip(), answer))
+    except OSError as error:
+        stop(f"{flag} {path}: {error.strerror}")
+    except Exception:  # not text, not JSON, not an object, a field missing, no number …
+        form = '{"question": "…", "answer": "… #### 72"}'
+        stop(f"{flag} {path}: line {len(problems) + 1} is not of the form {form}")
+    if not problems:
+        stop(f"{flag} {path}: the file is empty")
+    return problems
+
+
+def load_data(args):
+    """Training problems (None: sums without end) and held-out ones; no question is in both."""
+    train = None
+    if args.dataset != "arithmetic":
+        train = load_jsonl("--dataset", args.dataset)
+    if args.eval_dataset:
+        held_out = load_jsonl("--eval-dataset", args.eval_dataset)
+    elif train:
+        held_out = train[: min(256, len(train) // 10 + 1)]
+    else:
+        rng = random.Random(0)
+        held_out = [make_sum(rng, held_out=True) for _ in range(args.eval_problems)]
+    if train:
+        questions = {question for question, _ in held_out}
+        train = [problem for problem in train if problem[0] not in questions]
+        if not train:
+            stop(f"--dataset {args.dataset}: all of its questions are held out for evaluation")
+    return train, held_out[: args.eval_problems]
+
+
+def problem_stream(train, seed):
+    """Training problems without end: fresh sums, or pass after pass over the data, shuffled."""
+    rng = random.Random(seed)
+    while True:
+        if train is None:
+            yield make_sum(rng)
+        else:
+            yield from rng.sample(train, len(train))
+
+
+# ---------------------------------------------------------------------------------------- Policy
+
+
+def demonstration(question, guess_rate, rng):
+    """An answer to imitate, worked out in running totals (3+8+5= → 11,16#16) or guessed (#14)."""
+    terms = [int(term) for term in question[:-1].split("+")]
+    guess = sum(rng.randint(0, 9) for _ in terms)
+    if rng.random() < guess_rate:
+        return f"#{guess}"
+    totals = [str(total) for total in accumulate(terms)]
+    return ",".join(totals[1:]) + "#" + totals[-1]
+
+
+def make_tiny_model(steps=1000):
+    """A character-level Llama of 84 k parameters after `steps` of imitation, and its tokenizer.
+
+    Guesses begin rare and end as the habit of 85 %: the skill is learned first, then buried.
+    """
+    vocabulary = {token: i for i, token in enumerate(["<eos>", "<unk>", *"0123456789+=,#"])}
+    bpe = Tokenizer(models.BPE(vocabulary, merges=[], unk_token="<unk>"))
+    bpe.decoder = decoders.Fuse()
+    special = {"eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<eos>"}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, **special)
+    config = transformers.LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        initializer_range=0.1,  # the usual 0.02 is for widths in the thousands
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)  # the same model for every --seed
+    rng = random.Random(0)
+    model = transformers.LlamaForCausalLM(config)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.0)
+    for step in tqdm(range(steps), desc="warm start", unit="step", disable=None):
+        questions, texts = [], []
+        for _ in range(128):
+            question, _ = make_sum(rng)
+            questions.append(question)
+            texts.append(question + demonstration(question, 0.85 * step / steps, rng) + "<eos>")
+        inputs = tokenizer(texts, padding=True, return_tensors="pt")
+        ids, padding = inputs["input_ids"], inputs["attention_mask"] == 0
+        lengths = torch.tensor([[len(question)] for question in questions])
+        given = torch.arange(ids.shape[1]) < lengths  # the question is given, not learned
+        labels = ids.masked_fill(given | padding, -100)
+        optimizer.param_groups[0]["lr"] = 1e-2 * min((step + 1) / 50, 1 - step / steps)
+        optimizer.zero_grad()
+        model(ids, labels=labels, use_cache=False).loss.backward()  # it shifts the labels itself
+        clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return model, tokenizer
+
+
+def tiny_model_folder():
+    """Where the tiny model is kept after the first run, under a key of what shapes its weights."""
+    recipe = [inspect.getsource(part) for part in (make_tiny_model, demonstration, make_sum)]
+    key = zlib.crc32(str([*recipe, torch.__version__, transformers.__version__]).encode())
+    folder = Path(torch.hub.get_dir()) / f"policy-gradients-{key:08x}"
+    if RANK == 0 and not folder.exists():
+        print(f"warm start of the tiny model: half a minute, this once; kept in {folder}")
+        save_model(*make_tiny_model(), folder)
+    if WORLD > 1:
+        dist.barrier()  # the other processes wait for it
+    return folder
+
+
+def load_policy(args, device):
+    """The model and its tokenizer. model.generation_config has every stop id, and the pad id."""
+    source = tiny_model_folder() if args.model == "tiny" else args.model
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    except Exception as error:  # each library has its own for a missing folder or a torn file
+        stop(f"--model {source}: cannot be loaded: {str(error).strip().splitlines()[0]}")
+    layers = DynamicCache(config=model.config).layers
+    if not all(hasattr(layer, "batch_select_indices") for layer in layers):
+        stop(f"--model {source}: linear attention and other recurrent layers are not supported")
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        stop(f"--model {source}: its tokenizer has more tokens than the model, and is another's")
+    stop_ids = set()
+    for part in (tokenizer, model.config, model.generation_config):
+        ids = part.eos_token_id
+        stop_ids.update(ids if isinstance(ids, list) else [ids])
+    stop_ids = sorted(stop_ids - {None})
+    if not stop_ids:
+        stop(f"--model {source}: it has no end-of-sequence token")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token_id = stop_ids[0]
+    config = {"eos_token_id": stop_ids, "pad_token_id": tokenizer.pad_token_id}
+    model.generation_config = GenerationConfig(**config)
+    if args.gradient_checkpointing:
+        model.activation_checkpointing_enable()
+    return model.to(device).eval(), tokenizer  # eval(): dropout would make the ratio noisy
+
+
+def recompute_activations(model):
+    """Checkpointing works in training mode: put its layers there, but not the dropout in them."""
+    for layer in model.modules():
+        layer.training = getattr(layer, "gradient_checkpointing", False)
+
+
+def encode_prompt(question, tokenizer, args):
+    """Token ids of --prompt with the question in it, in the chat template if there is one."""
+    text = args.prompt.replace("{question}", question)
+    if tokenizer.chat_template:
+        chat = [{"role": "user", "content": text}]
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    else:
+        ids = tokenizer.encode(text)
+    if not ids or tokenizer.unk_token_id in ids:
+        stop(f"--prompt: the tokenizer of --model {args.model} cannot read {text[:60]!r}")
+    if len(ids) + args.max_new_tokens > tokenizer.model_max_length:
+        stop(f"--max-new-tokens {args.max_new_tokens}: no room in --model after {text[:60]!r}")
+    return ids
+
+
+# -------------------------------------------------------------------------------------- Plumbing
+
+
+def stop(message):
+    """End a run that cannot succeed: one line that names the flag and the fix, exit status 2."""
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def check_args(args):
+    """Stop at the first flag whose value no run can use."""
+    may_be_zero = ("clip_low", "clip_high", "beta", "learning_rate", "warmup_steps", "seed")
+    for name, value in vars(args).items():
+        flag, low = f"--{name.replace('_', '-')}", 0 if name in may_be_zero else 1e-9
+        if type(value) in (int, float) and not low <= value < 2**63:
+            stop(f"{flag} {value}: must be {'0 or more' if low == 0 else 'above 0'}")
+    if args.group_size < 2:
+        stop("--group-size 1: completions are compared with each other, so there must be two")
+    completions = args.prompts_per_step * args.group_size
+    if completions % (args.minibatches * WORLD):
+        stop(
+            f"--minibatches {args.minibatches}: must divide the {completions // WORLD} completions"
+        )
+    if "{question}" not in args.prompt:
+        stop("--prompt: must contain {question}")
+
+
+def start_device(args):
+    """The device to compute on; under torchrun each process has a GPU of its own."""
+    name = args.device
+    if name == "auto":
+        gpu = torch.accelerator.current_accelerator(check_available=True)
+        name = "cpu" if gpu is None or args.model == "tiny" else gpu.type
+    if name == "cuda":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    try:
+        device = torch.zeros(1, device=name).device
+    except (AssertionError, RuntimeError):
+        stop(f"--device {args.device}: torch {torch.__version__} finds none here")
+    transformers.utils.logging.disable_progress_bar()
+    if args.model == "tiny":
+        torch.set_num_threads(min(torch.get_num_threads(), 2))  # more would slow it down
+    torch.backends.cuda.enable_cudnn_sdp(False)  # its gradients can be NaN: pytorch issue 196678
+    if WORLD > 1:
+        dist.init_process_group(device_id=device if device.type == "cuda" else None)
+    return device
+
+
+def sum_over_processes(tensor):
+    """The sum of every process's tensor, in place."""
+    if WORLD > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def gather(batch, device):
+    """The batches of all processes, joined."""
+    parts = [{}] * WORLD
+    dist.all_gather_object(parts, {name: tensor.cpu() for name, tensor in batch.items()})
+    joined = join([part for part in parts if part])
+    return {name: tensor.to(device) for name, tensor in joined.items()}
+
+
+def save_model(model, tokenizer, folder, state=None):
+    """Write into a scratch folder, then rename it: a kill at any time leaves whole models only."""
+    scratch = folder.with_name(f"saving-{time.time_ns()}.tmp")
+    model.save_pretrained(scratch)
+    tokenizer.save_pretrained(scratch)
+    with open(scratch / "trainer.pt", "wb") as file:
+        torch.save(state, file)
+    os.sync()
+    shutil.rmtree(folder, ignore_errors=True)
+    scratch.rename(folder)
+
+
+def save_checkpoint(model, tokenizer, optimizer, run_folder, state, args):
+    """Save into run_folder/step-…, and keep the last two checkpoints."""
+    if RANK > 0:
+        return
+    state = state | {"optimizer": optimizer.state_dict(), "args": vars(args)}
+    state |= {"script": SCRIPT, "processes": WORLD}
+    save_model(model, tokenizer, run_folder / f"step-{state['step']:06d}", state)
+    outdated = sorted(run_folder.glob("step-" + "[0-9]" * 6))[:-2]
+    for folder in [*outdated, *run_folder.glob("saving-*.tmp")]:
+        shutil.rmtree(folder)
+
+
+def load_checkpoint(args):
+    """The flags and the state of --resume; what does not shape the result may be given anew."""
+    try:
+        path = Path(args.resume) / "trainer.pt"
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        begun = Args(**state["args"])
+        assert (state["script"], state["processes"]) == (SCRIPT, WORLD)
+    except Exception:  # missing, torn, or another program's
+        stop(f"--resume {args.resume}: no checkpoint of {SCRIPT}.py, processes {WORLD}")
+    anew = ["resume", "steps", "eval_every", "eval_problems", "save_every"]
+    anew += ["device", "micro_batch_size", "gradient_checkpointing"]
+    words = {word.partition("=")[0] for word in sys.argv}
+    for name, default in vars(Args()).items():
+        flag, value = f"--{name.replace('_', '-')}", getattr(args, name)
+        given = value != default or flag in words
+        if given and name in anew:
+            setattr(begun, name, value)
+        elif given and value != getattr(begun, name):
+            stop(f"{flag} {value}: the run was begun with {getattr(begun, name)}")
+    return begun, state
+
+
+def learning_rate_at(step, args):
+    """A line up to the peak, which every run reaches, and one down, to 0 after the last step."""
+    warmup = max(1, min(args.warmup_steps, args.steps))
+    left = args.steps + 1
+    return args.learning_rate * min(step / warmup, (left - step) / (left - warmup))
+
+
+def watch_ctrl_c():
+    """Ctrl-C ends the run after the step under way: this list gets an entry. A second one kills."""
+    presses = []
+
+    def on_interrupt(number, frame):
+        signal.signal(number, signal.SIG_DFL)
+        presses.append(number)
+
+    signal.signal(signal.SIGINT, on_interrupt)
+    return presses
+
+
+def open_run(args, step):
+    """The run's folder, and a TensorBoard writer in the first process; prints all flags."""
+    folder = Path(args.output_dir) / f"{SCRIPT}__{args.seed}__{time.time_ns()}"
+    if args.resume:
+        folder = Path(args.resume).parent
+    if RANK > 0 or args.eval_only:
+        return folder, None
+    writer = SummaryWriter(folder, purge_step=step + 1)
+    writer.add_text("hyperparameters", str(args))
+    print(f"run in {folder}: {args}")
+    return folder, writer
+
+
+def log(writer, metrics, step):
+    """Write every number to TensorBoard; only the first process has a writer."""
+    if writer is not None:
+        for name, value in metrics.items():
+            writer.add_scalar(name, float(value), step)
+
+
+# ------------------------------------------------------------------------------------- Main loop
+
+
+def evaluate(model, tokenizer, problems, args, writer, step, k=8):
+    """Scores on held-out problems, from k samples each at temperature 1 and one greedy; logged.
+
+    pass@1: share of right samples; pass@k: of problems with one or more; lenient: the last number
+    anywhere counts. Prints one sample, or with --eval-only eight.
+    """
     torch.manual_seed(RANK)  # the same dice at every evaluation
+    results = defaultdict(list)
     for start in range(0, len(problems), args.prompts_per_step):
         chunk = problems[start : start + args.prompts_per_step]
-        batch, texts, right = rollout(model, tokenizer, chunk, k, 1.0, args)
-        _, _, greedy = rollout(model, tokenizer, chunk, 1, 0.0, args)
-        lenient = sum(verify(text, chunk[i // k][1], lenient=True) for i, text in enumerate(texts))
-        scores.update({"eval/pass@1": right.sum().item() / k, f"eval/pass@{k}": right.amax(1).sum().item()})
-        scores.update({"eval/pass@1_greedy": greedy.sum().item(), "eval/pass@1_lenient": lenient / k})
-        scores["eval/mean_length"] += batch["mask"].sum().item() / k
-    scores = {name: score / len(problems) for name, score in scores.items()}
-    [writer.add_scalar(name, scores[name], step) for name in scores if RANK == 0]
-    RANK == 0 and writer.add_text("completions", "\n".join(f"    {q}{o}" for (q, _), o in zip(chunk, texts[::k])), step)
+        batch, completions, rewards = rollout(model, tokenizer, chunk, k, 1.0, args)
+        _, _, greedy_rewards = rollout(model, tokenizer, chunk, 1, 0.0, args)
+        results["pass@1"] += rewards.flatten().tolist()
+        results[f"pass@{k}"] += rewards.amax(1).tolist()
+        results["pass@1_greedy"] += greedy_rewards.flatten().tolist()
+        results["mean_length"] += batch["mask"].sum(1).tolist()
+        for i, completion in enumerate(completions):
+            answer = chunk[i // k][1]
+            results["pass@1_lenient"].append(verify("#" + last_number(completion), answer))
+    scores = {f"eval/{name}": sum(values) / len(values) for name, values in results.items()}
+    log(writer, scores, step)
+    if RANK == 0:
+        tqdm.write(f"step {step}: held-out pass@1 {scores['eval/pass@1']:.3f}; for example")
+        for i in range(min(len(chunk), 8 if args.eval_only else 1)):
+            question, answer = chunk[i]
+            sample = textwrap.shorten(f"{question} → {completions[i * k]}", 400)
+            tqdm.write(f"    {sample} (right: {answer})")
     return scores
 
+
+def finish(state, args, writer, folder, seconds):
+    """Close the log and say how it went; returns what main returns."""
+    before, after = state["before"]["eval/pass@1"], state["after"]["eval/pass@1"]
+    if WORLD > 1:
+        dist.barrier()  # torchrun ends the others as soon as one fails
+        dist.destroy_process_group()
+    if writer is not None:
+        writer.close()
+        print(f"pass@1 {before:.3f} → {after:.3f}; {seconds:.0f} s; model and logs in {folder}")
+    if state["step"] < args.steps and not args.eval_only:
+        sys.exit(f"stopped; to go on: --resume {folder}/step-{state['step']:06d}")
+    scores = state["after"] | {"eval/pass@1_initial": before}
+    return scores | {"seconds": seconds, "folder": str(folder)}
+
+
 def main(args: Args) -> dict:
+    """Train, or with --eval-only evaluate; returns scores, first pass@1, seconds and the folder."""
     start = time.perf_counter()
     check_args(args)
-    transformers.utils.logging.disable_progress_bar()
-    device = torch.device("cuda" if CUDA else "mps" if torch.mps.is_available() and args.model != "tiny" else "cpu")
-    CUDA and torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    WORLD > 1 and dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    train, held_out = load_data(args)
-    flags = vars(args) | {"script": Path(__file__).stem, "processes": WORLD}  # what shapes the result …
-    flags |= {"resume": "", "output_dir": "", "micro_batch_size": 0, "gradient_checkpointing": False}  # … what does not
-    state = {"step": 0, "drawn": 0, "tokens": 0, "flags": flags}
+    state = {"step": 0, "num_prompts": 0, "num_tokens": 0}
     if args.resume:
-        try:
-            state = torch.load(Path(args.resume) / "trainer.pt", map_location=device, weights_only=True)
-            changed = [name for name in flags if flags[name] != state["flags"].get(name)]
-        except Exception as error:  # a missing, torn or foreign file has many ways to fail
-            stop(f"--resume {args.resume}: no checkpoint of this script ({type(error).__name__})")
-        changed and stop(f"--resume {args.resume}: begun with other values of {', '.join(changed)}")
+        args, state = load_checkpoint(args)
+    device = start_device(args)
+    train, held_out = load_data(args)
     model, tokenizer = load_policy(replace(args, model=args.resume or args.model), device)
-    room = getattr(model.config, "max_position_embeddings", math.inf) - args.max_new_tokens
-    for q, _ in held_out + (train or []):  # each of them now, rather than one of them after hours
-        room < len(encode_prompt(q, tokenizer, args)) and stop(f"--max-new-tokens: no room in --model after {q[:60]!r}")
-    reference = load_policy(args, device)[0].requires_grad_(False) if args.beta > 0 else None
-    rng = random.Random(args.seed)  # fresh sums, or shuffled passes over the data set, without end
-    problems = chain.from_iterable([make_sum(rng)] if train is None else rng.sample(train, len(train)) for _ in count())
-    problems = islice(problems, state["drawn"], None)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0, fused=True)
-    args.resume and optimizer.load_state_dict(state["optimizer"])
-    name = f"{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    folder = Path(args.resume).parent if args.resume else Path(args.output_dir) / name
-    writer = SummaryWriter(folder, purge_step=state["step"] + 1) if RANK == 0 else None
-    RANK == 0 and writer.add_text("hyperparameters", "".join(f"    {k} {v}\n" for k, v in vars(args).items()))
-    interrupts, ending = [], False  # Ctrl-C ends the run after the step under way
-    signal.signal(signal.SIGINT, lambda *_: sys.exit(1) if interrupts and WORLD == 1 else interrupts.append(1))
-    if not args.resume: state["initial"] = state["scores"] = evaluate(model, tokenizer, held_out, args, writer, 0)
-    bar = tqdm(range(state["step"] + 1, args.steps + 1), desc=Path(__file__).stem, unit="step", disable=RANK > 0)
-    for step in takewhile(lambda _: not ending, bar):
-        step_start, dice = time.perf_counter(), random.Random(f"{args.seed} {step}")  # the same in all processes
-        torch.manual_seed(dice.getrandbits(32) + RANK)  # another in each
-        optimizer.param_groups[0]["lr"] = args.learning_rate * min(step / 11, 1 - (step - 1) / args.steps)
-        chunk = list(islice(problems, args.prompts_per_step))
-        batch, _, rewards = rollout(model, tokenizer, chunk, args.group_size, args.temperature, args)
-        if args.beta > 0:
-            batch["ref_logprobs"] = reference_logprobs(reference, batch, args)
-        batch["advantages"] = compute_advantages(rewards, args).flatten()
-        stats = Counter()
-        for rows in torch.tensor(dice.sample(range(rewards.numel()), rewards.numel())).chunk(args.minibatches):
-            update = train_minibatch(model, optimizer, {key: tensor[rows] for key, tensor in batch.items()}, args)
-            if not math.isfinite(update["loss"] + update["grad_norm"]):
-                sys.exit(f"error: step {step}: loss or gradient not finite; try another --learning-rate; see {folder}")
-            stats.update({key: value / args.minibatches for key, value in update.items()})
-        lengths, seconds = batch["mask"].sum(1), time.perf_counter() - step_start
-        state |= {"step": step, "drawn": state["drawn"] + len(rewards), "tokens": state["tokens"] + int(lengths.sum())}
-        stats.update(reward=rewards.mean(), reward_std=rewards.std(1).mean(), num_tokens=state["tokens"])
-        stats.update({"frac_reward_zero_std": (rewards == rewards[:, :1]).all(1).float().mean(), "step_time": seconds})
-        stats.update({"tokens_per_second": lengths.sum() / seconds, "completions/mean_length": lengths.mean()})
-        stats["completions/clipped_ratio"] = (~batch["ended"]).float().mean()
-        [writer.add_scalar(key, float(value), step) for key, value in stats.items() if RANK == 0]
-        bar.set_postfix(reward=f"{stats['reward']:.2f}", length=f"{stats['completions/mean_length']:.1f}")
+    for question, _ in held_out + (train or []):
+        encode_prompt(question, tokenizer, args)  # if it cannot, stop now, not in hours
+    reference = None
+    if args.beta > 0 and not args.eval_only:
+        reference = load_policy(args, device)[0].requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
+    problems = islice(problem_stream(train, args.seed), state["num_prompts"], None)
+    folder, writer = open_run(args, state["step"])
+    if args.resume:
+        optimizer.load_state_dict(state["optimizer"])
+    else:
+        scores = evaluate(model, tokenizer, held_out, args, writer, 0)
+        state |= {"before": scores, "after": scores}
+
+    presses = watch_ctrl_c()
+    last_step = 0 if args.eval_only else args.steps
+    bar = tqdm(range(state["step"] + 1, last_step + 1), desc=SCRIPT, disable=RANK > 0 or None)
+    for step in bar:
+        step_start = time.perf_counter()
+        rng = random.Random(f"{args.seed} {step}")  # the same in all processes …
+        torch.manual_seed(rng.getrandbits(32) + RANK)  # … but each draws samples of its own
+        learning_rate = learning_rate_at(step, args)
+        optimizer.param_groups[0]["lr"] = learning_rate
+        metrics = train_step(model, reference, tokenizer, optimizer, problems, rng, args)
+        if not all(map(math.isfinite, metrics.values())):
+            bar.close()
+            sys.exit(f"error: step {step}: loss not finite; lower --learning-rate; see {folder}")
+        seconds = time.perf_counter() - step_start
+        metrics |= {"step_time": seconds, "tokens_per_second": metrics["num_tokens"] / seconds}
+        for name in ("num_prompts", "num_tokens"):  # from here on, of the whole run
+            metrics[name] = state[name] = state[name] + metrics[name]
+        log(writer, metrics | {"learning_rate": learning_rate}, step)
+        bar.set_postfix(reward=f"{metrics['reward']:.2f}")
+        state["step"] = step
         if step % args.eval_every == 0 or step == args.steps:
-            state["scores"] = evaluate(model, tokenizer, held_out, args, writer, step)
-        ending = step == args.steps or all_sum(torch.tensor(len(interrupts), device=device)).item() > 0
-        if RANK == 0 and (step % args.save_every == 0 or ending):
-            save_model(model, tokenizer, folder / f"step-{step:06d}", state | {"optimizer": optimizer.state_dict()})
-            [shutil.rmtree(x) for x in (*folder.glob("saving-*.tmp"), *sorted(folder.glob("step-" + "[0-9]" * 6))[:-2])]
-    RANK == 0 and writer.close()
-    WORLD > 1 and (dist.barrier(), dist.destroy_process_group())  # torchrun kills the others when one ends early
-    state["step"] < args.steps and sys.exit(0 if RANK else f"stopped; go on with --resume {folder}/step-{step:06d}")
-    initial, scores, seconds = state["initial"], state["scores"], time.perf_counter() - start
-    before, after = map("pass@1 {eval/pass@1:.3f}, length {eval/mean_length:.1f}".format_map, (initial, scores))
-    RANK == 0 and print(f"held-out {before} → {after}; {seconds:.0f} s; model and TensorBoard logs in {folder}")
-    return scores | {"eval/pass@1_initial": initial["eval/pass@1"], "seconds": seconds, "folder": str(folder)}
+            state["after"] = evaluate(model, tokenizer, held_out, args, writer, step)
+        interrupted = sum_over_processes(torch.tensor(len(presses), device=device)) > 0
+        if step % args.save_every == 0 or step == args.steps or interrupted:
+            save_checkpoint(model, tokenizer, optimizer, folder, state, args)
+        if interrupted:
+            break
+    return finish(state, args, writer, folder, time.perf_counter() - start)
+
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the first step, Ctrl-C has nothing to save
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the first step, nothing is to be saved
     try:
         main(tyro.cli(Args))
-    except (OSError, safetensors.SafetensorError) as error:  # a full disk, say: what was saved before is whole
-        stop(f"--output-dir: {error}")
+    except (OSError, safetensors.SafetensorError) as error:
+        stop(f"--output-dir: {error}")  # a full disk, say; checkpoints saved before are whole
+
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "torch==2.13.0",
+#     "transformers==5.23.0",
+#     "tyro==1.0.17",
+#     "tensorboard==2.21.0",
+#     "tqdm==4.70.1",
+# ]
+# ///
