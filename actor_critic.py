@@ -24,6 +24,7 @@ Two time scales: Konda & Tsitsiklis 2000, Actor-Critic Algorithms
 Parallel environments: Mnih et al. 2016, arXiv:1602.01783
 """
 
+import math
 import sys
 import time
 from dataclasses import dataclass
@@ -358,7 +359,7 @@ def train(envs, agent, path, args):
         batch = prepare(agent, rollout, args)
         stats = update(agent, optimizer, batch, args.ent_coef * left, args)
         agent.obs_norm.update(batch["obs"])  # not before: it would change π under π_old's log-probs
-        if not np.isfinite(sum(stats.values())):
+        if not math.isfinite(sum(stats.values())):
             bar.close()
             sys.exit(
                 f"error: step {global_step}: loss not finite; lower --learning-rate; "

@@ -22,6 +22,7 @@ Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
 GAE: Schulman et al. 2015, High-Dimensional Continuous Control Using GAE, arXiv:1506.02438
 """
 
+import math
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -428,7 +429,7 @@ def train(envs, agent, path, args):
             stats["beta"] = beta
             beta = adapt_beta(beta, mean_kl(agent, batch), args.target_kl or 0.01)
         agent.obs_norm.update(batch["obs"])  # not before: it would change π under π_old's log-probs
-        if not np.isfinite(sum(stats.values())):
+        if not math.isfinite(sum(stats.values())):
             bar.close()
             sys.exit(
                 f"error: step {global_step}: loss not finite; lower --learning-rate; "

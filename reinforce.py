@@ -23,6 +23,7 @@ Learning. Baselines: Greensmith et al. 2004, Variance Reduction Techniques for G
 in Reinforcement Learning
 """
 
+import math
 import sys
 import time
 from dataclasses import dataclass
@@ -354,7 +355,7 @@ def train(envs, agent, path, args):
         batch = prepare(agent, rollout, args)
         stats = update(agent, optimizer, batch, args.ent_coef * left, args)
         agent.obs_norm.update(batch["obs"])  # not before: it would change π under π_old's log-probs
-        if not np.isfinite(sum(stats.values())):
+        if not math.isfinite(sum(stats.values())):
             bar.close()
             sys.exit(
                 f"error: step {global_step}: loss not finite; lower --learning-rate; "

@@ -24,6 +24,7 @@ Schulman et al. 2015, Trust Region Policy Optimization, arXiv:1502.05477
 GAE: Schulman et al. 2015, High-Dimensional Continuous Control Using GAE, arXiv:1506.02438
 """
 
+import math
 import sys
 import time
 from dataclasses import dataclass
@@ -430,7 +431,7 @@ def train(envs, agent, path, args):
         batch = prepare(agent, rollout, args)
         stats = update(agent, optimizer, batch, args)
         agent.obs_norm.update(batch["obs"])  # not before: it would change π under π_old's log-probs
-        if not np.isfinite(sum(stats.values())):
+        if not math.isfinite(sum(stats.values())):
             bar.close()
             sys.exit(
                 f"error: step {global_step}: loss not finite; lower --learning-rate; "

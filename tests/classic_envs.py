@@ -1,11 +1,13 @@
-"""Small environments whose right answers are known; importing this registers them with gymnasium."""
+"""Small environments whose right answers are known; importing this registers them with
+gymnasium."""
 
 import gymnasium as gym
 import numpy as np
 
 
 class Diary(gym.Env):
-    """Says in every observation which episode and which step of it this is; ends at random, or after 6 steps by TimeLimit."""
+    """Says in every observation which episode and which step of it this is; ends at random, or
+    after 6 steps by TimeLimit."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -45,7 +47,8 @@ class Mirror(gym.Env):
 
 
 class Guess(gym.Env):
-    """A point for the action whose sign or number is that of the coin just shown; a new coin each step, 8 steps to the end."""
+    """A point for the action whose sign or number is that of the coin just shown; a new coin each
+    step, 8 steps to the end."""
 
     observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
 
@@ -70,7 +73,8 @@ class Guess(gym.Env):
 
 
 class Endless(gym.Env):
-    """A point for every step, for ever; only the time limit, 10 steps, cuts it off. V is 1 / (1 - γ)."""
+    """A point for every step, for ever; only the time limit, 10 steps, cuts it off. V is 1 / (1 -
+    γ)."""
 
     observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -111,6 +115,7 @@ gym.register("Mirror-v0", Mirror, max_episode_steps=5)
 gym.register("Guess-v0", Guess)
 gym.register("GuessBox-v0", Guess, kwargs={"continuous": True})
 gym.register("Endless-v0", Endless, max_episode_steps=10)
+gym.register("Forever-v0", Endless)
 gym.register("DiscreteObs-v0", Spaces, kwargs={"observation": gym.spaces.Discrete(3)})
 gym.register("MultiDiscreteAct-v0", Spaces, kwargs={"action": gym.spaces.MultiDiscrete([2, 2])})
 gym.register("FromOne-v0", Spaces, kwargs={"action": gym.spaces.Discrete(2, start=1)})

@@ -21,7 +21,16 @@ def make_agent(module, action, obs_size=3, hidden=4, seed=0):
     envs = SimpleNamespace(
         single_observation_space=gym.spaces.Box(-1, 1, (obs_size,)), single_action_space=action
     )
-    agent = module.Agent(envs, hidden).double()
+    agent = module.Agent(envs)
+    for name in ("actor", "critic"):
+        network = getattr(agent, name)
+        layers = (nn.Linear(obs_size, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh())
+        small = nn.Sequential(*layers, nn.Linear(hidden, network[-1].out_features))
+        if hasattr(network, "log_std"):
+            small.log_std = network.log_std
+        setattr(agent, name, small)
+    agent.actor[-1].weight.data *= 0.01
+    agent = agent.double()
     agent.actor[-1].weight.data *= 100
     if not agent.discrete:
         agent.actor.log_std.data.uniform_(-1, 0.5)
@@ -30,7 +39,7 @@ def make_agent(module, action, obs_size=3, hidden=4, seed=0):
 
 ACTIONS = [gym.spaces.Discrete(3), gym.spaces.Box(-1, 1, (2,))]
 
-# ------------------------------------------------------------------------------------------------ the policies
+# ------------------------------------------------------------------------------------- the policies
 
 
 @pytest.mark.parametrize("module", [reinforce, actor_critic, trpo, ppo])
@@ -56,9 +65,10 @@ def test_discrete_policy():
     assert torch.allclose(nn.functional.one_hot(drawn, 3).double().mean(0), probs, atol=0.04)
 
 
-# ------------------------------------------------------------------------------------------------ REINFORCE, exactly
+# ------------------------------------------------------------------------------- REINFORCE, exactly
 
-# A game of at most three moves: the state is where one stands, moves are 0 and 1, and move 1 from state 2 ends it early.
+# A game of at most three moves: the state is where one stands, moves are 0 and 1, and move 1 from
+# state 2 ends it early.
 NEXT = {0: (1, 2), 1: (3, 4), 2: (4, None), 3: (5, 5), 4: (5, 5)}
 REWARD = {
     (0, 0): 1.0,
@@ -97,12 +107,19 @@ def as_rollout(states, moves, rewards):
     T = len(moves)
     done = torch.zeros(T, 1, dtype=torch.bool)
     done[-1] = True
-    return {"obs": observe([*states, 5])[:, None], "actions": torch.tensor(moves)[:, None], "done": done, "terminated": done,
-            "rewards": torch.tensor(rewards, dtype=torch.float64)[:, None], "mask": torch.ones(T, 1, dtype=torch.bool)}  # fmt: skip
+    return {
+        "obs": observe([*states, 5])[:, None],
+        "actions": torch.tensor(moves)[:, None],
+        "done": done,
+        "terminated": done,
+        "rewards": torch.tensor(rewards, dtype=torch.float64)[:, None],
+        "mask": torch.ones(T, 1, dtype=torch.bool),
+    }
 
 
 def estimates(psi, agent, monkeypatch):
-    """Each game with its probability and the gradient that reinforce.py takes from it, by its own prepare and update."""
+    """Each game with its probability and the gradient that reinforce.py takes from it, by its own
+    prepare and update."""
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *args: None)
     agent.return_norm.update = lambda returns: None
     args = reinforce.Args(psi=psi, gamma=1.0, num_envs=1, update_epochs=0)
@@ -152,14 +169,21 @@ def test_reinforce_is_unbiased_and_each_psi_less_noisy(monkeypatch):
     assert variance["return"] > 1.2 * variance["reward-to-go"] > 1.2 * 1.2 * variance["baseline"]
 
 
-# ------------------------------------------------------------------------------------------------ actor-critic
+# ------------------------------------------------------------------------------------- actor-critic
 
 
 def test_critic_climbs_down_the_td_error_with_its_target_held():
-    """One minibatch of one pass, against the semi-gradient written out; with the target attached it would be another."""
+    """One minibatch of one pass, against the semi-gradient written out; with the target attached it
+    would be another."""
     agent = make_agent(actor_critic, ACTIONS[0])
-    batch = {"obs": torch.randn(6, 3).double(), "next_obs": torch.randn(6, 3).double(), "rewards": torch.randn(6).double(),
-             "terminated": torch.tensor([True, False] * 3), "actions": torch.zeros(6).long(), "advantages": torch.randn(6).double()}  # fmt: skip
+    batch = {
+        "obs": torch.randn(6, 3).double(),
+        "next_obs": torch.randn(6, 3).double(),
+        "rewards": torch.randn(6).double(),
+        "terminated": torch.tensor([True, False] * 3),
+        "actions": torch.zeros(6).long(),
+        "advantages": torch.randn(6).double(),
+    }
     parameters = list(agent.critic.parameters())
     with torch.no_grad():
         target = batch["rewards"] + 0.9 * agent.value(batch["next_obs"]) * torch.tensor(
@@ -172,18 +196,19 @@ def test_critic_climbs_down_the_td_error_with_its_target_held():
     before = [p.detach().clone() for p in parameters]
     args = actor_critic.Args(gamma=0.9, update_epochs=1, num_minibatches=1)
     actor_critic.update(agent, torch.optim.SGD(agent.parameters(), lr=0.1), batch, 0.0, args)
-    for old, new, gradient in zip(before, parameters, expected):
+    for old, new, gradient in zip(before, parameters, expected, strict=True):
         assert torch.allclose(new, old - 0.1 * gradient / norm, atol=1e-6)
 
 
-# ------------------------------------------------------------------------------------------------ TRPO
+# --------------------------------------------------------------------------------------------- TRPO
 
 
 def kl_of(agent, obs, names, old, vector):
     """KL(π_old ‖ π) as a function of all the policy's parameters in one vector, by formula."""
     parts = vector.split([agent.get_parameter(f"actor.{name}").numel() for name in names])
     params = {
-        name: part.view_as(agent.get_parameter(f"actor.{name}")) for name, part in zip(names, parts)
+        name: part.view_as(agent.get_parameter(f"actor.{name}"))
+        for name, part in zip(names, parts, strict=True)
     }
     out = functional_call(agent.actor, params, (agent.obs_norm(obs),))
     if agent.discrete:
@@ -275,14 +300,12 @@ def test_trpo_step_stays_in_the_region_and_gains(action, max_kl):
         old_policy(agent, batch["obs"]),
         nn.utils.parameters_to_vector(agent.actor.parameters()).detach(),
     )
-    objective = lambda: (
-        (
-            (agent.policy(batch["obs"]).log_prob(batch["actions"]) - batch["logprobs"]).exp()
-            * batch["advantages"]
-        )
-        .mean()
-        .item()
-    )
+
+    def objective():
+        logprobs = agent.policy(batch["obs"]).log_prob(batch["actions"])
+        ratio = (logprobs - batch["logprobs"]).exp()
+        return (ratio * batch["advantages"]).mean().item()
+
     start = objective()
     stats = trpo.update(
         agent, torch.optim.Adam(agent.parameters()), batch, trpo.Args(max_kl=max_kl, damping=1e-3)
@@ -350,7 +373,7 @@ def test_a_search_that_finds_nothing_leaves_the_parameters(measured):
         trpo.Args(),
     )
     assert (gain, kl, backtracks) == (0.0, 0.0, 10) and all(
-        torch.equal(a, b) for a, b in zip(before, parameters)
+        torch.equal(a, b) for a, b in zip(before, parameters, strict=True)
     )
 
 
@@ -360,10 +383,10 @@ def test_trpo_without_advantages_stands_still():
     batch["advantages"] *= 0
     before = [p.detach().clone() for p in agent.actor.parameters()]
     trpo.update(agent, torch.optim.Adam(agent.parameters()), batch, trpo.Args())
-    assert all(torch.equal(a, b) for a, b in zip(before, agent.actor.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(before, agent.actor.parameters(), strict=True))
 
 
-# ------------------------------------------------------------------------------------------------ PPO
+# ---------------------------------------------------------------------------------------------- PPO
 
 
 def test_the_clip_silences_exactly_what_it_says():
@@ -447,8 +470,9 @@ def test_target_kl_ends_the_passes(monkeypatch):
 
 @pytest.mark.parametrize("clip_values", [False, True])
 def test_value_loss_by_hand(clip_values):
-    """What the critic has moved since `update` began is clipped on either side by its own bound, in deviations of the
-    return. The rollout's values are no base for that: the norm of the return has moved since, and V with it."""
+    """What the critic has moved since `update` began is clipped on either side by its own bound, in
+    deviations of the return. The rollout's values are no base for that: the norm of the return has
+    moved since, and V with it."""
     agent = make_agent(ppo, ACTIONS[0])
     agent.return_norm.std.fill_(2.0)  # so the bounds are -0.1 * 2 and 0.3 * 2
     batch = batch_for(ppo, agent, B=4)
@@ -467,46 +491,113 @@ def test_value_loss_by_hand(clip_values):
     assert stats["value_loss"].item() == pytest.approx(0.5 * ((errors / 2) ** 2).mean())
 
 
-def test_clipfrac_and_kl_by_hand():
-    """Of five ratios two lie outside the clip; the KL is the mean of r - 1 - log r."""
-    agent, ratios = (
-        make_agent(ppo, ACTIONS[0]),
-        torch.tensor([0.5, 0.9, 1.0, 1.1, 1.5], dtype=torch.float64),
-    )
-    batch = batch_for(ppo, agent, B=5)
-    batch["logprobs"] -= ratios.log()
-    stats = ppo.update(
-        agent,
-        torch.optim.Adam(agent.parameters()),
-        batch,
-        0.0,
-        ppo.Args(update_epochs=1, num_minibatches=1),
-    )
-    assert stats["clipfrac"].item() == pytest.approx(0.4)
-    assert stats["approx_kl"] == pytest.approx((ratios - 1 - ratios.log()).mean().item())
+def log_ratios(ratios, advantages):
+    """An agent, and a batch of one row for each ratio and advantage."""
+    agent = make_agent(ppo, ACTIONS[0])
+    batch = batch_for(ppo, agent, B=len(ratios))
+    batch["logprobs"] -= torch.tensor(ratios).double().log()
+    batch["advantages"] = torch.tensor(advantages).double()
+    return agent, batch
+
+
+def test_clipfrac_is_the_share_whose_gradient_the_clip_takes_away():
+    """Outside 1 - 0.2 and 1 + 0.3, but only on the side to which the advantage pushes."""
+    ratios = [0.75, 0.75, 0.9, 0.9, 1.25, 1.25, 1.35, 1.35, 1.35, 0.75]
+    advantages = [1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 0.0, 0.0]
+    expected = [False, True, False, False, False, False, True, False, False, False]
+    args = ppo.Args(clip_low=0.2, clip_high=0.3, update_epochs=1, num_minibatches=1)
+    found = ppo.is_clipped(torch.tensor(ratios), torch.tensor(advantages), args)
+    assert found.tolist() == expected
+    agent, batch = log_ratios(ratios, advantages)
+    stats = ppo.update(agent, torch.optim.Adam(agent.parameters()), batch, 0.0, args)
+    assert float(stats["clipfrac"]) == pytest.approx(0.2)
+
+
+def test_is_clipped_where_the_surrogate_has_no_gradient():
+    torch.manual_seed(0)
+    logprobs = (0.4 * torch.randn(500)).requires_grad_()
+    advantages, args = torch.randn(500), ppo.Args(clip_low=0.1, clip_high=0.3)
+    objective = ppo.surrogate(logprobs, torch.zeros(500), advantages, args)
+    (gradient,) = torch.autograd.grad(objective.sum(), logprobs)
+    assert torch.equal(gradient == 0, ppo.is_clipped(logprobs.exp(), advantages, args))
+
+
+def test_kl_by_hand():
+    """The mean of r - 1 - log r."""
+    ratios = [0.5, 0.9, 1.0, 1.1, 1.5]
+    agent, batch = log_ratios(ratios, [0.0] * 5)
+    r = torch.tensor(ratios).double()
+    expected = pytest.approx((r - 1 - r.log()).mean().item())
+    assert float(ppo.mean_kl(agent, batch)) == expected
+    args = ppo.Args(update_epochs=1, num_minibatches=1)
+    stats = ppo.update(agent, torch.optim.Adam(agent.parameters()), batch, 0.0, args)
+    assert float(stats["approx_kl"]) == expected
+
+
+def test_statistics_are_means_over_all_updates_of_the_rollout(monkeypatch):
+    """Not those of the last minibatch."""
+    calls = []
+
+    def told(ratio, advantages, args):
+        calls.append(len(ratio))
+        return torch.full((len(ratio),), len(calls) <= 2)
+
+    monkeypatch.setattr(ppo, "is_clipped", told)
+    agent = make_agent(ppo, ACTIONS[0])
+    args = ppo.Args(update_epochs=2, num_minibatches=4)
+    stats = ppo.update(agent, Recorder(agent), batch_for(ppo, agent), 0.0, args)
+    assert calls == [16] * 8 and float(stats["clipfrac"]) == 2 / 8
+
+
+@pytest.mark.parametrize("module", [reinforce, actor_critic, trpo])
+def test_the_critic_s_loss_is_the_mean_over_its_updates(module):
+    agent = make_agent(module, ACTIONS[0])
+    batch = batch_for(module, agent)
+    expected = (0.5 * (agent.value(batch["obs"]) - batch["returns"]) ** 2).mean().item()
+    flags = {"update_epochs": 1, "num_minibatches": 4}
+    stats = update_with(module, agent, Recorder(agent), batch, **flags)
+    assert float(stats["value_loss"]) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("target_kl", [None, 1e-9])
-def test_the_penalty_takes_all_its_passes_and_aims_at_its_target(target_kl, monkeypatch):
-    """Its target KL steers β alone; 0.01 if none is given."""
-    agent, ratios, targets = make_agent(ppo, ACTIONS[0]), spy(monkeypatch), []
-    monkeypatch.setattr(ppo, "adapt_beta", lambda beta, kl, target: targets.append(target) or beta)
+def test_the_penalty_takes_all_its_passes(target_kl, monkeypatch):
+    """Its target KL steers β alone."""
+    agent, ratios = make_agent(ppo, ACTIONS[0]), spy(monkeypatch)
     args = ppo.Args(surrogate="penalty", target_kl=target_kl, update_epochs=5, num_minibatches=2)
-    ppo.update(
-        agent, torch.optim.Adam(agent.parameters(), lr=0.01), batch_for(ppo, agent), 0.0, args
-    )
-    assert len(ratios) == 10 and targets == [target_kl or 0.01]
+    optimizer = torch.optim.Adam(agent.parameters(), lr=0.01)
+    stats = ppo.update(agent, optimizer, batch_for(ppo, agent), 0.0, args)
+    assert len(ratios) == 10 and "clipfrac" not in stats
 
 
-def test_penalty_moves_beta_during_training(tmp_path):
-    args = ppo.Args(
-        surrogate="penalty", target_kl=1e-7, total_timesteps=10_000, output_dir=str(tmp_path)
-    )
+@pytest.mark.parametrize("target_kl", [None, 0.02])
+def test_beta_follows_the_kl_of_the_whole_rollout(target_kl, monkeypatch, tmp_path):
+    """As the paper has it: measured after the passes, over all steps. The flag stays as given."""
+    update, betas, kls, fed = ppo.update, [], [], []
+
+    def watched(agent, optimizer, batch, ent_coef, args):
+        stats = update(agent, optimizer, batch, ent_coef, args)
+        betas.append(args.beta)
+        log_ratio = agent.policy(batch["obs"]).log_prob(batch["actions"]) - batch["logprobs"]
+        kls.append((log_ratio.exp() - 1 - log_ratio).mean().item())
+        return stats
+
+    def told(beta, kl, target):
+        fed.append((beta, float(kl), target))
+        return beta * 3
+
+    monkeypatch.setattr(ppo, "update", watched)
+    monkeypatch.setattr(ppo, "adapt_beta", told)
+    args = ppo.Args(surrogate="penalty", target_kl=target_kl, beta=0.5, total_timesteps=9000)
+    args.output_dir = str(tmp_path)
     ppo.main(args)
-    assert args.beta > 4  # every step is too long for such a target
+    assert args.beta == 0.5 and betas == [0.5 * 3**i for i in range(len(betas))]
+    assert len(betas) == 4 and min(kls) > 1e-6
+    assert [kl for _, kl, _ in fed] == pytest.approx(kls)
+    assert [beta for beta, _, _ in fed] == betas
+    assert {target for *_, target in fed} == {target_kl or 0.01}
 
 
-# ------------------------------------------------------------------------------------------------ all four
+# ----------------------------------------------------------------------------------------- all four
 
 
 @pytest.mark.parametrize("module", [reinforce, actor_critic, trpo, ppo])
@@ -519,7 +610,8 @@ def test_first_standard_deviation_is_the_flags(module):
 
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
 def test_advantages_are_in_deviations_of_the_return(name):
-    """The same game for ten times the reward: the same advantages, and ten times the value after the same training."""
+    """The same game for ten times the reward: the same advantages, and ten times the value after
+    the same training."""
     found = []
     for scale in (1.0, 10.0):
         module = script(name)
@@ -551,7 +643,8 @@ class Recorder(torch.optim.SGD):
 
 
 def update_with(module, agent, optimizer, batch, **flags):
-    """The script's update, with all that any of the four reads from a batch: one-step episodes, so the returns are rewards."""
+    """The script's update, with all that any of the four reads from a batch: one-step episodes, so
+    the returns are rewards."""
     B = len(batch["obs"])
     batch |= {
         "rewards": batch["returns"],
@@ -562,11 +655,12 @@ def update_with(module, agent, optimizer, batch, **flags):
     return module.update(agent, optimizer, batch, *rest, module.Args(num_envs=4, **flags))
 
 
-@pytest.mark.parametrize("scale", [0.01, 1000.0])
+@pytest.mark.parametrize("scale,most", [(0.01, 1.0), (1000.0, 1.0), (1000.0, 0.3)])
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("module", [reinforce, actor_critic, trpo, ppo])
-def test_gradients_of_every_optimizer_step_by_hand(module, action, scale):
-    """Signs of policy, entropy and value loss, their units, actor and critic each clipped by its own norm, none left over."""
+def test_gradients_of_every_optimizer_step_by_hand(module, action, scale, most):
+    """Signs of policy, entropy and value loss, their units, actor and critic each clipped by its
+    own norm, none left over."""
     agent = make_agent(module, action)
     agent.return_norm.std.fill_(3.0)
     batch = batch_for(module, agent)
@@ -581,7 +675,7 @@ def test_gradients_of_every_optimizer_step_by_hand(module, action, scale):
             [g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))]
         )
         assert scale < 1 or gradient.norm() > 1
-        return gradient / gradient.norm().clamp(min=1)
+        return gradient / (gradient.norm() / most).clamp(min=1)
 
     actor, critic = (
         clipped(policy_loss - 0.5 * entropy, agent.actor),
@@ -591,10 +685,12 @@ def test_gradients_of_every_optimizer_step_by_hand(module, action, scale):
         module, [(actor, None)] + [(None, critic)] * 2
     )
     optimizer = Recorder(agent)
-    stats = update_with(module, agent, optimizer, batch, update_epochs=2, num_minibatches=1)
+    flags = {"update_epochs": 2, "num_minibatches": 1, "max_grad_norm": most}
+    stats = update_with(module, agent, optimizer, batch, **flags)
+    assert module.Args().max_grad_norm == 1.0
     assert len(optimizer.seen) == len(expected)
-    for step, wanted in zip(optimizer.seen, expected):
-        for found, gradient in zip(step, wanted):
+    for step, wanted in zip(optimizer.seen, expected, strict=True):
+        for found, gradient in zip(step, wanted, strict=True):
             assert found is None if gradient is None else torch.allclose(found, gradient, atol=1e-5)
     logged = -A.mean() if module in (trpo, ppo) else policy_loss  # there the ratio is 1
     for key, value in ("policy_loss", logged), ("value_loss", value_loss), ("entropy", entropy):

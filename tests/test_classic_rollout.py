@@ -1,4 +1,5 @@
-"""Rollouts, returns and advantages, where episodes end, are cut off and begin anew in the middle of it all."""
+"""Rollouts, returns and advantages, where episodes end, are cut off and begin anew in the middle of
+it all."""
 
 from types import SimpleNamespace
 
@@ -13,7 +14,8 @@ STEPPED = CLASSIC_SCRIPTS[1:]
 
 
 def random_tensors(T=40, N=6, seed=0):
-    """Rewards, values, terminated, done and mask with a dummy row after each end, as next-step autoreset makes them."""
+    """Rewards, values, terminated, done and mask with a dummy row after each end, as next-step
+    autoreset makes them."""
     rng = np.random.default_rng(seed)
     rewards, values = rng.normal(size=(T, N)), rng.normal(size=(T + 1, N))
     terminated, truncated, mask = (
@@ -118,8 +120,11 @@ def test_truncation_bootstraps_and_termination_does_not(name):
 def test_dummy_rows_reach_no_real_one(name):
     rewards, values, terminated, done, mask = random_tensors(seed=4)
     args = SimpleNamespace(gamma=0.9, gae_lambda=0.7)
-    compute = lambda r, v: script(name).compute_advantages(r, v, terminated, done, args)[mask]
-    assert torch.equal(compute(rewards, values), compute(rewards.masked_fill(~mask, 1e6), values))
+    found = [
+        script(name).compute_advantages(given, values, terminated, done, args)[mask]
+        for given in (rewards, rewards.masked_fill(~mask, 1e6))
+    ]
+    assert torch.equal(*found)
 
 
 def play(name, env_id="Diary-v0", num_envs=3, num_steps=25, rounds=3):
@@ -139,7 +144,8 @@ def play(name, env_id="Diary-v0", num_envs=3, num_steps=25, rounds=3):
 
 @pytest.mark.parametrize("name", STEPPED)
 def test_rollout_tells_where_each_step_led(name):
-    """Diary counts: within an episode steps follow one another, to the last observation; then a dummy row; then step 0."""
+    """Diary counts: within an episode steps follow one another, to the last observation; then a
+    dummy row; then step 0."""
     *_, rounds = play(name)
     obs = torch.cat([rollout["obs"][:-1] for rollout, _ in rounds] + [rounds[-1][0]["obs"][-1:]])
     mask, done, terminated = (
@@ -207,11 +213,15 @@ def test_batch_holds_the_real_steps_and_nothing_else(name):
 
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
 def test_dummy_rows_enter_no_statistic(name):
-    """Rewards, actions and flags of dummy rows are junk; what the update is given does not change by a bit."""
+    """Rewards, actions and flags of dummy rows are junk; what the update is given does not change
+    by a bit."""
     module, agent, args, rounds = play(name)
     rollout = rounds[0][0]
-    junk = {**rollout, "rewards": rollout["rewards"].masked_fill(~rollout["mask"], 1e6),
-            "actions": rollout["actions"].masked_fill(~rollout["mask"], 1)}  # fmt: skip
+    junk = {
+        **rollout,
+        "rewards": rollout["rewards"].masked_fill(~rollout["mask"], 1e6),
+        "actions": rollout["actions"].masked_fill(~rollout["mask"], 1),
+    }
     fresh = {key: value.clone() for key, value in agent.state_dict().items()}
     clean = module.prepare(agent, rollout, args)
     agent.load_state_dict(fresh)
@@ -325,7 +335,8 @@ def test_reinforce_starts_every_rollout_elsewhere():
 
 
 def test_a_loaded_norm_goes_on_where_it_was():
-    """Mean and deviation without the sums behind them would be forgotten at the first update after --load."""
+    """Mean and deviation without the sums behind them would be forgotten at the first update after
+    --load."""
     torch.manual_seed(0)
     first, loaded, rows = (
         script("ppo").RunningNorm(3),
@@ -341,7 +352,8 @@ def test_a_loaded_norm_goes_on_where_it_was():
 
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
 def test_values_and_targets_are_in_units_of_the_reward(name):
-    """A critic that says 0 means the mean return, and 1 a deviation more; target less value is the advantage."""
+    """A critic that says 0 means the mean return, and 1 a deviation more; target less value is the
+    advantage."""
     module, agent, args, rounds = play(name)
     agent.return_norm.update(torch.tensor([40.0, 60.0]))
     agent.critic[-1].weight.data *= 0

@@ -1,4 +1,5 @@
-"""Whole runs of the classic scripts: learning, repeatability, saved agents, logs, and what a user does wrong."""
+"""Whole runs of the classic scripts: learning, repeatability, saved agents, logs, and what a user
+does wrong."""
 
 import os
 import re
@@ -21,7 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 LOSSES = ["policy_loss", "value_loss", "entropy", "explained_variance"]
 OWN = {
     "trpo": ["approx_kl", "surrogate_gain", "backtracks"],
-    "ppo": ["approx_kl", "clipfrac", "beta"],
+    "ppo": ["approx_kl", "clipfrac"],
 }
 
 
@@ -43,7 +44,7 @@ def saved(agent):
     return next(iter(torch.load(agent, weights_only=True).values()))
 
 
-# ---------------------------------------------------------------------------------------------------- learning
+# ----------------------------------------------------------------------------------------- learning
 
 
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
@@ -54,13 +55,28 @@ def test_solves_cartpole(name, tmp_path):
     assert result["eval/return"] > 450 and result["eval/return_stochastic"] > 400
 
 
-@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
-@pytest.mark.parametrize("env_id", ["Guess-v0", "GuessBox-v0"])
+@pytest.mark.parametrize(
+    "name,env_id",
+    [
+        ("ppo", "GuessBox-v0"),
+        ("trpo", "GuessBox-v0"),
+        *(
+            pytest.param(name, env_id, marks=pytest.mark.slow)
+            for name, env_id in [
+                *((name, "Guess-v0") for name in CLASSIC_SCRIPTS),
+                ("reinforce", "GuessBox-v0"),
+                ("actor_critic", "GuessBox-v0"),
+            ]
+        ),
+    ],
+)
 def test_pays_each_action_its_own_reward(name, env_id, tmp_path):
-    """The coin is new in each step: a return that is off by one step holds no word of the action's own reward (4 of 8)."""
+    """The coin is new in each step: a return that is off by one step holds no word of the action's
+    own reward (4 of 8)."""
     assert run(name, tmp_path, env_id=env_id, total_timesteps=40_000)["eval/return"] > 7.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("psi", ["return", "reward-to-go"])
 def test_reinforce_learns_without_a_critic(psi, tmp_path):
     assert (
@@ -71,9 +87,11 @@ def test_reinforce_learns_without_a_critic(psi, tmp_path):
     )
 
 
+@pytest.mark.slow  # compute_advantages is checked by hand, in test_classic_rollout.py
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS[1:])
 def test_bootstraps_beyond_the_time_limit(name, tmp_path):
-    """A point a step for ever is worth 1 / (1 - γ) = 10; who takes the limit of 10 steps for the end finds about 4."""
+    """A point a step for ever is worth 1 / (1 - γ) = 10; who takes the limit of 10 steps for the
+    end finds about 4."""
     result = run(name, tmp_path, env_id="Endless-v0", gamma=0.9, total_timesteps=60_000)
     module = script(name)
     agent = module.Agent(module.make_envs("Endless-v0", 1))
@@ -81,6 +99,7 @@ def test_bootstraps_beyond_the_time_limit(name, tmp_path):
     assert agent.value(torch.ones(1)).item() == pytest.approx(10, rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags", [{"surrogate": "penalty"}, {"clip_values": True}, {"target_kl": 0.03}]
 )
@@ -88,13 +107,13 @@ def test_ppo_variants_learn(flags, tmp_path):
     assert run("ppo", tmp_path, target_return=400.0, **flags)["solved_step"] < 200_000
 
 
-# ---------------------------------------------------------------------------------------------------- runs
+# --------------------------------------------------------------------------------------------- runs
 
 
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
 def test_same_seed_same_run(name, tmp_path):
     runs = [
-        run(name, tmp_path / str(i), seed=seed, total_timesteps=20_000)
+        run(name, tmp_path / str(i), seed=seed, total_timesteps=6000)
         for i, seed in enumerate((1, 1, 2))
     ]
     logs = [
@@ -110,17 +129,61 @@ def test_same_seed_same_run(name, tmp_path):
 
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
 def test_logs_have_cleanrl_s_keys(name, tmp_path, capsys):
-    result = run(name, tmp_path, total_timesteps=20_000)
+    result = run(name, tmp_path, total_timesteps=10_000)
     log = scalars(result["agent"])
-    wanted = {"charts/episodic_return", "charts/SPS"} | {
-        f"losses/{key}" for key in LOSSES + OWN.get(name, [])
-    }
-    assert wanted <= log.keys()
+    wanted = {"charts/episodic_return", "charts/SPS", "charts/learning_rate"}
+    wanted |= {f"losses/{key}" for key in LOSSES + OWN.get(name, [])}
+    assert wanted == log.keys()
     assert all(value == value for events in log.values() for _, value in events)
+    flags = script(name).Args()
+    for step, rate in log["charts/learning_rate"]:
+        assert rate == pytest.approx(flags.learning_rate * (1 - step / 10_000))
     out, err = capsys.readouterr()
-    assert out.count("\n") == 1 and str(result["agent"]) in out and "Warning" not in err
+    first, last = out.splitlines()
+    assert str(Path(result["agent"]).parent) in first and str(result["agent"]) in last
+    assert not err  # no progress bar either, as this is no terminal
     if name == "trpo":
         assert all(0 <= kl <= 0.01 for _, kl in log["losses/approx_kl"])
+
+
+@pytest.mark.parametrize(
+    "flags,added,gone",
+    [
+        ({"surrogate": "penalty"}, {"losses/beta"}, {"losses/clipfrac"}),
+        ({"clip_values": True}, set(), set()),
+    ],
+)
+def test_ppo_logs_only_what_it_measures(flags, added, gone, tmp_path):
+    plain = scalars(run("ppo", tmp_path / "a", total_timesteps=5000)["agent"])
+    other = scalars(run("ppo", tmp_path / "b", total_timesteps=5000, **flags)["agent"])
+    assert other.keys() - plain.keys() == added and plain.keys() - other.keys() == gone
+    if added:
+        assert [value for _, value in other["losses/beta"]][0] == 1.0
+
+
+@pytest.mark.parametrize("psi", ["return", "reward-to-go"])
+def test_reinforce_logs_no_value_loss_without_a_critic(psi, tmp_path):
+    log = scalars(run("reinforce", tmp_path, psi=psi, total_timesteps=3000)["agent"])
+    assert "losses/policy_loss" in log and "losses/value_loss" not in log
+
+
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_one_environment_one_step(name, tmp_path):
+    """Some rollouts hold nothing but the step in which gymnasium resets."""
+    flags = {} if name == "reinforce" else {"num_steps": 1, "num_minibatches": 1}
+    steps = 30 if name == "reinforce" else 15
+    result = run(name, tmp_path, env_id="Diary-v0", num_envs=1, total_timesteps=steps, **flags)
+    assert all(value.isfinite().all() for value in saved(result["agent"]).values())
+    last = scalars(result["agent"])["charts/learning_rate"][-1][0]
+    assert last == steps - 1 if name != "reinforce" else last < steps
+
+
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_evaluation_ends_where_the_environment_does_not(name):
+    """After 10,000 steps, of a point each."""
+    module = script(name)
+    agent = module.Agent(module.make_envs("Forever-v0", 1))
+    assert module.evaluate(agent, module.Args(env_id="Forever-v0"), True, episodes=1) == 10_000
 
 
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
@@ -138,7 +201,7 @@ def test_saved_agent_replays(name, tmp_path):
 
 
 def test_an_agent_goes_on_from_where_it_was(tmp_path):
-    first = run("ppo", tmp_path / "a", total_timesteps=60_000)
+    first = run("ppo", tmp_path / "a", total_timesteps=20_000)
     second = run(
         "trpo", tmp_path / "b", total_timesteps=1, load=first["agent"]
     )  # they all make the same agent
@@ -147,43 +210,55 @@ def test_an_agent_goes_on_from_where_it_was(tmp_path):
 
 def test_target_return_stops(tmp_path):
     stopped, whole = (
-        run("ppo", tmp_path / str(target), target_return=target, total_timesteps=100_000)
-        for target in (50.0, None)
+        run("ppo", tmp_path / str(target), target_return=target, total_timesteps=30_000)
+        for target in (25.0, None)
     )
-    assert (
-        stopped["solved_step"] < 30_000
-        and scalars(stopped["agent"])["charts/SPS"][-1][0] < stopped["solved_step"]
-    )
-    assert scalars(whole["agent"])["charts/SPS"][-1][0] > 95_000
+    assert stopped["solved_step"] < 15_000
+    assert scalars(stopped["agent"])["charts/SPS"][-1][0] < stopped["solved_step"]
+    assert scalars(whole["agent"])["charts/SPS"][-1][0] > 25_000
 
 
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
-def test_diverging_run_stops_with_a_line_and_keeps_the_last_good_agent(name, tmp_path):
-    command = [
-        sys.executable,
-        f"{name}.py",
-        "--env-id",
-        "classic_envs:Broken-v0",
-        "--num-envs",
-        "4",
-        "--output-dir",
-        str(tmp_path),
-    ]
+def test_diverging_run_stops_with_a_line_and_keeps_the_last_good_agent(name, tmp_path, monkeypatch):
+    """Exit status 1; and the bar is closed first, so that the line stands on a line of its own."""
+    module, closed = script(name), []
+
+    class Bar(module.tqdm):
+        def close(self):
+            closed.append(True)
+            super().close()
+
+    monkeypatch.setattr(module, "tqdm", Bar)
+    with pytest.raises(SystemExit) as caught:
+        run(name, tmp_path, env_id="Broken-v0", num_envs=4)
+    assert closed == [True]
+    (path,) = tmp_path.glob("*/agent.pt")
+    assert re.match(r"error: step \d+: loss not finite", caught.value.code)
+    assert str(path) in caught.value.code
+    assert all(value.isfinite().all() for value in saved(path).values())
+
+
+@pytest.mark.slow
+def test_diverging_run_as_a_user_sees_it(tmp_path):
+    command = [sys.executable, "ppo.py", "--env-id", "classic_envs:Broken-v0", "--num-envs", "4"]
+    environment = {**os.environ, "PYTHONPATH": "tests"}
     ended = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": "tests"}, capture_output=True, text=True
+        [*command, "--output-dir", str(tmp_path)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert ended.returncode == 1 and "Traceback" not in ended.stderr
     assert re.search(r"error: step \d+: loss not finite", ended.stderr)
-    assert all(
-        value.isfinite().all() for value in saved(next(tmp_path.glob("*/agent.pt"))).values()
-    )
 
 
-# ---------------------------------------------------------------------------------------------------- the main loop
+# ------------------------------------------------------------------------------------ the main loop
 
 
 def watch_updates(name, monkeypatch):
-    """What each update is given: learning rate, entropy weight, rows, and how many rows the observations' norm knows by then."""
+    """What each update is given: learning rate, entropy weight, rows, and how many rows the
+    observations' norm knows by then."""
     module, seen = script(name), []
     update = module.update
 
@@ -198,7 +273,8 @@ def watch_updates(name, monkeypatch):
 
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
 def test_schedules_and_norm_at_every_update(name, tmp_path, monkeypatch):
-    """Rates fall linearly to 0 with the steps taken; the norm of π_old knows earlier rollouts' real steps, and no other row."""
+    """Rates fall linearly to 0 with the steps taken; the norm of π_old knows earlier rollouts' real
+    steps, and no other row."""
     seen = watch_updates(name, monkeypatch)
     flags = {"num_envs": 24 if name == "reinforce" else 4} | (
         {} if name == "trpo" else {"ent_coef": 0.02}
@@ -219,7 +295,8 @@ def test_schedules_and_norm_at_every_update(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
 @pytest.mark.parametrize("target", [10.0, 0.0, None])
 def test_solved_is_the_mean_of_the_last_100_episodes(name, target, tmp_path, monkeypatch):
-    """In six rollouts told in advance it is reached in the 4th; what is logged is told as well. Each rollout takes a second."""
+    """In six rollouts told in advance it is reached in the 4th; what is logged is told as well.
+    Each rollout takes a second."""
     module, logs, good = (
         script(name),
         {},
@@ -270,7 +347,8 @@ def test_explained_variance_is_1_less_the_unexplained(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
 def test_evaluation_is_each_environment_s_first_episode(name):
-    """To its termination or time limit, from seeds that training does not use; played here one by one."""
+    """To its termination or time limit, from seeds that training does not use; played here one by
+    one."""
     module, args, expected = script(name), script(name).Args(env_id="Diary-v0", seed=5), []
     for i in range(20):
         env, done, total = gym.make("Diary-v0"), False, 0.0
@@ -285,7 +363,8 @@ def test_evaluation_is_each_environment_s_first_episode(name):
 
 @pytest.mark.parametrize("record", [False, True])
 def test_scores_and_film_are_of_the_right_policy(record, tmp_path, monkeypatch):
-    """Greedy and sampled are not confused; the film is greedy, and there is none unless asked for."""
+    """Greedy and sampled are not confused; the film is greedy, and there is none unless asked
+    for."""
     calls = []
     monkeypatch.setattr(
         script("ppo"),
@@ -319,7 +398,7 @@ def test_a_kill_while_saving_leaves_a_whole_agent(name, tmp_path, monkeypatch):
     assert "actor.0.weight" in saved(next(tmp_path.glob("*/agent.pt")))
 
 
-# ---------------------------------------------------------------------------------------------------- bad input
+# ---------------------------------------------------------------------------------------- bad input
 
 BAD = [
     ({"env_id": "Nowhere-v0"}, "--env-id Nowhere-v0"),
@@ -349,18 +428,26 @@ def test_bad_input(name, flags, named, refused, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name,flags,named", [
-    ("ppo", {"num_minibatches": 7}, "--num-minibatches 7"), ("trpo", {"num_minibatches": 7}, "--num-minibatches 7"),
-    ("actor_critic", {"num_minibatches": 7}, "--num-minibatches 7"), ("ppo", {"gae_lambda": 2.0}, "--gae-lambda 2.0"),
-    ("ppo", {"clip_low": -0.1}, "--clip-low -0.1"), ("trpo", {"max_kl": 0.0}, "--max-kl 0.0"), ("trpo", {"cg_steps": -5}, "--cg-steps -5"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name,flags,named",
+    [
+        ("ppo", {"num_minibatches": 7}, "--num-minibatches 7"),
+        ("trpo", {"num_minibatches": 7}, "--num-minibatches 7"),
+        ("actor_critic", {"num_minibatches": 7}, "--num-minibatches 7"),
+        ("ppo", {"gae_lambda": 2.0}, "--gae-lambda 2.0"),
+        ("ppo", {"clip_low": -0.1}, "--clip-low -0.1"),
+        ("trpo", {"max_kl": 0.0}, "--max-kl 0.0"),
+        ("trpo", {"cg_steps": -5}, "--cg-steps -5"),
+    ],
+)
 def test_bad_input_of_one(name, flags, named, refused, tmp_path):
     assert named in refused(lambda: run(name, tmp_path, **flags))
 
 
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
 def test_what_is_at_a_bound_is_accepted(name):
-    """γ and λ from 0 to 1, both included, seed and rates of 0, any target; minibatches that divide N · T, if not T."""
+    """γ and λ from 0 to 1, both included, seed and rates of 0, any target; minibatches that divide
+    N · T, if not T."""
     module = script(name)
     for flags in (
         {"gamma": 0.0, "seed": 0, "learning_rate": 0.0},
@@ -406,6 +493,7 @@ def test_same_step_autoreset_is_refused(refused, tmp_path, monkeypatch):
     assert "next-step autoreset" in refused(lambda: run("ppo", tmp_path, env_id="Diary-v0"))
 
 
+@pytest.mark.slow  # test_flags.py tries more of them in this process
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
 def test_wrong_flags_show_no_traceback(name):
     for flags in (["--num-envs", "many"], ["--no-such-flag"]):

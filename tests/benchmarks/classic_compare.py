@@ -1,11 +1,13 @@
-"""The classic scripts against Stable-Baselines3 and sb3-contrib, with the settings that RL Baselines3 Zoo tuned for these.
+"""The classic scripts against Stable-Baselines3 and sb3-contrib.
 
-    python tests/benchmarks/classic_compare.py                # CartPole-v1: time to 475, ours and theirs in turns, 5 seeds
-    python tests/benchmarks/classic_compare.py --beyond       # other environments, the same number of steps for both
-    python tests/benchmarks/classic_compare.py --variance     # the noise of REINFORCE's three Ψ at one and the same policy
+    python tests/benchmarks/classic_compare.py            # CartPole-v1: time to a return of 475
+    python tests/benchmarks/classic_compare.py --beyond   # other environments, at equal steps
+    python tests/benchmarks/classic_compare.py --variance # the noise of REINFORCE's three Ψ
 
-Each run is a process of its own with one thread. Needs tests/benchmarks/requirements.txt. Prints tables in Markdown and
-writes them, with machine and versions, into tests/benchmarks/results/.
+Theirs have the settings that RL Baselines3 Zoo tuned for these environments. On CartPole ours and
+theirs run in turns, 5 seeds of each. Each run is a process of its own with one thread. Needs
+tests/benchmarks/requirements.txt. Prints tables in Markdown and writes them, with machine and
+versions, into tests/benchmarks/results/.
 """
 
 import json
@@ -28,26 +30,106 @@ sys.path.insert(0, str(ROOT))
 
 # hyperparams/*.yml of github.com/DLR-RM/rl-baselines3-zoo; lin(x): falls linearly from x to 0.
 ZOO = {
-    ("PPO", "CartPole-v1"): dict(n_envs=8, n_steps=32, batch_size=256, gae_lambda=0.8, gamma=0.98, n_epochs=20, ent_coef=0.0,
-                                 learning_rate="lin 0.001", clip_range="lin 0.2"),
-    ("A2C", "CartPole-v1"): dict(n_envs=8, ent_coef=0.0),
-    ("TRPO", "CartPole-v1"): dict(n_envs=2, n_steps=512, batch_size=512, cg_damping=1e-3, gae_lambda=0.98, gamma=0.99,
-                                  learning_rate=1e-3, n_critic_updates=20),
-    ("PPO", "Acrobot-v1"): dict(normalize=True, n_envs=16, n_steps=256, gae_lambda=0.94, gamma=0.99, n_epochs=4, ent_coef=0.0),
-    ("TRPO", "Acrobot-v1"): dict(normalize=True, n_envs=2, n_steps=1024),
-    ("PPO", "Pendulum-v1"): dict(n_envs=4, n_steps=1024, gae_lambda=0.95, gamma=0.9, n_epochs=10, ent_coef=0.0,
-                                 learning_rate=1e-3, clip_range=0.2, use_sde=True, sde_sample_freq=4),
-    ("TRPO", "Pendulum-v1"): dict(n_envs=2, n_steps=1024, gamma=0.9, n_critic_updates=15, use_sde=True, sde_sample_freq=4),
-    ("PPO", "LunarLander-v3"): dict(n_envs=16, n_steps=1024, batch_size=64, gae_lambda=0.98, gamma=0.999, n_epochs=4, ent_coef=0.01),
-    ("TRPO", "LunarLander-v3"): dict(n_envs=2, n_steps=512, cg_damping=0.01, gae_lambda=0.98, gamma=0.99, learning_rate=1e-3,
-                                     n_critic_updates=15),
-    ("PPO", "HalfCheetah-v5"): dict(normalize=True, n_envs=1, n_steps=512, batch_size=64, gamma=0.98, learning_rate=2.0633e-05,
-                                    ent_coef=0.000401762, clip_range=0.1, n_epochs=20, gae_lambda=0.92, max_grad_norm=0.8,
-                                    vf_coef=0.58096, cheetah_net=True),
-    ("TRPO", "HalfCheetah-v5"): dict(normalize=True, n_envs=2, n_steps=1024, batch_size=128, gamma=0.99, gae_lambda=0.95,
-                                     sub_sampling_factor=1, cg_max_steps=25, cg_damping=0.1, n_critic_updates=20,
-                                     learning_rate=1e-3, target_kl=0.04),
-}  # fmt: skip
+    ("PPO", "CartPole-v1"): {
+        "n_envs": 8,
+        "n_steps": 32,
+        "batch_size": 256,
+        "gae_lambda": 0.8,
+        "gamma": 0.98,
+        "n_epochs": 20,
+        "ent_coef": 0.0,
+        "learning_rate": "lin 0.001",
+        "clip_range": "lin 0.2",
+    },
+    ("A2C", "CartPole-v1"): {"n_envs": 8, "ent_coef": 0.0},
+    ("TRPO", "CartPole-v1"): {
+        "n_envs": 2,
+        "n_steps": 512,
+        "batch_size": 512,
+        "cg_damping": 1e-3,
+        "gae_lambda": 0.98,
+        "gamma": 0.99,
+        "learning_rate": 1e-3,
+        "n_critic_updates": 20,
+    },
+    ("PPO", "Acrobot-v1"): {
+        "normalize": True,
+        "n_envs": 16,
+        "n_steps": 256,
+        "gae_lambda": 0.94,
+        "gamma": 0.99,
+        "n_epochs": 4,
+        "ent_coef": 0.0,
+    },
+    ("TRPO", "Acrobot-v1"): {"normalize": True, "n_envs": 2, "n_steps": 1024},
+    ("PPO", "Pendulum-v1"): {
+        "n_envs": 4,
+        "n_steps": 1024,
+        "gae_lambda": 0.95,
+        "gamma": 0.9,
+        "n_epochs": 10,
+        "ent_coef": 0.0,
+        "learning_rate": 1e-3,
+        "clip_range": 0.2,
+        "use_sde": True,
+        "sde_sample_freq": 4,
+    },
+    ("TRPO", "Pendulum-v1"): {
+        "n_envs": 2,
+        "n_steps": 1024,
+        "gamma": 0.9,
+        "n_critic_updates": 15,
+        "use_sde": True,
+        "sde_sample_freq": 4,
+    },
+    ("PPO", "LunarLander-v3"): {
+        "n_envs": 16,
+        "n_steps": 1024,
+        "batch_size": 64,
+        "gae_lambda": 0.98,
+        "gamma": 0.999,
+        "n_epochs": 4,
+        "ent_coef": 0.01,
+    },
+    ("TRPO", "LunarLander-v3"): {
+        "n_envs": 2,
+        "n_steps": 512,
+        "cg_damping": 0.01,
+        "gae_lambda": 0.98,
+        "gamma": 0.99,
+        "learning_rate": 1e-3,
+        "n_critic_updates": 15,
+    },
+    ("PPO", "HalfCheetah-v5"): {
+        "normalize": True,
+        "n_envs": 1,
+        "n_steps": 512,
+        "batch_size": 64,
+        "gamma": 0.98,
+        "learning_rate": 2.0633e-05,
+        "ent_coef": 0.000401762,
+        "clip_range": 0.1,
+        "n_epochs": 20,
+        "gae_lambda": 0.92,
+        "max_grad_norm": 0.8,
+        "vf_coef": 0.58096,
+        "cheetah_net": True,
+    },
+    ("TRPO", "HalfCheetah-v5"): {
+        "normalize": True,
+        "n_envs": 2,
+        "n_steps": 1024,
+        "batch_size": 128,
+        "gamma": 0.99,
+        "gae_lambda": 0.95,
+        "sub_sampling_factor": 1,
+        "cg_max_steps": 25,
+        "cg_damping": 0.1,
+        "n_critic_updates": 20,
+        "learning_rate": 1e-3,
+        "target_kl": 0.04,
+    },
+}
 STEPS = {
     "ppo": 100_000,
     "actor_critic": 500_000,
@@ -92,7 +174,8 @@ def ours(script: str, flags: dict) -> dict:
 
 
 def theirs(algorithm: str, env_id: str, seed: int, steps: int, until_solved: bool) -> dict:
-    """One run of Stable-Baselines3: seconds from the first step on; solved as the scripts of this repository see it."""
+    """One run of Stable-Baselines3: seconds from the first step on; solved as the scripts of this
+    repository see it."""
     import sb3_contrib
     import stable_baselines3
     from stable_baselines3.common.callbacks import BaseCallback
@@ -103,12 +186,16 @@ def theirs(algorithm: str, env_id: str, seed: int, steps: int, until_solved: boo
     settings = dict(ZOO[algorithm, env_id])
     for name, value in settings.items():
         if isinstance(value, str):
-            settings[name] = lambda left, start=float(value.split()[1]): left * start
+            start = float(value.removeprefix("lin "))
+            settings[name] = lambda left, start=start: left * start
     if settings.pop("cheetah_net", False):
         net = {"pi": [256, 256], "vf": [256, 256]}
-        settings["policy_kwargs"] = dict(
-            log_std_init=-2, ortho_init=False, activation_fn=torch.nn.ReLU, net_arch=net
-        )
+        settings["policy_kwargs"] = {
+            "log_std_init": -2,
+            "ortho_init": False,
+            "activation_fn": torch.nn.ReLU,
+            "net_arch": net,
+        }
     envs = make_vec_env(env_id, n_envs=settings.pop("n_envs"), seed=seed)
     normalize = settings.pop("normalize", False)
     if normalize:
@@ -159,10 +246,12 @@ def write(name: str, lines: list[str], note: str):
         import sb3_contrib
         import stable_baselines3
 
-        versions += f", stable-baselines3 {stable_baselines3.__version__}, sb3-contrib {sb3_contrib.__version__}"
+        versions += f", stable-baselines3 {stable_baselines3.__version__}"
+        versions += f", sb3-contrib {sb3_contrib.__version__}"
     lines += [
         "",
-        f"{platform.machine()}, one thread, Python {platform.python_version()}, {versions}, {time.strftime('%Y-%m-%d')}, {note}",
+        f"{platform.machine()}, one thread, Python {platform.python_version()}, {versions}, "
+        f"{time.strftime('%Y-%m-%d')}, {note}",
     ]
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.md").write_text("\n".join(lines) + "\n")
@@ -180,9 +269,12 @@ def run_cartpole(seeds: int):
         for script in ("reinforce", "actor_critic", "trpo", "ppo"):
             runs.setdefault(script, []).append(measure(script=script, flags={"seed": seed}))
             if script in PEERS:
-                job = dict(
-                    algorithm=PEERS[script], env_id="CartPole-v1", seed=seed, steps=STEPS[script]
-                )
+                job = {
+                    "algorithm": PEERS[script],
+                    "env_id": "CartPole-v1",
+                    "seed": seed,
+                    "steps": STEPS[script],
+                }
                 runs.setdefault(PEERS[script], []).append(measure(**job, until_solved=True))
             print(f"seed {seed} {script} {seconds_of(runs[script])[-1]:.2f} s", flush=True)
         for psi in ("return", "reward-to-go"):
@@ -190,7 +282,8 @@ def run_cartpole(seeds: int):
                 measure(script="reinforce", flags={"seed": seed, "psi": psi})
             )
     lines = [
-        "| CartPole-v1 | solved | seconds to 475, median | worst | steps, median | greedy return, median | worst | times faster |"
+        "| CartPole-v1 | solved | seconds to 475, median | worst | steps, median "
+        "| greedy return, median | worst | times faster |"
     ]
     lines += ["|-" * 8 + "|"]
     for name, done in runs.items():
@@ -228,7 +321,8 @@ def run_cartpole(seeds: int):
 def run_beyond(seeds: int, only: tuple[str, ...]):
     for env_id in only or dict.fromkeys(env_id for env_id, _ in BEYOND):
         lines = [
-            "| environment, steps | | return, median | worst | seconds | SB3: return, median | worst | seconds | times faster |"
+            "| environment, steps | | return, median | worst | seconds "
+            "| SB3: return, median | worst | seconds | times faster |"
         ]
         lines += ["|-" * 9 + "|"]
         for script in ("ppo", "trpo"):
@@ -265,12 +359,14 @@ def run_beyond(seeds: int, only: tuple[str, ...]):
             )
             lines.append("| " + " | ".join(cells) + " |")
         print("\n".join(lines), flush=True)
-        note = f"{seeds} seeds; greedy return over 100 fresh episodes; our seconds hold the evaluation, SB3's training alone"
+        note = f"{seeds} seeds; greedy return over 100 fresh episodes; "
+        note += "our times include the evaluation, SB3's are of the training alone"
         write(f"classic_{env_id.split('-')[0].lower()}", lines, note)
 
 
 def run_variance(rollouts: int = 300):
-    """Trace of the covariance of each Ψ's gradient, from the same rollouts of one half-trained policy."""
+    """Trace of the covariance of each Ψ's gradient, from the same rollouts of one half-trained
+    policy."""
     import reinforce
 
     with tempfile.TemporaryDirectory() as folder:
@@ -299,12 +395,18 @@ def run_variance(rollouts: int = 300):
     write(
         "classic_variance",
         lines,
-        f"{rollouts} rollouts of {envs.num_envs} episodes, γ = 1, mean return {trained['eval/return_stochastic']:.0f}",
+        f"{rollouts} rollouts of {envs.num_envs} episodes, γ = 1, "
+        f"mean return {trained['eval/return_stochastic']:.0f}",
     )
 
 
 def main(beyond: bool = False, variance: bool = False, seeds: int = 5, only: tuple[str, ...] = ()):
-    run_variance() if variance else run_beyond(seeds, only) if beyond else run_cartpole(seeds)
+    if variance:
+        run_variance()
+    elif beyond:
+        run_beyond(seeds, only)
+    else:
+        run_cartpole(seeds)
 
 
 if __name__ == "__main__":
