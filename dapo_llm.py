@@ -70,9 +70,7 @@ class Args:
     clip_high: float = 0.28
     """the ratio is clipped above at 1 + clip_high"""
     overlong_cache: int | None = None
-    """the last tokens, used at a growing penalty (L_cache); if not given, a fifth of the limit"""
-    overlong_factor: float = 0.5
-    """largest length penalty: half the range of the rewards, as in the paper; 0 for none"""
+    """the last tokens come at a growing penalty (L_cache); 0: at none; if not given, a fifth"""
     max_resample: int = 10
     """rollouts per step, at most, to find prompts_per_step groups with a signal"""
     scale_rewards: bool = True
@@ -132,7 +130,7 @@ class Args:
         if self.max_new_tokens is None:
             self.max_new_tokens = 24 if self.dataset == "arithmetic" else 256
         if self.overlong_cache is None:
-            self.overlong_cache = max(1, self.max_new_tokens // 5)
+            self.overlong_cache = self.max_new_tokens // 5
         if self.prompt is None:
             self.prompt = "{question}"
             if self.dataset != "arithmetic":
@@ -175,14 +173,16 @@ def kl_k3(logprobs, ref_logprobs):
 
 
 def overlong_penalty(lengths, ended, args):
-    """The penalty of each completion, for its number of tokens: lengths, ended (B,) → (B,).
+    """The penalty of each completion for its number of tokens: lengths, ended (B,) → (B,).
 
-    0 up to max_new_tokens − overlong_cache, then a line down to −overlong_factor; all of it if the
-    completion was cut off. A right answer still ranks above a wrong one.
+    0 up to max_new_tokens − overlong_cache, then a line down to −0.5; all of that if cut off. The
+    paper's −1 is for rewards of ±1. On ours, 0 and 1, it would put a right answer level with a
+    wrong one.
     """
+    if args.overlong_cache == 0:
+        return torch.zeros_like(lengths)
     overrun = (lengths - (args.max_new_tokens - args.overlong_cache)) / args.overlong_cache
-    overrun = overrun.clamp(min=0).masked_fill(~ended, 1.0)
-    return -args.overlong_factor * overrun
+    return -0.5 * overrun.clamp(min=0).masked_fill(~ended, 1.0)
 
 
 def informative(rewards):
@@ -615,7 +615,8 @@ def load_policy(args, device):
         tokenizer = AutoTokenizer.from_pretrained(source)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     except Exception as error:  # each library has its own for a missing folder or a torn file
-        stop(f"--model {source}: cannot be loaded: {str(error).strip().splitlines()[0]}")
+        flag = "--resume" if source == args.resume else "--model"
+        stop(f"{flag} {source}: cannot be loaded: {str(error).strip().splitlines()[0]}")
     layers = DynamicCache(config=model.config).layers
     if not all(hasattr(layer, "batch_select_indices") for layer in layers):
         stop(f"--model {source}: linear attention and other recurrent layers are not supported")
@@ -628,10 +629,8 @@ def load_policy(args, device):
     stop_ids = sorted(stop_ids - {None})
     if not stop_ids:
         stop(f"--model {source}: it has no end-of-sequence token")
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token_id = stop_ids[0]
-    config = {"eos_token_id": stop_ids, "pad_token_id": tokenizer.pad_token_id}
-    model.generation_config = GenerationConfig(**config)
+    pad_id = stop_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    model.generation_config = GenerationConfig(eos_token_id=stop_ids, pad_token_id=pad_id)
     if args.gradient_checkpointing:
         model.activation_checkpointing_enable()
     return model.to(device).eval(), tokenizer  # eval(): dropout would make the ratio noisy
@@ -653,8 +652,6 @@ def encode_prompt(question, tokenizer, args):
         ids = tokenizer.encode(text)
     if not ids or tokenizer.unk_token_id in ids:
         stop(f"--prompt: the tokenizer of --model {args.model} cannot read {text[:60]!r}")
-    if len(ids) + args.max_new_tokens > tokenizer.model_max_length:
-        stop(f"--max-new-tokens {args.max_new_tokens}: no room in --model after {text[:60]!r}")
     return ids
 
 
@@ -672,7 +669,7 @@ def check_args(args):
     may_be_zero = (
         "clip_low",
         "clip_high",
-        "overlong_factor",
+        "overlong_cache",
         "learning_rate",
         "warmup_steps",
         "seed",
@@ -688,8 +685,18 @@ def check_args(args):
         stop(
             f"--minibatches {args.minibatches}: must divide the {completions // WORLD} completions"
         )
+    if args.overlong_cache > args.max_new_tokens:
+        stop(f"--overlong-cache {args.overlong_cache}: more than --max-new-tokens")
     if "{question}" not in args.prompt:
         stop("--prompt: must contain {question}")
+
+
+def check_prompts(problems, model, tokenizer, args):
+    """Stop if a question cannot be asked: now, not in hours."""
+    context = getattr(model.config, "max_position_embeddings", math.inf)
+    for question, _ in problems:
+        if len(encode_prompt(question, tokenizer, args)) + args.max_new_tokens > context:
+            stop(f"--max-new-tokens: no room for {args.max_new_tokens} after {question[:60]!r}")
 
 
 def start_device(args):
@@ -786,7 +793,8 @@ def watch_ctrl_c():
     presses = []
 
     def on_interrupt(number, frame):
-        signal.signal(number, signal.SIG_DFL)
+        if WORLD == 1:  # torchrun repeats the first one
+            signal.signal(number, signal.SIG_DFL)
         presses.append(number)
 
     signal.signal(signal.SIGINT, on_interrupt)
@@ -856,7 +864,8 @@ def finish(state, args, writer, folder, seconds):
         writer.close()
         print(f"pass@1 {before:.3f} → {after:.3f}; {seconds:.0f} s; model and logs in {folder}")
     if state["step"] < args.steps and not args.eval_only:
-        sys.exit(f"stopped; to go on: --resume {folder}/step-{state['step']:06d}")
+        resume = f"stopped; to go on: --resume {folder}/step-{state['step']:06d}"
+        sys.exit(resume if RANK == 0 else 0)
     scores = state["after"] | {"eval/pass@1_initial": before}
     return scores | {"seconds": seconds, "folder": str(folder)}
 
@@ -871,8 +880,7 @@ def main(args: Args) -> dict:
     device = start_device(args)
     train, held_out = load_data(args)
     model, tokenizer = load_policy(replace(args, model=args.resume or args.model), device)
-    for question, _ in held_out + (train or []):
-        encode_prompt(question, tokenizer, args)  # if it cannot, stop now, not in hours
+    check_prompts(held_out + (train or []), model, tokenizer, args)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
     problems = islice(problem_stream(train, args.seed), state["num_prompts"], None)
     folder, writer = open_run(args, state["step"])

@@ -566,7 +566,8 @@ def load_policy(args, device):
         tokenizer = AutoTokenizer.from_pretrained(source)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     except Exception as error:  # each library has its own for a missing folder or a torn file
-        stop(f"--model {source}: cannot be loaded: {str(error).strip().splitlines()[0]}")
+        flag = "--resume" if source == args.resume else "--model"
+        stop(f"{flag} {source}: cannot be loaded: {str(error).strip().splitlines()[0]}")
     layers = DynamicCache(config=model.config).layers
     if not all(hasattr(layer, "batch_select_indices") for layer in layers):
         stop(f"--model {source}: linear attention and other recurrent layers are not supported")
@@ -579,10 +580,8 @@ def load_policy(args, device):
     stop_ids = sorted(stop_ids - {None})
     if not stop_ids:
         stop(f"--model {source}: it has no end-of-sequence token")
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token_id = stop_ids[0]
-    config = {"eos_token_id": stop_ids, "pad_token_id": tokenizer.pad_token_id}
-    model.generation_config = GenerationConfig(**config)
+    pad_id = stop_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    model.generation_config = GenerationConfig(eos_token_id=stop_ids, pad_token_id=pad_id)
     if args.gradient_checkpointing:
         model.activation_checkpointing_enable()
     return model.to(device).eval(), tokenizer  # eval(): dropout would make the ratio noisy
@@ -604,8 +603,6 @@ def encode_prompt(question, tokenizer, args):
         ids = tokenizer.encode(text)
     if not ids or tokenizer.unk_token_id in ids:
         stop(f"--prompt: the tokenizer of --model {args.model} cannot read {text[:60]!r}")
-    if len(ids) + args.max_new_tokens > tokenizer.model_max_length:
-        stop(f"--max-new-tokens {args.max_new_tokens}: no room in --model after {text[:60]!r}")
     return ids
 
 
@@ -634,6 +631,14 @@ def check_args(args):
         )
     if "{question}" not in args.prompt:
         stop("--prompt: must contain {question}")
+
+
+def check_prompts(problems, model, tokenizer, args):
+    """Stop if a question cannot be asked: now, not in hours."""
+    context = getattr(model.config, "max_position_embeddings", math.inf)
+    for question, _ in problems:
+        if len(encode_prompt(question, tokenizer, args)) + args.max_new_tokens > context:
+            stop(f"--max-new-tokens: no room for {args.max_new_tokens} after {question[:60]!r}")
 
 
 def start_device(args):
@@ -730,7 +735,8 @@ def watch_ctrl_c():
     presses = []
 
     def on_interrupt(number, frame):
-        signal.signal(number, signal.SIG_DFL)
+        if WORLD == 1:  # torchrun repeats the first one
+            signal.signal(number, signal.SIG_DFL)
         presses.append(number)
 
     signal.signal(signal.SIGINT, on_interrupt)
@@ -800,7 +806,8 @@ def finish(state, args, writer, folder, seconds):
         writer.close()
         print(f"pass@1 {before:.3f} → {after:.3f}; {seconds:.0f} s; model and logs in {folder}")
     if state["step"] < args.steps and not args.eval_only:
-        sys.exit(f"stopped; to go on: --resume {folder}/step-{state['step']:06d}")
+        resume = f"stopped; to go on: --resume {folder}/step-{state['step']:06d}"
+        sys.exit(resume if RANK == 0 else 0)
     scores = state["after"] | {"eval/pass@1_initial": before}
     return scores | {"seconds": seconds, "folder": str(folder)}
 
@@ -815,8 +822,7 @@ def main(args: Args) -> dict:
     device = start_device(args)
     train, held_out = load_data(args)
     model, tokenizer = load_policy(replace(args, model=args.resume or args.model), device)
-    for question, _ in held_out + (train or []):
-        encode_prompt(question, tokenizer, args)  # if it cannot, stop now, not in hours
+    check_prompts(held_out + (train or []), model, tokenizer, args)
     reference = None
     if args.beta > 0 and not args.eval_only:
         reference = load_policy(args, device)[0].requires_grad_(False)

@@ -55,8 +55,8 @@ def main(out: str):
         if hasattr(args, "beta"):
             args.beta = 0.1
         batch, completions, rewards = module.rollout(model, Tokenizer(), PROBLEMS, 4, 1.0, args)
-        if hasattr(module, "reference_logprobs"):
-            batch["ref_logprobs"] = module.reference_logprobs(reference, batch, args)
+        if hasattr(args, "beta") and name != "rloo_llm":
+            batch["ref_logprobs"] = module.batch_logprobs(reference, batch, args)
         batch["advantages"] = module.compute_advantages(rewards, args).flatten()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         order = random.Random(0).sample(range(20), 20)

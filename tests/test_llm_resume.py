@@ -49,7 +49,10 @@ def test_resumed_is_straight(name, quick, tmp_path):
         and not (tmp_path / "again/saving-123.tmp").exists()
     )
     assert equal(weights(straight["folder"]), weights(resumed["folder"]))
-    assert same(trainer(straight["folder"]), trainer(resumed["folder"]))
+    states = [trainer(run["folder"]) for run in (straight, resumed)]
+    for state in states:
+        assert state.pop("args") | {"resume": ""} == vars(args)
+    assert same(*states)
     for key in ("reward", "loss", "grad_norm", "num_tokens", "entropy"):
         assert scalars(straight["folder"], key)[2:] == scalars(resumed["folder"], key)
     assert {k: v for k, v in straight.items() if "eval" in k} == {
@@ -89,14 +92,15 @@ def test_what_is_no_checkpoint(quick, tmp_path, refused, monkeypatch):
     run = grpo.main(grpo.Args(**quick))
     good = last_checkpoint(run["folder"])
     args = grpo.Args(**quick | {"resume": str(good)})
-    assert "learning_rate" in refused(grpo.main, replace(args, learning_rate=1e-5))
+    assert "--learning-rate" in refused(grpo.main, replace(args, learning_rate=1e-5))
     assert "--resume" in refused(grpo.main, replace(args, resume=str(tmp_path / "nowhere")))
     for name in ("dapo_llm", "gspo_llm"):
         other = script(name)
-        assert "script" in refused(other.main, other.Args(**quick | {"resume": str(good)}))
+        line = refused(other.main, other.Args(**quick | {"resume": str(good)}))
+        assert f"no checkpoint of {name}.py" in line
     monkeypatch.setattr(grpo, "WORLD", 2)
     monkeypatch.setattr(grpo.dist, "init_process_group", lambda *_: None)
-    assert "processes" in refused(grpo.main, args)
+    assert "processes 2" in refused(grpo.main, args)
     monkeypatch.undo()
     for file in ("trainer.pt", "model.safetensors"):
         torn = tmp_path / f"torn-{file}" / "step-000002"

@@ -31,7 +31,7 @@ def test_logprobs_of_sampler_and_trainer_are_the_models(kind, temperature):
     model = random_model(kind)
     torch.manual_seed(1)
     batch = grpo.generate(model, PROMPTS, 3, 10, temperature)
-    trained, _ = grpo.token_logprobs(model, batch, temperature)
+    trained = grpo.token_logprobs(model, batch, temperature)
     assert batch["mask"].sum(1).unique().numel() > 2
     for i in range(9):
         completion = batch["completion_ids"][i][batch["mask"][i].bool()].tolist()
@@ -55,7 +55,7 @@ def test_joined_rollouts_are_read_as_they_were_drawn(kind):
     )
     assert batch["prompt_ids"].shape == (9, 5) and len(batch["ended"]) == 9
     with torch.no_grad():
-        logprobs, _ = grpo.token_logprobs(model, batch, 1.0)
+        logprobs = grpo.token_logprobs(model, batch, 1.0)
     torch.testing.assert_close(logprobs, batch["old_logprobs"], rtol=0, atol=1e-5)
 
 
@@ -63,7 +63,7 @@ def test_ratio_is_one_right_after_the_rollout():
     for kind in KINDS:
         model = random_model(kind)
         batch = grpo.generate(model, PROMPTS, 4, 10, 1.0)
-        logprobs, _ = grpo.token_logprobs(model, batch, 1.0)
+        logprobs = grpo.token_logprobs(model, batch, 1.0)
         assert ((logprobs - batch["old_logprobs"]).exp() - 1).abs().max() < 1e-5
 
 
@@ -186,22 +186,22 @@ def test_entropy_is_the_policys(kind):
     logits = model(torch.tensor([[3, 4]])).logits[0, -1].double() / 0.8
     logits[0] = -torch.inf
     p = logits.softmax(-1)
-    _, entropy = grpo.token_logprobs(model, batch, 0.8)
-    assert entropy.item() == pytest.approx(-(p * p.clamp(min=1e-300).log()).sum().item(), abs=1e-4)
+    entropy = -(p * p.clamp(min=1e-300).log()).sum().item()
+    assert batch["entropy"].item() == pytest.approx(entropy, abs=1e-4)
 
 
-def test_reference_logprobs_do_not_depend_on_the_cut():
+def test_batch_logprobs_do_not_depend_on_the_cut():
     model = random_model("llama")
     torch.manual_seed(0)
     batch = grpo.generate(model, PROMPTS, 4, 10, 1.0)
     for size in (128, 1, 5):
-        found = grpo.reference_logprobs(model, batch, grpo.Args(micro_batch_size=size))
+        found = grpo.batch_logprobs(model, batch, grpo.Args(micro_batch_size=size))
         torch.testing.assert_close(found, batch["old_logprobs"], rtol=0, atol=1e-5)
         assert not found.requires_grad
 
 
-def test_the_reference_is_not_asked_for_its_entropy():
-    """Nobody reads it, and over a large vocabulary it is dear."""
+def test_entropy_is_measured_in_the_sampler_alone():
+    """There the distribution is at hand; in the loss, over a large vocabulary, it would be dear."""
 
     class Exponentials(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -212,10 +212,10 @@ def test_the_reference_is_not_asked_for_its_entropy():
     model, shapes = random_model("llama", vocab=50), []
     batch = grpo.generate(model, PROMPTS, 4, 10, 1.0)
     with Exponentials():
-        grpo.reference_logprobs(model, batch, grpo.Args())
-        assert not shapes
         grpo.token_logprobs(model, batch, 1.0)
-        assert len(shapes) == 1 and shapes[0][-1] == 50, "the policy's, for the log"
+        assert not shapes
+        again = grpo.generate(model, PROMPTS, 4, 10, 1.0)
+        assert len(shapes) == again["mask"].shape[1] and all(shape[-1] == 50 for shape in shapes)
 
 
 @torch.no_grad()
@@ -230,13 +230,13 @@ def test_short_rows_are_read_at_their_own_length(monkeypatch):
     monkeypatch.setattr(
         model,
         "forward",
-        lambda **inputs: widths.append(inputs["input_ids"].shape[1]) or forward(**inputs),
+        lambda ids, **inputs: widths.append(ids.shape[1]) or forward(ids, **inputs),
     )
     rows = lengths.argsort()[:3]
     some = {name: batch[name][rows] for name in batch}
-    for found, expected in zip(grpo.token_logprobs(model, some, 1.0), whole, strict=True):
-        torch.testing.assert_close(found, expected[rows], rtol=0, atol=1e-5)
+    found = grpo.token_logprobs(model, some, 1.0)
+    torch.testing.assert_close(found, whole[rows], rtol=0, atol=1e-5)
     assert widths == [2 + lengths[rows].max()] and lengths[rows].max() < lengths.max()
     widths.clear()
-    grpo.reference_logprobs(model, batch, grpo.Args(micro_batch_size=3))
+    grpo.batch_logprobs(model, batch, grpo.Args(micro_batch_size=3))
     assert widths == [2 + n for n in lengths.sort()[0][2::3].tolist()]

@@ -71,6 +71,8 @@ def test_clip_is_live_and_logs_are_complete(learned):
         "completions/mean_length",
         "completions/clipped_ratio",
         "clip_ratio",
+        "approx_kl",
+        "learning_rate",
         "kl",
         "entropy",
         "grad_norm",
@@ -99,7 +101,7 @@ def test_first_minibatch_has_ratio_one():
     model, tokenizer = grpo.load_policy(args, torch.device("cpu"))
     problems = [grpo.make_sum(random.Random(i)) for i in range(32)]
     batch, _, rewards = grpo.rollout(model, tokenizer, problems, 8, 1.0, args)
-    logprobs, _ = grpo.token_logprobs(model, batch, 1.0)
+    logprobs = grpo.token_logprobs(model, batch, 1.0)
     assert rewards.shape == (32, 8) and batch["prompt_mask"].sum(1).unique().numel() == 3
     assert ((logprobs - batch["old_logprobs"]).exp() - 1).abs().max() < 1e-5
 
@@ -196,13 +198,13 @@ def test_cache_key_holds_what_shapes_the_weights(small_tiny, monkeypatch):
 
 
 def test_reference_stays_and_is_not_loaded_without_kl(quick, monkeypatch):
-    seen, loaded, real, load = [], [], grpo.reference_logprobs, grpo.load_policy
+    seen, loaded, real, load = [], [], grpo.batch_logprobs, grpo.load_policy
 
     def spy(reference, batch, args):
         seen.append({name: tensor.clone() for name, tensor in reference.state_dict().items()})
         return real(reference, batch, args)
 
-    monkeypatch.setattr(grpo, "reference_logprobs", spy)
+    monkeypatch.setattr(grpo, "batch_logprobs", spy)
     monkeypatch.setattr(grpo, "load_policy", lambda *a: loaded.append(1) or load(*a))
     run = grpo.main(grpo.Args(**quick | {"steps": 3}))
     assert len(seen) == 3 and equal(seen[0], seen[2]) and len(loaded) == 2
@@ -227,8 +229,7 @@ def test_real_model_and_data_from_the_command_line(pretrained, gsm_file, tmp_pat
     }
     done = run("grpo_llm.py", *flags(values))
     assert (
-        "→" in done.stdout.splitlines()[-1]
-        and "model and TensorBoard logs in" in done.stdout.splitlines()[-1]
+        "→" in done.stdout.splitlines()[-1] and "model and logs in" in done.stdout.splitlines()[-1]
     )
     (folder,) = tmp_path.glob("grpo_llm__1__*")
     assert weights(folder)["model.embed_tokens.weight"].shape[0] > 300
@@ -284,9 +285,7 @@ def test_three_architectures(kind, pretrained, gsm_file, tmp_path, quick, monkey
     (tmp_path / kind / "generation_config.json").write_text(
         '{"do_sample": false, "temperature": 0.6, "top_p": 0.9}'
     )
-    monkeypatch.setattr(
-        grpo, "verify", lambda completion, answer, lenient=False: float(len(completion) % 2)
-    )
+    monkeypatch.setattr(grpo, "verify", lambda completion, answer: float(len(completion) % 2))
     args = grpo.Args(
         **quick
         | {
@@ -309,7 +308,7 @@ def test_bf16_products_leave_float32_log_probs_and_updates(monkeypatch):
     In weights of bf16, updates of a millionth would all but vanish."""
     model = random_model("qwen2")
     torch.manual_seed(0)
-    exact, _ = grpo.token_logprobs(
+    exact = grpo.token_logprobs(
         model, batch := grpo.generate(model, [[3, 4], [5, 6, 7]], 4, 8, 1.0), 1.0
     )
     moved = {}
@@ -317,7 +316,7 @@ def test_bf16_products_leave_float32_log_probs_and_updates(monkeypatch):
         model = random_model("qwen2").to(dtype)
         before = [p.detach().clone() for p in model.parameters()]
         with torch.autocast("cpu", torch.bfloat16):
-            logprobs, _ = grpo.token_logprobs(model, batch, 1.0)
+            logprobs = grpo.token_logprobs(model, batch, 1.0)
             batch |= {"advantages": torch.randn(8), "ref_logprobs": batch["old_logprobs"]}
             grpo.train_minibatch(
                 model,
@@ -332,7 +331,7 @@ def test_bf16_products_leave_float32_log_probs_and_updates(monkeypatch):
 
 
 def test_stop_ids_chat_template_and_dropout(pretrained):
-    args = grpo.Args(model=pretrained)
+    args = grpo.Args(model=pretrained, dataset="gsm8k.jsonl")
     model, tokenizer = grpo.load_policy(args, torch.device("cpu"))
     assert (
         model.generation_config.eos_token_id == [0, 2] and model.generation_config.pad_token_id == 0
@@ -343,8 +342,12 @@ def test_stop_ids_chat_template_and_dropout(pretrained):
         "Reason step by step, then end with #### and the number.<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
+    own = replace(args, prompt="Q: {question} A:")
+    assert "user\nQ: 1+1= A:<|im_end|>" in tokenizer.decode(
+        grpo.encode_prompt("1+1=", tokenizer, own)
+    )
     batch = grpo.generate(model, [ids], 2, 4, 1.0)
-    (a, _), (b, _) = (grpo.token_logprobs(model, batch, 1.0) for _ in range(2))
+    a, b = (grpo.token_logprobs(model, batch, 1.0) for _ in range(2))
     assert torch.equal(a, b), "dropout is on"
 
 

@@ -248,7 +248,7 @@ def moved():
         grpo.train_minibatch(
             model, optimizer, {name: tensor[rows] for name, tensor in batch.items()}, args
         )
-    logprobs, _ = grpo.token_logprobs(model, batch, 1.0)
+    logprobs = grpo.token_logprobs(model, batch, 1.0)
     return (
         logprobs.detach().requires_grad_(),
         batch["old_logprobs"],
@@ -294,10 +294,10 @@ def run_one_step(module, monkeypatch, tmp_path, drift):
     )
     monkeypatch.setattr(
         module,
-        "reference_logprobs",
+        "batch_logprobs",
         lambda ref, batch, args: batch["old_logprobs"] - drift * batch["mask"],
     )
-    monkeypatch.setattr(module, "verify", lambda completion, answer, lenient=False: 0.0)
+    monkeypatch.setattr(module, "verify", lambda completion, answer: 0.0)
     lengths, rollout = [], module.rollout
 
     def spy(*args):
@@ -348,7 +348,8 @@ def test_overlong_penalty_by_hand():
         torch.tensor([True, True, True, True, True, False]),
     )
     torch.testing.assert_close(
-        dapo.overlong_penalty(lengths, ended, args), torch.tensor([0, 0, -1 / 8, -0.5, -1, -1])
+        dapo.overlong_penalty(lengths, ended, args),
+        torch.tensor([0, 0, -1 / 16, -0.25, -0.5, -0.5]),
     )
     assert (dapo.overlong_penalty(lengths, ended, dapo.Args(overlong_cache=0)) == 0).all()
 
@@ -438,7 +439,7 @@ def dapo_args(tmp_path, **flags):
 def test_a_run_of_dead_groups_says_so_and_goes_on(monkeypatch, tmp_path, capsys, verdict):
     """All wrong or all right, and the overlong penalty differs within each group:
     that must not bring it to life."""
-    monkeypatch.setattr(dapo, "verify", lambda completion, answer, lenient=False: verdict)
+    monkeypatch.setattr(dapo, "verify", lambda completion, answer: verdict)
     result = dapo.main(
         dapo_args(tmp_path, steps=2, max_resample=2, max_new_tokens=6, overlong_cache=6)
     )

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import time
 
 import pytest
@@ -37,6 +38,13 @@ RIGHT = [
     ("#### 1,234,567.50", "1234567.5"),
     ("#" * 1000 + "5", "5"),
     ("#### 123456789012345678901234567890", "123456789012345678901234567890"),
+    ("#### 72 dollars", "72"),
+    ("#### 72\nShe has 72 clips, not 80.", "72"),
+    ("#### 72. That is all.", "72"),
+    ("#14 apples", "14"),
+    ("#14,", "14"),
+    ("#14\n15", "14"),
+    ("#14e0", "14"),
 ]
 WRONG = [
     ("#15", "14"),
@@ -44,17 +52,13 @@ WRONG = [
     ("", "14"),
     ("#", "14"),
     ("####", "0"),
-    ("#14 apples", "14"),
     ("#14#", "14"),
     ("#14#15", "14"),
     ("# 1 4", "14"),
     ("#1,4", "14"),
-    ("#14,", "14"),
     ("#,14", "14"),
-    ("#14\n15", "14"),
     ("#2*7", "14"),
     ("#7+7", "14"),
-    ("#14e0", "14"),
     ("#0xE", "14"),
     ("#--14", "14"),
     ("#-14", "14"),
@@ -77,6 +81,10 @@ WRONG = [
     ("#1.4.", "14"),
     ("#123456789012345678901234567891", "123456789012345678901234567890"),
     ("#0.1000000000000000055", "0.1"),
+    ("#### 720", "72"),
+    ("#### 72#### 80", "72"),
+    ("72 dollars", "72"),
+    ("#### about 72", "72"),
 ]
 
 
@@ -91,11 +99,18 @@ def test_wrong_and_hostile_completions(completion, answer):
 
 
 def test_lenient_reads_the_last_number():
-    assert grpo.verify("the answer is 16", "16", lenient=True) == 1.0
-    assert grpo.verify("11,16#16", "16", lenient=True) == 1.0
-    assert grpo.verify("first 16, then 17", "16", lenient=True) == 0.0
-    assert grpo.verify("no number", "16", lenient=True) == 0.0
-    assert grpo.verify("costs $1,234.00 in all", "1234", lenient=True) == 1.0
+    for completion, number in [
+        ("the answer is 16", "16"),
+        ("11,16#16", "16"),
+        ("11,16", "16"),
+        ("first 16, then 17.", "17"),
+        ("no number", ""),
+        ("costs $1,234.00 in all", "$1,234.00"),
+        ("-3", "-3"),
+    ]:
+        assert grpo.last_number(completion) == number
+    assert grpo.verify("#" + grpo.last_number("it costs $1,234.00"), "1234") == 1.0
+    assert grpo.verify("#" + grpo.last_number("no number"), "0") == 0.0
 
 
 @pytest.mark.parametrize(
@@ -105,23 +120,29 @@ def test_linear_in_the_length(piece):
     """A megabyte of any of these in well under a second; a quadratic reader needs minutes."""
     text = piece * (1_000_000 // len(piece))
     for completion in (text, "#" + text, text + "x", "#" + text + "#1x"):
-        for lenient in (False, True):
+        for read in (lambda text: grpo.verify(text, "7"), grpo.last_number):
             start = time.perf_counter()
-            grpo.verify(completion, "7", lenient=lenient)
+            read(completion)
             assert time.perf_counter() - start < 1.0
 
 
-def test_fuzz_never_raises_and_never_rewards_the_wrong_number():
-    """Random strings of the verifier's own alphabet:
-    where it says 1.0, int() must read the same number."""
-    rng, rewarded = random.Random(0), 0
+def test_fuzz_never_raises_and_agrees_with_gsm8ks_own_regex():
+    """Random strings of the verifier's alphabet. Where the regex that came with GSM8K finds the
+    right number after the last marker, so do we; where we find it, it stands there."""
+    official = re.compile(r"#### (\-?[0-9\.\,]+)")
+    rng, rewarded, agreed = random.Random(0), 0, 0
     for _ in range(100_000):
-        text = "#" + "".join(rng.choice("0123#,.$%*{}\\+- \nx٣") for _ in range(rng.randint(0, 8)))
-        if grpo.verify(text, "12") == 1.0:
+        text = "#### " + "".join(rng.choice("0123,.$*{- \nx٣") for _ in range(rng.randint(0, 6)))
+        found = grpo.verify(text, "12")
+        theirs = official.match(text)
+        if theirs and theirs[1].replace(",", "") == "12" and "," not in theirs[1][:-1]:
+            agreed += 1
+            assert found == 1.0, repr(text)
+        if found:
             rewarded += 1
-            digits = text.rpartition("#")[2].translate(str.maketrans("", "", ",$%*{}\\+ \n"))
-            assert float(digits.rstrip(".") if digits.endswith(".") else digits) == 12
-    assert rewarded > 50
+            digits = text.removeprefix("####").lstrip(" $*{\n")
+            assert re.match(r"0*12(?![0-9])(?!\.[0-9]*[1-9])", digits), repr(text)
+    assert rewarded > 50 and agreed > 20
 
 
 def test_sums_are_right_and_sides_are_disjoint():
@@ -176,10 +197,8 @@ def test_eval_dataset_is_kept_out_of_training(tmp_path):
         args_for(dataset=train_file, eval_dataset=eval_file, eval_problems=7)
     )
     assert len(train) == 15 and len(held_out) == 7
-    train, held_out = grpo.load_data(
-        args_for(dataset=train_file, eval_dataset="arithmetic", eval_problems=7)
-    )
-    assert len(train) == 20 and all(q.endswith("=") for q, _ in held_out)
+    train, held_out = grpo.load_data(args_for(eval_dataset=eval_file))
+    assert train is None and len(held_out) == 10
 
 
 @pytest.mark.parametrize(

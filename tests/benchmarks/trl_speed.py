@@ -50,7 +50,7 @@ def ours(args, steps: int) -> float:
         batch, _, rewards = grpo_llm.rollout(
             model, tokenizer, problems, args.group_size, args.temperature, args
         )
-        batch["ref_logprobs"] = grpo_llm.reference_logprobs(reference, batch, args)
+        batch["ref_logprobs"] = grpo_llm.batch_logprobs(reference, batch, args)
         batch["advantages"] = grpo_llm.compute_advantages(rewards, args).flatten()
         for rows in torch.randperm(len(batch["mask"])).chunk(args.minibatches):
             minibatch = {name: tensor[rows] for name, tensor in batch.items()}
