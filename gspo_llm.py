@@ -16,13 +16,13 @@ Weakness. A completion is clipped as a whole or not at all. The paper clips at 3
 tiny model moves further in a step and wants more (tests/benchmarks/results/llm_sweep.md).
 
     python gspo_llm.py                  # a tiny model learns to reason, on a laptop, in a minute
-    python gspo_llm.py --model Qwen/Qwen2.5-0.5B-Instruct --dataset gsm8k.jsonl \\
-        --clip-low 3e-4 --clip-high 4e-4                                              # on a GPU
+    python gspo_llm.py --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl       # on a GPU
 
 Zheng et al. 2025, Group Sequence Policy Optimization, arXiv:2507.18071.
 """
 
 import inspect
+import io
 import json
 import math
 import os
@@ -69,7 +69,7 @@ class Args:
     clip_high: float = 0.013
     """the sequence ratio is clipped above at 1 + clip_high; the paper, for large models: 4e-4"""
     beta: float = 0.0
-    """weight of the KL penalty in the loss; with 0, no reference model is loaded"""
+    """weight of GRPO's KL penalty in the loss; the paper has none, and 0 loads no reference"""
     scale_rewards: bool = True
     """divide advantages by the group's standard deviation (Dr. GRPO does not)"""
     minibatches: int = 4
@@ -105,7 +105,7 @@ class Args:
     gradient_checkpointing: bool = False
     """recompute activations in the backward pass: less memory, more time"""
     eval_every: int = 50
-    """rollouts between evaluations"""
+    """rollouts between evaluations on the held-out questions"""
     eval_problems: int = 256
     """questions per evaluation, at most"""
     eval_only: bool = False
@@ -113,9 +113,9 @@ class Args:
     save_every: int = 50
     """rollouts between checkpoints; the last two are kept"""
     resume: str = ""
-    """checkpoint to go on from, with its own flags: exactly the result of an unbroken run"""
+    """checkpoint to go on from, with its own flags; the result is that of an unbroken run"""
     seed: int = 1
-    """same seed, same run, to the last digit (on a CPU)"""
+    """same seed, same run, bit for bit (on a CPU)"""
     output_dir: str = "runs"
     """each run gets a folder of its own in here, for logs and checkpoints"""
 
@@ -163,8 +163,8 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 def kl_k3(logprobs, ref_logprobs):
     """Schulman's k3 of each token, (B, T): never negative, and KL(π ‖ π_ref) on average over π.
 
-    That is its value. The gradient of the average over fixed samples of π is another: that of
-    KL(π_ref ‖ π), which is 0 at the same place and points there, too.
+    That is its value. Its gradient, averaged over samples that are held fixed, is not that of this
+    KL but of the reverse, KL(π_ref ‖ π), which also leads to the reference.
     """
     d = ref_logprobs - logprobs
     return d.exp() - d - 1
@@ -177,17 +177,18 @@ def train_step(model, reference, tokenizer, optimizer, problems, rng, args):
     """One rollout and the gradient steps on it; `problems` yields (question, answer) pairs."""
     drawn = [next(problems) for _ in range(args.prompts_per_step)]
     batch, _, rewards = rollout(model, tokenizer, drawn, args.group_size, args.temperature, args)
-    metrics = rollout_metrics(batch, rewards) | retake_old_logprobs(model, batch, args)
+    metrics = rollout_metrics(batch, rewards)
     if args.beta > 0:
         batch["ref_logprobs"] = batch_logprobs(reference, batch, args)
         metrics["kl"] = token_mean(kl_k3(batch["old_logprobs"], batch["ref_logprobs"]), batch)
     batch["advantages"] = compute_advantages(rewards, args).flatten()
 
-    updates = []
     rows = list(range(len(batch["mask"])))
-    rng.shuffle(rows)
-    for minibatch in torch.tensor(rows).chunk(args.minibatches):
-        updates.append(train_minibatch(model, optimizer, take_rows(batch, minibatch), args))
+    rng.shuffle(rows)  # alike in all processes, unlike torch's own dice
+    minibatches = [take_rows(batch, some) for some in torch.tensor(rows).chunk(args.minibatches)]
+    for minibatch in minibatches:  # all of them before the policy moves
+        metrics |= recompute_old_logprobs(model, minibatch, args)
+    updates = [train_minibatch(model, optimizer, part, args) for part in minibatches]
     return metrics | mean_of(updates)
 
 
@@ -195,13 +196,12 @@ def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch with advantages (B,); returns the loss and what else to log.
 
     approx_kl, of π_old against π, is a mean over the tokens trained on.
-    clip_ratio is the share of these tokens whose objective would be another without the clip.
+    clip_ratio is the share of these tokens whose objective would differ without the clip.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice them,
     # so the gradient is the same however the rows are split.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
-    if "ref_logprobs" not in batch:  # then a row without an advantage has no gradient
-        batch = take_rows(batch, batch["advantages"] != 0)
+    batch = take_rows(batch, rows_with_gradient(batch))
     num_tokens = batch["mask"].sum()
     no_clip = replace(args, clip_low=math.inf, clip_high=math.inf)
     sums = {name: torch.zeros_like(num_tokens) for name in ("loss", "approx_kl", "clip_ratio")}
@@ -258,7 +258,7 @@ def token_logprobs(model, batch, temperature):
     mask, ids = batch["mask"][:, :width], batch["completion_ids"][:, :width]
     input_ids = torch.cat([batch["prompt_ids"], ids], 1)
     attention_mask = torch.cat([batch["prompt_mask"], mask.long()], 1)
-    # Logits speak of the next token: the last prompt token's are needed, the last token's are not.
+    # Logits predict the next token: the last prompt token's are needed, the last token's are not.
     logits = forward(model, input_ids, attention_mask, use_cache=False, logits_to_keep=width + 1)
     logprobs = policy_logprobs(model, logits[:, :-1], temperature)
     chosen = logprobs.gather(2, ids[..., None])[..., 0] * mask
@@ -275,22 +275,31 @@ def batch_logprobs(model, batch, args):
 
 
 def in_bf16(model):
-    """Is mixed_precision at work?"""
+    """Whether mixed_precision is at work."""
     return model.device.type == "cuda"
 
 
-def retake_old_logprobs(model, batch, args):
+def recompute_old_logprobs(model, batch, args):
     """In bf16, decoding and training round differently: take old_logprobs from the training pass.
 
-    Otherwise the ratio would not be 1 before the first update. Returns the gap, for the log.
+    Otherwise the ratio would not be 1 before the first update. It takes the micro-batches of
+    train_minibatch, as other padding rounds differently, too. Returns the gap, for the log.
     """
-    if not in_bf16(model):
+    rows = rows_with_gradient(batch)
+    kept = take_rows(batch, rows)
+    if not in_bf16(model) or len(kept["mask"]) == 0:
         return {}
-    sampled = batch["old_logprobs"]
-    batch["old_logprobs"] = batch_logprobs(model, batch, args)
-    gap = (batch["old_logprobs"] - sampled).abs()
+    batch["old_logprobs"][rows] = batch_logprobs(model, kept, args)
+    gap = (batch["old_logprobs"][rows] - kept["old_logprobs"]).abs()
     name = "sampling/sampling_logp_difference"
-    return {f"{name}/mean": token_mean(gap, batch), f"{name}/max": gap.max()}
+    return {f"{name}/mean": token_mean(gap, kept), f"{name}/max": gap.max()}
+
+
+def rows_with_gradient(batch):
+    """Under a KL penalty all rows of a batch, otherwise those with an advantage."""
+    if "ref_logprobs" in batch:
+        return torch.ones_like(batch["advantages"], dtype=torch.bool)
+    return batch["advantages"] != 0
 
 
 def micro_batches(batch, args):
@@ -329,9 +338,9 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
     device, G, T = model.device, num_samples, max_new_tokens
     pad_id = model.generation_config.pad_token_id
     stop_ids = torch.tensor(model.generation_config.eos_token_id, device=device)
-    rows = [torch.tensor(prompt, device=device) for prompt in prompts for _ in range(G)]
-    prompt_ids = pad_sequence(rows, True, pad_id, padding_side="left")
-    prompt_mask = pad_sequence([torch.ones_like(row) for row in rows], True, padding_side="left")
+    ids = [torch.tensor(prompt, device=device) for prompt in prompts for _ in range(G)]
+    prompt_ids = pad_sequence(ids, True, pad_id, padding_side="left")
+    prompt_mask = pad_sequence([torch.ones_like(row) for row in ids], True, padding_side="left")
     B = len(prompt_ids)
     completion_ids = torch.full((B, T), pad_id, device=device)
     mask, old_logprobs, entropy = torch.zeros(3, B, T, device=device)
@@ -347,15 +356,15 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
         probs = logprobs.exp()
         tokens = torch.multinomial(probs, 1) if temperature > 0 else probs.argmax(1, keepdim=True)
         completion_ids[rows, t] = tokens[:, 0]
-        mask[rows, t] = 1.0
+        mask[rows, t] = 1.0  # a stop token counts
         old_logprobs[rows, t] = logprobs.gather(1, tokens)[:, 0]
         entropy[rows, t] = -(probs * logprobs).sum(1)
-        going = ~torch.isin(tokens[:, 0], stop_ids)
-        if t == T - 1 or not going.any():
+        unfinished = ~torch.isin(tokens[:, 0], stop_ids)
+        if t == T - 1 or not unfinished.any():
             break
-        if not going.all():  # finished rows leave the cache
-            cache.batch_select_indices(going.nonzero()[:, 0])
-            rows, tokens = rows[going], tokens[going]
+        if not unfinished.all():  # finished rows leave the cache
+            cache.batch_select_indices(unfinished.nonzero()[:, 0])
+            rows, tokens = rows[unfinished], tokens[unfinished]
         attention_mask = torch.cat([prompt_mask, mask[:, : t + 1].long()], 1)[rows]
         logits = forward(model, tokens, attention_mask, **options)
 
@@ -384,7 +393,7 @@ def rollout(model, tokenizer, problems, num_samples, temperature, args):
 
 
 def join(batches):
-    """Batches one below the other, padded to one width: prompts on the left, others right."""
+    """Batches stacked, padded to one width: prompts on the left, the rest on the right."""
     joined = {}
     for name in batches[0]:
         rows = [row for batch in batches for row in batch[name]]
@@ -409,7 +418,7 @@ def rollout_metrics(batch, rewards):
 
 
 def mean_of(updates):
-    """The mean of each number that was logged."""
+    """The mean of each number over the updates."""
     return {name: sum(each[name] for each in updates) / len(updates) for name in updates[0]}
 
 
@@ -471,7 +480,7 @@ def load_jsonl(flag, path):
 
 
 def load_data(args):
-    """Training problems (None: sums without end) and held-out ones; no question is in both."""
+    """Training problems (None: an endless stream of sums) and held-out ones, none in both."""
     train = None
     if args.dataset != "arithmetic":
         train = load_jsonl("--dataset", args.dataset)
@@ -564,7 +573,7 @@ def tiny_model_folder():
     key = zlib.crc32(str([*recipe, torch.__version__, transformers.__version__]).encode())
     folder = Path(torch.hub.get_dir()) / f"policy-gradients-{key:08x}"
     if RANK == 0 and not folder.exists():
-        print(f"warm start of the tiny model: half a minute, this once; kept in {folder}")
+        print(f"warm start: half a minute, this once; the model is kept in {folder}", flush=True)
         save_model(*make_tiny_model(), folder)
     if WORLD > 1:
         dist.barrier()  # the other processes wait for it
@@ -579,12 +588,13 @@ def load_policy(args, device):
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     except Exception as error:  # each library has its own for a missing folder or a torn file
         flag = "--resume" if source == args.resume else "--model"
-        stop(f"{flag} {source}: cannot be loaded: {str(error).strip().splitlines()[0]}")
+        reason = str(error).strip().partition("\n")[0]
+        stop(f"{flag} {source}: cannot be loaded: {reason}")
     layers = DynamicCache(config=model.config).layers
     if not all(hasattr(layer, "batch_select_indices") for layer in layers):
         stop(f"--model {source}: linear attention and other recurrent layers are not supported")
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-        stop(f"--model {source}: its tokenizer has more tokens than the model, and is another's")
+        stop(f"--model {source}: its tokenizer has more tokens than the model has embeddings")
     stop_ids = set()
     for part in (tokenizer, model.config, model.generation_config):
         ids = part.eos_token_id
@@ -633,14 +643,11 @@ def check_args(args):
     for name, value in vars(args).items():
         flag, low = f"--{name.replace('_', '-')}", 0 if name in may_be_zero else 1e-9
         if type(value) in (int, float) and not low <= value < 2**63:
-            stop(f"{flag} {value}: must be {'0 or more' if low == 0 else 'above 0'}")
+            stop(f"{flag} {value}: must be {'0 or more' if low == 0 else 'above 0'}, and finite")
     if args.group_size < 2:
         stop("--group-size 1: completions are compared with each other, so there must be two")
-    completions = args.prompts_per_step * args.group_size
-    if completions % (args.minibatches * WORLD):
-        stop(
-            f"--minibatches {args.minibatches}: must divide the {completions // WORLD} completions"
-        )
+    if args.prompts_per_step * args.group_size % (args.minibatches * WORLD):
+        stop("--minibatches: times processes, must divide --prompts-per-step times --group-size")
     if "{question}" not in args.prompt:
         stop("--prompt: must contain {question}")
 
@@ -694,8 +701,9 @@ def save_model(model, tokenizer, folder, state=None):
     scratch = folder.with_name(f"saving-{time.time_ns()}.tmp")
     model.save_pretrained(scratch)
     tokenizer.save_pretrained(scratch)
-    with open(scratch / "trainer.pt", "wb") as file:
-        torch.save(state, file)
+    buffer = io.BytesIO()  # for torch.save reports a full disk as RuntimeError
+    torch.save(state, buffer)
+    (scratch / "trainer.pt").write_bytes(buffer.getbuffer())
     os.sync()
     shutil.rmtree(folder, ignore_errors=True)
     scratch.rename(folder)
@@ -718,14 +726,15 @@ def load_checkpoint(args):
     try:
         path = Path(args.resume) / "trainer.pt"
         state = torch.load(path, map_location="cpu", weights_only=True)
-        begun = Args(**state["args"])
-        assert (state["script"], state["processes"]) == (SCRIPT, WORLD)
+        begun, script, processes = Args(**state["args"]), state["script"], state["processes"]
     except Exception:  # missing, torn, or another program's
-        stop(f"--resume {args.resume}: no checkpoint of {SCRIPT}.py, processes {WORLD}")
+        stop(f"--resume {args.resume}: not a checkpoint of this script")
+    if (script, processes) != (SCRIPT, WORLD):
+        stop(f"--resume {args.resume}: begun by {script}.py, number of processes: {processes}")
     anew = ["resume", "steps", "eval_every", "eval_problems", "save_every"]
     anew += ["device", "micro_batch_size", "gradient_checkpointing"]
-    words = {word.partition("=")[0] for word in sys.argv}
-    for name, default in vars(Args()).items():
+    words = {word.partition("=")[0].replace("_", "-") for word in sys.argv}
+    for name, default in vars(Args(model=args.model, dataset=args.dataset)).items():
         flag, value = f"--{name.replace('_', '-')}", getattr(args, name)
         given = value != default or flag in words
         if given and name in anew:
@@ -738,16 +747,16 @@ def load_checkpoint(args):
 def learning_rate_at(step, args):
     """A line up to the peak, which every run reaches, and one down, to 0 after the last step."""
     warmup = max(1, min(args.warmup_steps, args.steps))
-    left = args.steps + 1
-    return args.learning_rate * min(step / warmup, (left - step) / (left - warmup))
+    end = args.steps + 1
+    return args.learning_rate * min(step / warmup, (end - step) / (end - warmup))
 
 
 def watch_ctrl_c():
-    """Ctrl-C ends the run after the step under way: this list gets an entry. A second one kills."""
+    """Ctrl-C ends the run after the step under way: the list returned gets an entry."""
     presses = []
 
     def on_interrupt(number, frame):
-        if WORLD == 1:  # torchrun repeats the first one
+        if WORLD == 1:  # the next one kills; under torchrun it is the same one, repeated
             signal.signal(number, signal.SIG_DFL)
         presses.append(number)
 
@@ -759,7 +768,7 @@ def open_run(args, step):
     """The run's folder, and a TensorBoard writer in the first process; prints all flags."""
     folder = Path(args.output_dir) / f"{SCRIPT}__{args.seed}__{time.time_ns()}"
     if args.resume:
-        folder = Path(args.resume).parent
+        folder = Path(args.resume).resolve().parent
     if RANK > 0 or args.eval_only:
         return folder, None
     writer = SummaryWriter(folder, purge_step=step + 1)
@@ -827,10 +836,10 @@ def finish(state, args, writer, folder, seconds):
 def main(args: Args) -> dict:
     """Train, or with --eval-only evaluate; returns scores, first pass@1, seconds and the folder."""
     start = time.perf_counter()
-    check_args(args)
     state = {"step": 0, "num_prompts": 0, "num_tokens": 0}
     if args.resume:
         args, state = load_checkpoint(args)
+    check_args(args)
     device = start_device(args)
     train, held_out = load_data(args)
     model, tokenizer = load_policy(replace(args, model=args.resume or args.model), device)
@@ -863,7 +872,8 @@ def main(args: Args) -> dict:
         seconds = time.perf_counter() - step_start
         metrics |= {"step_time": seconds, "tokens_per_second": metrics["num_tokens"] / seconds}
         for name in ("num_prompts", "num_tokens"):  # from here on, of the whole run
-            metrics[name] = state[name] = state[name] + metrics[name]
+            state[name] += metrics[name]
+            metrics[name] = state[name]
         log(writer, metrics | {"learning_rate": learning_rate}, step)
         bar.set_postfix(reward=f"{metrics['reward']:.2f}")
         state["step"] = step
@@ -878,7 +888,7 @@ def main(args: Args) -> dict:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the first step, nothing is to be saved
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the first step there is nothing to save
     try:
         main(tyro.cli(Args))
     except (OSError, safetensors.SafetensorError) as error:

@@ -34,7 +34,7 @@ CLASSIC_SCRIPTS = ["reinforce", "actor_critic", "trpo", "ppo"]  # in the order o
 LAUNCHES = {"Launched", "run", "side_by_side"}  # a module that imports one of these starts scripts
 WITHOUT_TINY_MODEL = {"test_flags", "test_lineage", "test_style", "test_classic_algorithms"}
 WITHOUT_TINY_MODEL |= {"test_classic_rollout", "test_classic_runs"}
-WITHOUT_TINY_MODEL |= {"test_llm_algorithm", "test_llm_rollout", "test_llm_task"}
+WITHOUT_TINY_MODEL |= {"test_llm_algorithm", "test_llm_cuda", "test_llm_rollout", "test_llm_task"}
 WARM_START = pytest.StashKey[launch.Launched]()
 
 

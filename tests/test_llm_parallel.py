@@ -58,7 +58,10 @@ def test_two_processes_take_the_step_of_one(steps, name):
 
 def check_run(output: str, errors: str, runs: Path):
     """One result, one bar, one folder, one log of two steps, one model."""
-    assert output.count("step 0: held-out") == output.count("logs in") == 1 and errors.count(" 0/1000") <= 1
+    assert (
+        output.count("step 0: held-out") == output.count("logs in") == 1
+        and errors.count(" 0/1000") <= 1
+    )
     (folder,) = runs.iterdir()
     assert len(list(folder.glob("events*"))) == 1 and weights(folder)
     assert len(scalars(folder, "reward")) == 2 and scalars(folder, "num_tokens")[-1] > 0

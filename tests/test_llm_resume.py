@@ -97,10 +97,10 @@ def test_what_is_no_checkpoint(quick, tmp_path, refused, monkeypatch):
     for name in ("dapo_llm", "gspo_llm"):
         other = script(name)
         line = refused(other.main, other.Args(**quick | {"resume": str(good)}))
-        assert f"no checkpoint of {name}.py" in line
+        assert "--resume" in line and "this script" in line
     monkeypatch.setattr(grpo, "WORLD", 2)
     monkeypatch.setattr(grpo.dist, "init_process_group", lambda *_: None)
-    assert "processes 2" in refused(grpo.main, args)
+    assert "processes: 1" in refused(grpo.main, args)
     monkeypatch.undo()
     for file in ("trainer.pt", "model.safetensors"):
         torn = tmp_path / f"torn-{file}" / "step-000002"
@@ -187,7 +187,7 @@ def test_interrupt_before_the_first_step_is_no_traceback(quick, tmp_path):
     """In the warm start, that is, which is where a newcomer's first run spends its time."""
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     process = Launched("grpo_llm.py", *flags(quick), environment=environment)
-    wait_for(lambda: "warm start" in process.stderr)
+    wait_for(lambda: "warm start" in process.stdout)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == -signal.SIGINT and "Traceback" not in process.stderr
     assert not list(tmp_path.glob("torch/hub/*"))
@@ -248,7 +248,8 @@ def test_one_long_question_stops_the_run_before_its_first_step(quick, tmp_path, 
     (tmp_path / "sums.jsonl").write_text(
         "\n".join(json.dumps({"question": q, "answer": "#### 1"}) for q in questions)
     )
-    line = refused(grpo.main, grpo.Args(**quick | {"dataset": str(tmp_path / "sums.jsonl")}))
+    flags = {"dataset": str(tmp_path / "sums.jsonl"), "prompt": "{question}"}
+    line = refused(grpo.main, grpo.Args(**quick | flags))
     assert "--max-new-tokens" in line and "7+7+7" in line and not Path(quick["output_dir"]).exists()
 
 

@@ -484,7 +484,7 @@ def test_statistics_are_means_over_the_updates_made(monkeypatch, tmp_path):
     )
     result = dapo.main(dapo_args(tmp_path, steps=1, minibatches=8, max_resample=1))
     assert len(updates) == 6
-    for name in ("entropy", "grad_norm"):
+    for name in ("loss", "grad_norm"):
         assert scalars(result["folder"], name) == pytest.approx(
             [sum(update[name] for update in updates) / 6], rel=1e-5
         )

@@ -64,15 +64,16 @@ def test_diff_commands_show_something(command):
 def test_flags_named_exist():
     """In one of these scripts; the benchmarks' own flags are read from their text."""
     started = [
-        Launched(f"{name}.py", "--help") for name in ("grpo_llm", "reinforce", "ppo", "trpo")
+        Launched(f"{name}.py", "--help")
+        for name in ("grpo_llm", "rloo_llm", "reinforce", "ppo", "trpo")
     ]
-    assert [process.wait() for process in started] == [0] * 4
+    assert [process.wait() for process in started] == [0] * 5
     shown = "".join(process.stdout for process in started)
     for path, flag in re.findall(r"(tests/benchmarks/\w+\.py) --(\w+)", README):
         assert f"{flag}: bool" in (ROOT / path).read_text(), flag
     for flag in set(
         re.findall(
-            r"--(?!logdir|help|nproc-per-node|shutdown-timeout)[a-z][a-z-]+",
+            r"--(?!logdir|help|nproc-per-node|nnodes|shutdown-timeout|slow)[a-z][a-z-]+",
             re.sub(r"tests/benchmarks/\w+\.py --\w+", "", README),
         )
     ):
@@ -112,9 +113,12 @@ def test_every_command_runs(pretrained, gsm_file, tmp_path):
         first.endswith("&& pip install -r requirements.txt && python grpo_llm.py")
         and second == "python -m pytest -q tests"
     )
+    test_file = tmp_path / "test.jsonl"
+    test_file.write_text('{"question": "What is 2 + 2?", "answer": "2 + 2 = 4\\n#### 4"}\n')
     for command in ["python grpo_llm.py", *rest]:
         stand_ins = {
-            "gsm8k.jsonl": gsm_file,
+            "train.jsonl": gsm_file,
+            "test.jsonl": str(test_file),
             "--nproc-per-node 8": "--standalone --nproc-per-node 2",
         }
         stand_ins |= dict.fromkeys(re.findall(r"Qwen/\S+", command), pretrained)
