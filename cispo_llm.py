@@ -822,7 +822,7 @@ def finish(state, args, writer, folder, seconds):
         writer.close()
         print(f"pass@1 {before:.3f} → {after:.3f}; {seconds:.0f} s; model and logs in {folder}")
     if state["step"] < args.steps and not args.eval_only:
-        resume = f"stopped; to go on: --resume {folder}/step-{state['step']:06d}"
+        resume = f"stopped; go on with --resume {folder}/step-{state['step']:06d}"
         sys.exit(resume if RANK == 0 else 0)
     scores = state["after"] | {"eval/pass@1_initial": before}
     return scores | {"seconds": seconds, "folder": str(folder)}

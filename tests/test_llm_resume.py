@@ -248,7 +248,7 @@ def test_one_long_question_stops_the_run_before_its_first_step(quick, tmp_path, 
     (tmp_path / "sums.jsonl").write_text(
         "\n".join(json.dumps({"question": q, "answer": "#### 1"}) for q in questions)
     )
-    flags = {"dataset": str(tmp_path / "sums.jsonl"), "prompt": "{question}"}
+    flags = {"dataset": str(tmp_path / "sums.jsonl"), "prompt": "{question}", "max_new_tokens": 24}
     line = refused(grpo.main, grpo.Args(**quick | flags))
     assert "--max-new-tokens" in line and "7+7+7" in line and not Path(quick["output_dir"]).exists()
 

@@ -1,0 +1,266 @@
+"""What the flags of the LLM scripts do: defaults that follow, learning rates, --eval-only, --resume
+alone, --baseline, and DAPO's penalty."""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import LLM_SCRIPTS, last_checkpoint, script
+from launch import flags, run
+from test_llm_runs import equal, scalars, weights
+
+grpo, rloo, dapo = script("grpo_llm"), script("rloo_llm"), script("dapo_llm")
+
+# ----------------------------------------------------------------------- defaults that follow
+
+
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_defaults_follow_from_model_and_data_unless_given(name):
+    Args = script(name).Args
+
+    def chosen(**flags):
+        args = Args(**flags)
+        return args.learning_rate, args.max_new_tokens, args.micro_batch_size, "####" in args.prompt
+
+    assert chosen() == (4e-4, 24, 128, False)
+    assert chosen(model="some/model") == (1e-6, 24, 8, False)
+    assert chosen(dataset="train.jsonl") == (4e-4, 256, 128, True)
+    assert chosen(model="some/model", dataset="train.jsonl") == (1e-6, 256, 8, True)
+    own = {
+        "learning_rate": 3e-5,
+        "max_new_tokens": 9,
+        "micro_batch_size": 5,
+        "prompt": "{question}",
+    }
+    assert chosen(model="some/model", dataset="train.jsonl", **own) == (3e-5, 9, 5, False)
+
+
+def test_what_was_chosen_is_printed_and_logged(quick, capsys):
+    result = grpo.main(grpo.Args(**quick | {"steps": 1}))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("run in")]
+    assert result["folder"] in line and "learning_rate=0.0004" in line
+    assert "max_new_tokens=24" in line and "prompt='{question}'" in line
+    assert scalars(result["folder"], "learning_rate") == [pytest.approx(4e-4)]
+
+
+def test_the_tiny_model_takes_two_threads_at_most(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    grpo.start_device(grpo.Args(device="cpu"))
+    grpo.start_device(grpo.Args(device="cpu", model="some/model"))
+    assert asked == [2]
+
+
+def test_a_device_that_is_not_there(refused):
+    assert "--device cuda" in refused(grpo.start_device, grpo.Args(device="cuda"))
+    assert grpo.start_device(grpo.Args(device="auto")).type == "cpu"
+
+
+# ---------------------------------------------------------------------------- learning rate
+
+
+@pytest.mark.parametrize(
+    "steps,warmup,rates",
+    [
+        (1, 10, [1]),
+        (5, 10, [0.2, 0.4, 0.6, 0.8, 1]),
+        (5, 2, [0.5, 1, 0.75, 0.5, 0.25]),
+        (4, 0, [1, 0.75, 0.5, 0.25]),
+    ],
+)
+def test_rates_by_hand(steps, warmup, rates):
+    args = grpo.Args(steps=steps, warmup_steps=warmup, learning_rate=2.0)
+    found = [grpo.learning_rate_at(step, args) / 2 for step in range(1, steps + 1)]
+    assert found == pytest.approx(rates)
+
+
+@pytest.mark.parametrize("steps", [1, 5, 20, 200])
+def test_the_peak_is_reached_in_any_run(steps):
+    args = grpo.Args(steps=steps)
+    found = [grpo.learning_rate_at(step, args) for step in range(1, steps + 1)]
+    assert max(found) == args.learning_rate and min(found) > 0
+
+
+def test_max_grad_norm(quick):
+    """SGD's step is the gradient: with a small bound, a small step of just that length."""
+    model, tokenizer = grpo.load_policy(grpo.Args(), torch.device("cpu"))
+    problems = [grpo.make_sum(random.Random(i)) for i in range(4)]
+    args = grpo.Args(max_grad_norm=1e-3, beta=0.0)
+    torch.manual_seed(0)
+    batch, _, rewards = grpo.rollout(model, tokenizer, problems, 4, 1.0, args)
+    batch["advantages"] = torch.linspace(-1, 1, 16)
+    before = torch.cat([p.detach().flatten() for p in model.parameters()])
+    stats = grpo.train_minibatch(model, torch.optim.SGD(model.parameters(), lr=1.0), batch, args)
+    after = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert stats["grad_norm"] > 1e-2, "what is logged is the norm before"
+    assert (after - before).norm().item() == pytest.approx(1e-3, rel=1e-2)
+
+
+# ------------------------------------------------------------------ --eval-only, and the console
+
+
+def test_eval_only_scores_and_shows_and_leaves_nothing(quick, tmp_path, capsys):
+    trained = grpo.main(grpo.Args(**quick))
+    model = str(last_checkpoint(trained["folder"]))
+    capsys.readouterr()
+    before = weights(trained["folder"])
+    args = grpo.Args(**quick | {"model": model, "output_dir": str(tmp_path / "new")})
+    args.eval_only = True
+    found = grpo.main(args)
+    out = capsys.readouterr().out
+    assert found["eval/pass@1"] == found["eval/pass@1_initial"] == trained["eval/pass@1"]
+    assert out.count("(right: ") == 4 and "pass@1" in out  # a last chunk of four
+    assert not (tmp_path / "new").exists() and equal(before, weights(trained["folder"]))
+
+
+def test_console_has_a_line_per_evaluation_and_no_bar_in_a_log_file(quick):
+    done = run("grpo_llm.py", *flags(quick | {"steps": 2, "eval_every": 1}))
+    assert done.stdout.count("held-out pass@1") == 3 and done.stdout.count("(right: ") == 3
+    assert "it/s" not in done.stderr and "%|" not in done.stderr
+
+
+def test_a_checkpoint_of_the_tiny_model_is_a_model(quick, tmp_path):
+    trained = grpo.main(grpo.Args(**quick))
+    again = quick | {"model": str(last_checkpoint(trained["folder"])), "steps": 1}
+    result = grpo.main(grpo.Args(**again | {"output_dir": str(tmp_path / "again")}))
+    assert result["eval/pass@1_initial"] == trained["eval/pass@1"]
+
+
+# ----------------------------------------------------------------------------- --resume alone
+
+
+@pytest.fixture
+def begun(quick):
+    """A run of four steps with flags of its own, and its checkpoint after two."""
+    own = {"steps": 4, "save_every": 2, "learning_rate": 1e-2, "seed": 7, "clip_high": 0.3}
+    result = grpo.main(grpo.Args(**quick | own))
+    return result, str(Path(result["folder"]) / "step-000002")
+
+
+def test_resume_alone_takes_the_checkpoints_flags(begun):
+    straight, path = begun
+    expected = weights(straight["folder"])
+    resumed = grpo.main(grpo.Args(resume=path))
+    assert equal(expected, weights(resumed["folder"]))
+    assert {k: v for k, v in straight.items() if "eval" in k} == {
+        k: v for k, v in resumed.items() if "eval" in k
+    }
+
+
+def test_what_does_not_shape_the_result_may_be_given_anew(begun, monkeypatch):
+    _, path = begun
+    args, state = grpo.load_checkpoint(grpo.Args(resume=path, steps=6, save_every=1, eval_every=9))
+    assert (args.steps, args.save_every, args.eval_every) == (6, 1, 9)
+    assert (args.seed, args.clip_high, state["step"]) == (7, 0.3, 2)
+    # A value that is the default counts as given if it stands on the command line, in any spelling.
+    for words in (["--steps", "200"], ["--steps=200"]):
+        monkeypatch.setattr(sys, "argv", ["grpo_llm.py", *words])
+        assert grpo.load_checkpoint(grpo.Args(resume=path))[0].steps == 200
+    monkeypatch.setattr(sys, "argv", ["grpo_llm.py", "--save_every=50"])
+    assert grpo.load_checkpoint(grpo.Args(resume=path))[0].save_every == 50
+
+
+@pytest.mark.parametrize("given", [{"seed": 8}, {"clip_high": 0.2001}, {"beta": 0.5}])
+def test_a_contradiction_is_one_line(begun, given, refused):
+    (name,) = given
+    line = refused(grpo.load_checkpoint, grpo.Args(resume=begun[1], **given))
+    assert f"--{name.replace('_', '-')} {given[name]}" in line and "begun with" in line
+
+
+def test_flags_that_follow_from_repeated_ones_are_not_taken_as_given(pretrained, quick):
+    """--resume PATH --model M: the learning rate that M would have by default was not asked for."""
+    own = quick | {"model": pretrained, "learning_rate": 5e-3, "micro_batch_size": 2}
+    result = grpo.main(grpo.Args(**own | {"max_new_tokens": 4, "steps": 1}))
+    resumed = grpo.Args(resume=str(last_checkpoint(result["folder"])), model=pretrained)
+    args, _ = grpo.load_checkpoint(resumed)
+    assert (args.learning_rate, args.micro_batch_size, args.max_new_tokens) == (5e-3, 2, 4)
+
+
+# ------------------------------------------------------------------------ held-out, RLOO, DAPO, KL
+
+
+def test_nothing_is_wasted_of_a_data_set(tmp_path):
+    rows = [{"question": f"{i}?", "answer": f"#### {i}"} for i in range(7473)]
+    (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    train, held_out = grpo.load_data(grpo.Args(dataset=str(tmp_path / "d.jsonl")))
+    assert len(held_out) == 256 and len(train) == 7473 - 256
+    args = grpo.Args(dataset=str(tmp_path / "d.jsonl"), eval_problems=10)
+    assert grpo.load_data(args) == (train, held_out[:10]), "the split does not hang on the flag"
+
+
+def test_baselines_by_hand():
+    rewards = torch.tensor([[0.0, 0, 1, 0], [1, 1, 1, 1]])
+    for name, expected in {
+        "none": rewards,
+        "mean": rewards - 5 / 8,
+        "leave-one-out": torch.tensor([[-1 / 3, -1 / 3, 1, -1 / 3], [0, 0, 0, 0]]),
+    }.items():
+        found = rloo.compute_advantages(rewards, rloo.Args(baseline=name))
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("baseline", ["mean", "none"])
+def test_reinforce_runs_on_a_language_model(quick, baseline):
+    result = rloo.main(rloo.Args(**quick | {"baseline": baseline}))
+    assert len(scalars(result["folder"], "loss")) == 2
+
+
+def test_a_right_long_answer_ranks_above_a_wrong_one():
+    args = dapo.Args(max_new_tokens=20)
+    assert args.overlong_cache == 4
+    lengths, ended = torch.tensor([3.0, 20, 3, 20]), torch.tensor([True, False, True, False])
+    shaped = torch.tensor([1.0, 1, 0, 0]) + dapo.overlong_penalty(lengths, ended, args)
+    assert (
+        shaped.tolist() == sorted(shaped.tolist(), reverse=True) and len(set(shaped.tolist())) == 4
+    )
+
+
+def test_overlong_cache_longer_than_the_limit(refused):
+    args = dapo.Args(overlong_cache=25)
+    assert "--overlong-cache" in refused(dapo.check_args, args)
+
+
+def test_informative_is_a_matter_of_spread():
+    """Rewards need not be 0 and 1: a constant 0.5 has no signal, 0.5 and 2 have one."""
+    rewards = torch.tensor([[0.5, 0.5, 0.5], [2.0, 2, 0.5], [-1, -1, -1]])
+    assert dapo.informative(rewards).tolist() == [False, True, False]
+
+
+def test_whose_value_and_whose_gradient_k3_has():
+    """By enumeration over three tokens: on average over π the value of KL(π ‖ π_ref), and for
+    samples held fixed the gradient of KL(π_ref ‖ π), not that of KL(π ‖ π_ref)."""
+    theta = torch.tensor([0.3, -1.0, 0.5], dtype=torch.double, requires_grad=True)
+    ref = torch.tensor([-0.4, 0.2, 0.9], dtype=torch.double).log_softmax(0)
+    logprobs = theta.log_softmax(0)
+    probs = logprobs.exp().detach()
+    k3 = (probs * grpo.kl_k3(logprobs, ref)).sum()
+    forward = (logprobs.exp() * (logprobs - ref)).sum()
+    reverse = (ref.exp() * (ref - logprobs)).sum()
+    torch.testing.assert_close(k3, forward)
+    gradients = [
+        torch.autograd.grad(x, theta, retain_graph=True)[0] for x in (k3, forward, reverse)
+    ]
+    torch.testing.assert_close(gradients[0], gradients[2])
+    assert not torch.allclose(gradients[0], gradients[1], rtol=0.1)
+
+
+@pytest.mark.parametrize("name", ["rloo_llm", "dapo_llm", "gspo_llm", "cispo_llm"])
+def test_rows_without_an_advantage_change_nothing(name, monkeypatch):
+    """They are left out of the update: the same gradient, from fewer passes of the model."""
+    module = script(name)
+    args, found = module.Args(), []
+    for rows in (module.rows_with_gradient, lambda batch: slice(None)):
+        monkeypatch.setattr(module, "rows_with_gradient", rows)
+        model, tokenizer = module.load_policy(args, torch.device("cpu"))
+        problems = [module.make_sum(random.Random(i)) for i in range(4)]
+        torch.manual_seed(0)
+        batch, _, _ = module.rollout(model, tokenizer, problems, 4, 1.0, args)
+        batch["advantages"] = torch.linspace(-1, 1, 16) * (torch.arange(16) % 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        module.train_minibatch(model, optimizer, batch, args)
+        found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-7)
