@@ -194,16 +194,16 @@ def train_minibatch(model, optimizer, batch, args):
     # The weights are those of the whole minibatch. Micro-batches and processes only slice them,
     # so the gradient is the same however the rows are split.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
-    batch = take_rows(batch, rows_with_gradient(batch))
-    num_tokens = batch["mask"].sum()
+    rows = rows_with_gradient(batch)
+    num_tokens = batch["mask"][rows].sum()
     sums = {name: torch.zeros_like(num_tokens) for name in ("loss", "approx_kl")}
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)  # not None: there may be no row to train on
     if args.gradient_checkpointing:
         recompute_activations(model)
 
-    for rows in micro_batches(batch, args):
-        micro = take_rows(batch, rows)
+    for some in micro_batches(batch, rows, args):
+        micro = take_rows(batch, some)
         logprobs = token_logprobs(model, micro, args.temperature)
         inputs = (logprobs, micro["old_logprobs"], micro["advantages"], micro["mask"])
         objective = surrogate(*inputs, args)
@@ -226,7 +226,7 @@ def train_minibatch(model, optimizer, batch, args):
 
 def forward(model, input_ids, attention_mask, **options):
     """The model's logits; positions are counted from the first real token, not from the padding."""
-    positions = (attention_mask.cumsum(1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
+    positions = (attention_mask.cumsum(1)[:, -input_ids.shape[1] :] - 1).clamp(min=0)
     options |= {"attention_mask": attention_mask, "position_ids": positions}
     return model(input_ids, **options).logits
 
@@ -258,7 +258,7 @@ def token_logprobs(model, batch, temperature):
 def batch_logprobs(model, batch, args):
     """token_logprobs of a whole rollout, without gradient and in micro-batches: (B, T)."""
     logprobs = torch.zeros_like(batch["mask"])
-    for rows in micro_batches(batch, args):
+    for rows in micro_batches(batch, torch.arange(len(logprobs)), args):
         logprobs[rows] = token_logprobs(model, take_rows(batch, rows), args.temperature)
     return sum_over_processes(logprobs)  # each process has filled in its rows
 
@@ -274,10 +274,10 @@ def recompute_old_logprobs(model, batch, args):
     Otherwise the ratio would not be 1 before the first update. It takes the micro-batches of
     train_minibatch, as other padding rounds differently, too. Returns the gap, for the log.
     """
-    rows = rows_with_gradient(batch)
-    kept = take_rows(batch, rows)
-    if not in_bf16(model) or len(kept["mask"]) == 0:
+    rows = rows_with_gradient(batch) if in_bf16(model) else []
+    if len(rows) == 0:
         return {}
+    kept = take_rows(batch, rows)
     batch["old_logprobs"][rows] = batch_logprobs(model, kept, args)
     gap = (batch["old_logprobs"][rows] - kept["old_logprobs"]).abs()
     name = "sampling/sampling_logp_difference"
@@ -285,16 +285,17 @@ def recompute_old_logprobs(model, batch, args):
 
 
 def rows_with_gradient(batch):
-    """Under a KL penalty all rows of a batch, otherwise those with an advantage."""
+    """Row numbers: all under a KL penalty, otherwise those with an advantage."""
     if "ref_logprobs" in batch:
-        return torch.ones_like(batch["advantages"], dtype=torch.bool)
-    return batch["advantages"] != 0
+        return torch.arange(len(batch["mask"]))
+    return batch["advantages"].nonzero()[:, 0]
 
 
-def micro_batches(batch, args):
-    """Yield row numbers, those of this process, few enough at a time for memory."""
-    order = batch["mask"].sum(1).argsort(stable=True)  # similar lengths together: less padding
-    mine = order[RANK::WORLD]
+def micro_batches(batch, rows, args):
+    """Yield of these rows those of this process, few enough at a time for memory."""
+    lengths = batch["mask"][rows].sum(1)
+    rows = rows[lengths.argsort(stable=True)]  # similar lengths together: less padding
+    mine = rows[RANK::WORLD]
     for start in range(0, len(mine), args.micro_batch_size):
         yield mine[start : start + args.micro_batch_size]
 
@@ -327,10 +328,11 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
     device, G, T = model.device, num_samples, max_new_tokens
     pad_id = model.generation_config.pad_token_id
     stop_ids = torch.tensor(model.generation_config.eos_token_id, device=device)
-    ids = [torch.tensor(prompt, device=device) for prompt in prompts for _ in range(G)]
-    prompt_ids = pad_sequence(ids, True, pad_id, padding_side="left")
-    prompt_mask = pad_sequence([torch.ones_like(row) for row in ids], True, padding_side="left")
-    B = len(prompt_ids)
+    B, S = len(prompts) * G, max(map(len, prompts))
+    rows = [[pad_id] * (S - len(ids)) + ids for ids in prompts for _ in range(G)]
+    prompt_ids = torch.tensor(rows, device=device)
+    rows = [[0] * (S - len(ids)) + [1] * len(ids) for ids in prompts for _ in range(G)]
+    prompt_mask = torch.tensor(rows, device=device)
     completion_ids = torch.full((B, T), pad_id, device=device)
     mask, old_logprobs, entropy = torch.zeros(3, B, T, device=device)
 
@@ -340,6 +342,7 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
     logits = forward(model, prompt_ids[::G], prompt_mask[::G], **options).repeat_interleave(G, 0)
     cache.batch_repeat_interleave(G)
     rows = torch.arange(B, device=device)  # the completions still being written
+    attention_mask = prompt_mask
     for t in range(T):
         logprobs = policy_logprobs(model, logits[:, -1], temperature or 1.0)
         probs = logprobs.exp()
@@ -354,7 +357,8 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
         if not unfinished.all():  # finished rows leave the cache
             cache.batch_select_indices(unfinished.nonzero()[:, 0])
             rows, tokens = rows[unfinished], tokens[unfinished]
-        attention_mask = torch.cat([prompt_mask, mask[:, : t + 1].long()], 1)[rows]
+            attention_mask = attention_mask[unfinished]
+        attention_mask = F.pad(attention_mask, (0, 1), value=1)  # the new token is real
         logits = forward(model, tokens, attention_mask, **options)
 
     ended = torch.isin(completion_ids, stop_ids).any(1, keepdim=True)
@@ -418,7 +422,7 @@ NUMBER = re.compile(r"[-+]?\\?\$?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:
 
 def number_value(text):
     """The value of what NUMBER finds, $1,234.50 say; exact, and of any size."""
-    return Decimal(re.sub(r"[\\$,]", "", text))
+    return Decimal(text.replace(",", "").replace("$", "").replace("\\", ""))
 
 
 def verify(completion: str, answer: str) -> float:

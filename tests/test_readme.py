@@ -150,5 +150,12 @@ def test_benchmarks_compile(path):
     compile((ROOT / path).read_text(), path, "exec")
 
 
-def test_gpu_benchmark_at_smoke_size(tmp_path):
+def test_gpu_benchmark_at_smoke_size():
+    assert (
+        "| a |" in run("tests/benchmarks/gpu.py", "--smoke", "--parts", "a", "b", "c", "d").stdout
+    )
+
+
+@pytest.mark.slow
+def test_gpu_benchmark_at_smoke_size_with_a_run_that_learns_torchrun_and_trl():
     assert "held-out chains" in run("tests/benchmarks/gpu.py", "--smoke").stdout
