@@ -210,14 +210,13 @@ def train_minibatch(model, optimizer, batch, args):
         logprobs = token_logprobs(model, micro, args.temperature)
         inputs = (logprobs, micro["old_logprobs"], micro["advantages"], micro["mask"])
         objective = surrogate(*inputs, args)
-        gain = micro["weights"] * objective
+        sums["clip_ratio"] += (objective != surrogate(*inputs, no_clip)).sum() / num_tokens
         if args.beta > 0:
-            gain = gain - args.beta * micro["weights"] * kl_k3(logprobs, micro["ref_logprobs"])
-        loss = -gain.sum()
+            objective = objective - args.beta * kl_k3(logprobs, micro["ref_logprobs"])
+        loss = -(micro["weights"] * objective).sum()
         loss.backward()
         sums["loss"] += loss.detach()
         sums["approx_kl"] += kl_k3(micro["old_logprobs"], logprobs.detach()).sum() / num_tokens
-        sums["clip_ratio"] += (objective != surrogate(*inputs, no_clip)).sum() / num_tokens
 
     for parameter in model.parameters():
         sum_over_processes(parameter.grad)

@@ -252,12 +252,11 @@ def train_minibatch(model, optimizer, batch, args):
         logprobs = token_logprobs(model, micro, args.temperature)
         inputs = (logprobs, micro["old_logprobs"], micro["advantages"], micro["mask"])
         objective = surrogate(*inputs, args)
-        gain = micro["weights"] * objective
-        loss = -gain.sum()
+        sums["clip_ratio"] += (objective != surrogate(*inputs, no_clip)).sum() / num_tokens
+        loss = -(micro["weights"] * objective).sum()
         loss.backward()
         sums["loss"] += loss.detach()
         sums["approx_kl"] += kl_k3(micro["old_logprobs"], logprobs.detach()).sum() / num_tokens
-        sums["clip_ratio"] += (objective != surrogate(*inputs, no_clip)).sum() / num_tokens
 
     for parameter in model.parameters():
         sum_over_processes(parameter.grad)
