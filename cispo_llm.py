@@ -180,10 +180,10 @@ def train_step(model, reference, tokenizer, optimizer, problems, rng, args):
 
     rows = list(range(len(batch["mask"])))
     rng.shuffle(rows)  # alike in all processes, unlike torch's own dice
-    minibatches = [take_rows(batch, some) for some in torch.tensor(rows).chunk(args.minibatches)]
+    minibatches = [take_rows(batch, part) for part in torch.tensor(rows).chunk(args.minibatches)]
     for minibatch in minibatches:  # all of them before the policy moves
         metrics |= recompute_old_logprobs(model, minibatch, args)
-    updates = [train_minibatch(model, optimizer, part, args) for part in minibatches]
+    updates = [train_minibatch(model, optimizer, minibatch, args) for minibatch in minibatches]
     return metrics | mean_of(updates)
 
 
@@ -196,8 +196,8 @@ def train_minibatch(model, optimizer, batch, args):
     # The weights are those of the whole minibatch. Micro-batches and processes only slice them,
     # so the gradient is the same however the rows are split.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
-    rows = rows_with_gradient(batch)
-    num_tokens = batch["mask"][rows].sum()
+    trained = rows_with_gradient(batch)
+    num_tokens = batch["mask"][trained].sum()
     no_clip = replace(args, clip_high=math.inf)
     sums = {name: torch.zeros_like(num_tokens) for name in ("loss", "approx_kl", "clip_ratio")}
     for parameter in model.parameters():
@@ -205,8 +205,8 @@ def train_minibatch(model, optimizer, batch, args):
     if args.gradient_checkpointing:
         recompute_activations(model)
 
-    for some in micro_batches(batch, rows, args):
-        micro = take_rows(batch, some)
+    for rows in micro_batches(batch, trained, args):
+        micro = take_rows(batch, rows)
         logprobs = token_logprobs(model, micro, args.temperature)
         inputs = (logprobs, micro["old_logprobs"], micro["advantages"], micro["mask"])
         objective = surrogate(*inputs, args)
@@ -297,7 +297,7 @@ def rows_with_gradient(batch):
 
 
 def micro_batches(batch, rows, args):
-    """Yield of these rows those of this process, few enough at a time for memory."""
+    """Yield this process's share of the rows, few enough at a time for memory."""
     lengths = batch["mask"][rows].sum(1)
     rows = rows[lengths.argsort(stable=True)]  # similar lengths together: less padding
     mine = rows[RANK::WORLD]
