@@ -181,13 +181,13 @@ def test_one_environment_one_step(name, tmp_path):
 def test_evaluation_ends_where_the_environment_does_not():
     """After 10,000 steps, of a point each."""
     module = script("ppo")
-    agent = module.Agent(module.make_envs("Forever-v0", 1))
+    agent = SimpleNamespace(act=lambda obs, greedy: np.zeros(1, int))
     assert module.evaluate(agent, module.Args(env_id="Forever-v0"), True, episodes=1) == 10_000
 
 
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
 def test_saved_agent_replays(name, tmp_path):
-    trained = run(name, tmp_path, total_timesteps=5000)
+    trained = run(name, tmp_path, total_timesteps=2500)  # an update: not the agent of the seed
     before = Path(trained["agent"]).read_bytes()
     replayed = run(name, tmp_path, load=trained["agent"], eval_only=True, record=True)
     assert (
@@ -200,7 +200,7 @@ def test_saved_agent_replays(name, tmp_path):
 
 
 def test_an_agent_goes_on_from_where_it_was(tmp_path):
-    first = run("ppo", tmp_path / "a", total_timesteps=20_000)
+    first = run("ppo", tmp_path / "a", total_timesteps=5000)
     second = run(
         "trpo", tmp_path / "b", total_timesteps=1, load=first["agent"]
     )  # they all make the same agent

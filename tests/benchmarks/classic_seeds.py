@@ -1,0 +1,82 @@
+"""Does every seed learn? The classic scripts on CartPole-v1 with their defaults, seed after seed.
+
+    python tests/benchmarks/classic_seeds.py                # 50 seeds of each script
+    python tests/benchmarks/classic_seeds.py --seeds 5 --only ppo
+
+Whole runs, to the last step, whatever happens in between. Solved: at some step the last 100
+training episodes had a mean return of 475. The greedy return is that of 100 fresh episodes at the
+end. Two runs go beside each other, one thread each. Writes results/classic_seeds.md.
+"""
+
+import contextlib
+import importlib
+import io
+import multiprocessing
+import os
+import platform
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import gymnasium
+import torch
+import tyro
+
+ROOT = Path(__file__).parents[2]
+RESULTS = Path(__file__).parent / "results"
+SCRIPTS = ("reinforce", "actor_critic", "trpo", "ppo")
+
+
+def run(name: str, seed: int) -> dict:
+    """One run, in a worker process."""
+    sys.path.insert(0, str(ROOT))
+    script = importlib.import_module(name)
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        return script.main(script.Args(seed=seed, output_dir=folder))
+
+
+def row(name: str, runs: list[dict]) -> str:
+    solved = [each for each in runs if each["solved_step"]]
+    returns = sorted(each["eval/return"] for each in runs)
+    cells = [
+        name,
+        f"{len(solved)} of {len(runs)}",
+        f"{sum(value >= 475 for value in returns)} of {len(runs)}",
+        f"{median(returns):.0f}",
+        f"{returns[0]:.0f}",
+        f"{median(each['solved_step'] for each in solved):.0f}",
+        f"{max(each['solved_step'] for each in solved)}",
+        f"{median(each['solved_seconds'] for each in solved):.1f}",
+        f"{max(each['solved_seconds'] for each in solved):.1f}",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def main(seeds: int = 50, first: int = 1, only: tuple[str, ...] = SCRIPTS, workers: int = 2):
+    os.environ["OMP_NUM_THREADS"] = "1"
+    lines = [
+        "| CartPole-v1 | solved | greedy return ≥ 475 | median | worst | steps to 475, median "
+        "| worst | seconds to 475, median | worst |",
+        "|-|-|-|-|-|-|-|-|-|",
+    ]
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        for name in only:
+            jobs = [(name, seed) for seed in range(first, first + seeds)]
+            runs = pool.starmap(run, jobs, chunksize=1)
+            lines.append(row(name, runs))
+            print(lines[-1], flush=True)
+            for (_, seed), each in zip(jobs, runs, strict=True):
+                if each["eval/return"] < 475 or not each["solved_step"]:
+                    print(f"    seed {seed}: {each['eval/return']:.0f}, {each['solved_step']}")
+    lines += ["", f"{platform.machine()}, {workers} runs beside each other, one thread each, "]
+    lines[-1] += f"Python {platform.python_version()}, torch {torch.__version__}, "
+    lines[-1] += f"gymnasium {gymnasium.__version__}, {time.strftime('%Y-%m-%d')}, "
+    lines[-1] += f"seeds {first} to {first + seeds - 1}"
+    if only == SCRIPTS:
+        (RESULTS / "classic_seeds.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

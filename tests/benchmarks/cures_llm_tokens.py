@@ -1,0 +1,769 @@
+"""The experiments on which tokens count, how far each may move, and who says what was expected."""
+
+import copy
+import fcntl
+import inspect
+import math
+import time
+import zlib
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import torch
+from cures_llm_loop import evaluate, train
+from cures_tools import (
+    BLUE,
+    BROWN,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    RED,
+    Experiment,
+    band,
+    dots,
+    grid,
+    select,
+    smooth,
+    titles,
+)
+
+import cispo_llm
+import dapo_llm
+import grpo_llm
+import rloo_llm
+
+SEEDS = [1, 2, 3, 4, 5]
+CPU = torch.device("cpu")
+
+# ----------------------------------------------------------------------------- Other warm starts
+
+DEMONSTRATION = grpo_llm.demonstration
+
+
+def guess_more(question, guess_rate, rng, slope):
+    """The script's demonstrations, but guesses grow `slope` times as fast, up to 99.9 %."""
+    return DEMONSTRATION(question, min(slope * guess_rate, 0.999), rng)
+
+
+def meander(question, guess_rate, rng):
+    """The script's demonstrations, but each running total may be said several times."""
+    totals, marker, answer = DEMONSTRATION(question, guess_rate, rng).partition("#")
+    said = []
+    for total in totals.split(","):
+        said.append(total)
+        while rng.random() < 0.5 and len(said) < 8:
+            said.append(total)
+    return ",".join(said) * bool(totals) + marker + answer
+
+
+STYLES = {
+    "guess 0.97": partial(guess_more, slope=0.97 / 0.85),
+    "guess 0.999": partial(guess_more, slope=1.2 / 0.85),  # the last sixth of the demonstrations
+    "meander": meander,
+}
+
+
+def warm_start(style, steps=1000):
+    """The tiny model after other demonstrations, and its tokenizer; made once and kept."""
+    if style == "guess 0.85":
+        return grpo_llm.load_policy(grpo_llm.Args(), CPU)
+    parts = (grpo_llm.make_tiny_model, DEMONSTRATION, grpo_llm.make_sum, guess_more, meander)
+    recipe = [inspect.getsource(part) for part in parts]
+    key = zlib.crc32(str([style, steps, *recipe, torch.__version__]).encode())
+    folder = Path(torch.hub.get_dir()) / f"policy-gradients-cures-{key:08x}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of several runs, one makes it
+        if not folder.exists():
+            with patch.object(grpo_llm, "demonstration", STYLES[style]):
+                grpo_llm.save_model(*grpo_llm.make_tiny_model(steps), folder)
+    return grpo_llm.load_policy(grpo_llm.Args(model=str(folder)), CPU)
+
+
+@torch.no_grad()
+def share_worked_out(model, tokenizer):
+    """The policy's probability, mean over 128 held-out sums, not to begin with the bare answer."""
+    sums = grpo_llm.load_data(grpo_llm.Args(eval_problems=128))[1]
+    questions = [question for question, _ in sums]
+    inputs = tokenizer(questions, padding=True, padding_side="left", return_tensors="pt")
+    options = {"use_cache": False, "logits_to_keep": 1}
+    logits = grpo_llm.forward(model, inputs["input_ids"], inputs["attention_mask"], **options)
+    guesses = logits[:, -1].softmax(-1)[:, tokenizer.convert_tokens_to_ids("#")]
+    return 1 - guesses.mean().item()
+
+
+def first_above(values, level):
+    """How many rollouts until the mean of three is at this level; None if never."""
+    means = smooth(values)
+    reached = [i + 1 for i, mean in enumerate(means) if i >= 2 and mean >= level]
+    return reached[0] if reached else None
+
+
+def known(values):
+    return [value for value in values if value is not None]
+
+
+# ----------------------------------------------------------------------------------- Clip-higher
+
+CLIPS = {0.2: RED, 0.28: BLUE, 0.5: GREEN}
+
+
+def run_cliphigher(clip_high, minibatches, seed, steps=24, warm=1000):
+    """Claim: a symmetric clip lets likely tokens grow but not rare ones, and entropy collapses.
+
+    Changed: DAPO's --clip-high alone. Guessing is the habit of 97 % at the start. With DAPO's 4
+    minibatches a rollout the clip hardly acts; with 16 it does. Measured on held-out sums: the
+    probability of the rare style, pass@8; on the rollouts: entropy and the share clipped.
+    """
+    model, tokenizer = warm_start("guess 0.97", warm)
+    args = dapo_llm.Args(clip_high=clip_high, minibatches=minibatches, seed=seed, steps=steps)
+    worked, best = [share_worked_out(model, tokenizer)], []
+
+    def each_step(step, policy, metrics):
+        worked.append(share_worked_out(policy, tokenizer))
+        if step % 4 == 0:
+            best.append(evaluate(dapo_llm, policy, tokenizer, args, 64)["pass@8"])
+
+    result = train(dapo_llm, args, each_step=each_step, model=(model, tokenizer))
+    return {
+        "rollouts to style 0.5": first_above(worked[1:], 0.5),
+        "clipped": sum(known(result["clip_ratio"])) / steps,
+        "entropy at the end": result["entropy"][-1],
+        "lowest pass@8": min(best, default=0.0),
+        "pass@8": result["pass@8"],
+        "pass@1": result["pass@1"],
+        "worked out": worked,
+        "entropy": result["entropy"],
+        "pass@8 so far": best,
+    }
+
+
+def draw_cliphigher(figure, results):
+    left, right = figure.subplots(1, 2)
+    most = max(settings["minibatches"] for settings, _ in results)
+    for i, (clip, color) in enumerate(CLIPS.items()):
+        runs = select(results, clip_high=clip, minibatches=most)
+        if runs:
+            x = range(len(runs[0]["worked out"]))
+            at = len(x) * (i + 1) // 5
+            band(left, x, [run["worked out"] for run in runs], color, f"{clip}", at)
+            y = [run["entropy"] for run in runs]
+            band(right, x[1:], y, color, f"{clip}", min(at, len(y[0]) - 1))
+    titles(left, f"Rare at the start: worked out ({most} minibatches)", "rollouts", "probability")
+    titles(right, "Entropy, by ε_high", "rollouts", "nats a token")
+
+
+# -------------------------------------------------------------------------------------- Overlong
+
+CUT_OFF = {"penalty": BLUE, "read": GREY, "wrong": RED, "left out": GREEN}
+ROLLOUT = dapo_llm.rollout
+
+
+def rollout_cut_off_wrong(*inputs):
+    """dapo_llm's, but what was cut off is wrong, even if the right number already stood there."""
+    batch, completions, rewards = ROLLOUT(*inputs)
+    return batch, completions, rewards * batch["ended"].view_as(rewards)
+
+
+def rollout_cut_off_left_out(*inputs):
+    """dapo_llm's, but what was cut off is not trained on; the paper's overlong filtering."""
+    batch, completions, rewards = ROLLOUT(*inputs)
+    return batch | {"mask": batch["mask"] * batch["ended"]}, completions, rewards
+
+
+def run_overlong(cut_off, limit, seed, steps=30, warm=1000):
+    """Claim: to count every cut-off answer as wrong is a noisy reward; a penalty by degrees helps.
+
+    The model meanders: it may say a running total several times, so that right answers have many
+    lengths, and the limit cuts some of them. Changed: what becomes of a cut-off answer in DAPO.
+    penalty:  --overlong-cache, a fifth of the limit, as by default: longer answers earn less;
+    read:     --overlong-cache 0: a cut-off answer is read like any other, so one that already says
+              the right number is right, most are wrong;
+    wrong:    the same, but each that was cut off is wrong;
+    left out: the same, but no token of these is trained on.
+    Measured on held-out sums: cut-off answers, and right answers among all.
+    """
+    model, tokenizer = warm_start("meander", warm)
+    args = dapo_llm.Args(max_new_tokens=limit, seed=seed, steps=steps)
+    if cut_off != "penalty":
+        args.overlong_cache = 0
+    rollouts = {"wrong": rollout_cut_off_wrong, "left out": rollout_cut_off_left_out}
+    right = []
+
+    def each_step(step, policy, metrics):
+        right.append(evaluate(dapo_llm, policy, tokenizer, args, 64, 4)["pass@1"])
+
+    # The scores during training are the script's own in all conditions.
+    step = dapo_llm.dynamic_rollout
+
+    def dynamic_rollout(*inputs):
+        with patch.object(dapo_llm, "rollout", rollouts.get(cut_off, ROLLOUT)):
+            return step(*inputs)
+
+    with patch.object(dapo_llm, "dynamic_rollout", dynamic_rollout):
+        result = train(dapo_llm, args, each_step=each_step, model=(model, tokenizer))
+    cut = result["completions/clipped_ratio"]
+    last = evaluate(dapo_llm, model, tokenizer, args, 128)
+    return {
+        "cut off, over the run": sum(cut) / len(cut),
+        "cut off at the end": sum(cut[-5:]) / len(cut[-5:]),
+        "pass@1, over the run": sum(right) / len(right),
+        "pass@1": result["pass@1"],
+        "tokens at the end": last["mean_length"],
+        "cut off": cut,
+        "right": right,
+    }
+
+
+def draw_overlong(figure, results):
+    left, right = figure.subplots(1, 2)
+    limit = max(settings["limit"] for settings, _ in results)
+    for i, (cut_off, color) in enumerate(CUT_OFF.items()):
+        runs = select(results, cut_off=cut_off, limit=limit)
+        if runs:
+            x = range(1, len(runs[0]["right"]) + 1)
+            at = len(x) * (i + 1) // 5
+            band(left, x, [smooth(run["cut off"]) for run in runs], color, cut_off, at)
+            band(right, x, [run["right"] for run in runs], color, cut_off, at)
+    titles(left, f"Answers cut off at {limit} tokens", "rollouts", "share")
+    titles(right, "Held-out pass@1 under that limit", "rollouts", "share")
+
+
+# ----------------------------------------------------------------------------------------- Ratio
+
+LENGTHS = [2, 4, 6, 9, 13, 18, 32]  # bounds of the groups of answers, both inclusive and exclusive
+
+
+def ratio_spread(log_ratio, mask):
+    """Of one rollout: how far tokens, whole answers and their means have moved; how many far."""
+    lengths = mask.sum(1)
+    tokens = log_ratio[mask > 0]
+    whole = log_ratio.sum(1)
+    mean = whole / lengths
+    found = {"token": tokens.std(), "sum": whole.std(), "mean": mean.std()}
+    low, high = math.log(0.8), math.log(1.2)
+    narrow, wide = math.log(0.99), math.log(1.013)
+    for name, values in (("token", tokens), ("sum", whole), ("mean", mean)):
+        found[f"{name} beyond 0.2"] = ((values < low) | (values > high)).float().mean()
+        found[f"{name} beyond 0.01"] = ((values < narrow) | (values > wide)).float().mean()
+    return {name: value.item() for name, value in found.items()}
+
+
+def by_length(log_ratio, mask):
+    """Mean squares by the length of the answer: of token, sum and mean; None if fewer than 20."""
+    lengths, rows = mask.sum(1), []
+    for low, high in zip(LENGTHS[:-1], LENGTHS[1:], strict=True):
+        inside = (lengths >= low) & (lengths < high)
+        if inside.sum() < 20:
+            rows.append([None] * 4)
+            continue
+        chosen, length = log_ratio[inside], lengths[inside]
+        token = chosen[mask[inside] > 0].var()
+        whole = chosen.sum(1)
+        row = [length.mean(), token, whole.var(), (whole / length).var()]
+        rows.append([value.item() for value in row])
+    return rows
+
+
+def run_ratio(minibatches, seed, before=15, measured=8, warm=1000):
+    """Claim: token ratios are mostly noise; the mean over a completion varies far less.
+
+    GRPO (β 0) trains a model with answers of many lengths; nothing is changed. Measured in some
+    rollouts on the way, after each of the gradient steps on a rollout, over all its answers: the
+    spread of log π − log π_old of a token, of its sum over the answer (the answer's probability
+    ratio) and of its mean (GSPO's), by length; and the shares beyond the bounds of GRPO and GSPO.
+    """
+    model, tokenizer = warm_start("meander", warm)
+    args = grpo_llm.Args(beta=0.0, minibatches=minibatches, seed=seed, max_new_tokens=32)
+    state, spreads, ratios = {"step": 1}, [], []
+    rollout, train_minibatch = grpo_llm.rollout, grpo_llm.train_minibatch
+
+    def keep_rollout(*inputs):
+        state["batch"], *others = rollout(*inputs)
+        state["updates"] = 0
+        return state["batch"], *others
+
+    def measure(policy, optimizer, minibatch, args):
+        metrics = train_minibatch(policy, optimizer, minibatch, args)
+        state["updates"] += 1
+        if state["step"] > before:
+            batch = state["batch"]
+            log_ratio = grpo_llm.batch_logprobs(policy, batch, args) - batch["old_logprobs"]
+            spreads.append(ratio_spread(log_ratio, batch["mask"]))
+            if state["updates"] == minibatches:
+                ratios.append({"log_ratio": log_ratio, "mask": batch["mask"]})
+        return metrics
+
+    def each_step(step, policy, metrics):
+        state["step"] = step + 1
+
+    with patch.multiple(grpo_llm, rollout=keep_rollout, train_minibatch=measure):
+        train(grpo_llm, args, before + measured, each_step, (model, tokenizer))
+    joined = grpo_llm.join(ratios)
+    names = list(spreads[0])
+    after = {n: [s[n] for s in spreads] for n in names}
+    curves = {n: mean_by_update(values, minibatches) for n, values in after.items()}
+    last = {name: values[-1] for name, values in curves.items()}
+    return last | {
+        "correlation of tokens": token_correlation(joined["log_ratio"], joined["mask"]),
+        "by length": by_length(joined["log_ratio"], joined["mask"]),
+        **{f"{name}, by update": values for name, values in curves.items()},
+    }
+
+
+def mean_by_update(values, minibatches):
+    """The mean over rollouts after each update: values in the order of their measurement."""
+    return [sum(values[k::minibatches]) / len(values[k::minibatches]) for k in range(minibatches)]
+
+
+def token_correlation(log_ratio, mask):
+    """Between two tokens of one answer: 0 if each moves on its own, 1 if all move together."""
+    centred = (log_ratio - log_ratio.sum() / mask.sum()) * mask
+    pairs = (centred.sum(1) ** 2 - (centred**2).sum(1)).sum()
+    lengths = mask.sum(1)
+    number = (lengths * (lengths - 1)).sum()
+    return (pairs / number / ((centred**2).sum() / mask.sum())).item()
+
+
+def draw_ratio(figure, results):
+    left, right = figure.subplots(1, 2)
+    runs = [result for _, result in results]
+    colors = {"sum": GREY, "token": RED, "mean": ORANGE}
+    labels = {"sum": "whole answer", "token": "token (GRPO)", "mean": "mean of answer (GSPO)"}
+    for name, column in (("token", 1), ("sum", 2), ("mean", 3)):
+        x, y = [], []
+        for i in range(len(LENGTHS) - 1):
+            rows = [run["by length"][i] for run in runs if run["by length"][i][0] is not None]
+            if len(rows) == len(runs):
+                x.append(sum(row[0] for row in rows) / len(rows))
+                y.append([max(row[column], 0) ** 0.5 for row in rows])
+        if x:
+            values = [list(column) for column in zip(*y, strict=True)]
+            band(left, x, values, colors[name], labels[name], len(x) // 3)
+    left.set_yscale("log")
+    left.set_yticks([0.02, 0.05, 0.1, 0.2, 0.5, 1.0], ["0.02", "0.05", "0.1", "0.2", "0.5", "1"])
+    left.minorticks_off()
+    for name, color in colors.items():
+        values = [run[f"{name} beyond 0.2, by update"] for run in runs]
+        x = range(1, len(values[0]) + 1)
+        band(right, x, values, color, labels[name] if name != "mean" else "", len(x) // 3)
+        if name == "mean":
+            place = {"xytext": (0, -4), "textcoords": "offset points", "va": "top", "ha": "right"}
+            where = (x[-1], median(run[-1] for run in values))
+            right.annotate(labels[name], where, color=color, fontsize=8, **place)
+    right.set_ylim(bottom=-0.05)
+    titles(left, "Spread of the log-ratio after the last step", "tokens in the answer", "std")
+    titles(right, "Beyond 1 ± 0.2", "gradient steps on the rollout", "share")
+
+
+# -------------------------------------------------------------------------------------- Silenced
+
+PROBABILITIES = [0.0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 1.001]
+SILENCED = {
+    "RLOO": GREY,
+    "RLOO, 4 steps": BROWN,
+    "GRPO": RED,
+    "CISPO": GREEN,
+    "CISPO, GRPO's clip": PINK,
+}
+
+
+def silencing(kept):
+    """GRPO's surrogate that also keeps the old probabilities of all tokens and the silenced."""
+
+    def surrogate(logprobs, old_logprobs, advantages, mask, args):
+        args = SimpleNamespace(clip_low=0.2, clip_high=getattr(args, "clip_high", 0.2))
+        inputs = (logprobs, old_logprobs, advantages, mask)
+        if args.clip_high == math.inf:  # for clip_ratio
+            return GRPO_SURROGATE(*inputs, SimpleNamespace(clip_low=math.inf, clip_high=math.inf))
+        ratio = ((logprobs - old_logprobs) * mask).exp().detach()
+        up = (advantages[:, None] > 0) & (ratio > 1 + args.clip_high) & (mask > 0)
+        down = (advantages[:, None] < 0) & (ratio < 1 - args.clip_low) & (mask > 0)
+        praised = (advantages[:, None] > 0) & (mask > 0)
+        for name, rows in {"up": up, "down": down, "praised": praised}.items():
+            kept[name].append(old_logprobs[rows].exp())
+        return GRPO_SURROGATE(*inputs, args)
+
+    return surrogate
+
+
+GRPO_SURROGATE = grpo_llm.surrogate
+
+
+def count(probabilities):
+    """How many of these tokens are in each bin of PROBABILITIES."""
+    return torch.histogram(probabilities, torch.tensor(PROBABILITIES))[0].tolist()
+
+
+def run_silenced(method, guess_rate, seed, steps=80, warm=1000):
+    """Claim: the clip silences rare tokens that matter most; CISPO keeps their gradient.
+
+    Guessing is nearly complete at the start. Changed: the script; and, to tell what does it, RLOO
+    with four gradient steps a rollout, and CISPO with GRPO's surrogate in place of its own. No KL.
+    Measured: rollouts until half of the answers are right; the old probabilities of the tokens
+    that the clip silences, against those of all tokens of answers with a positive advantage.
+    """
+    script = {"R": rloo_llm, "G": grpo_llm, "C": cispo_llm}[method[0]]
+    args = script.Args(beta=0.0, seed=seed, steps=steps)
+    if method == "RLOO, 4 steps":
+        args.minibatches = 4
+    kept = {"up": [torch.zeros(0)], "down": [torch.zeros(0)], "praised": [torch.zeros(0)]}
+    surrogate = script.surrogate
+    if method in ("GRPO", "CISPO, GRPO's clip"):
+        surrogate = silencing(kept)
+    with patch.object(script, "surrogate", surrogate):
+        result = train(script, args, model=warm_start(f"guess {guess_rate}", warm))
+    half = first_above(result["reward"], 0.5)
+    found = {
+        "rollouts to 0.5": half,
+        "reached": float(half is not None),
+        "pass@1": result["pass@1"],
+        "reward": result["reward"],
+    }
+    up, down, praised = (torch.cat(kept[name]) for name in ("up", "down", "praised"))
+    if len(up):
+        found |= {
+            "silenced of praised": len(up) / len(praised),
+            "median old probability, silenced": up.median().item(),
+            "median old probability, praised": praised.median().item(),
+            "silenced below 0.1": (up < 0.1).float().mean().item(),
+            "praised below 0.1": (praised < 0.1).float().mean().item(),
+            "silenced": count(up),
+            "praised": count(praised),
+            "silenced of the blamed": count(down),
+        }
+    return found
+
+
+def draw_silenced(figure, results):
+    left, right = figure.subplots(1, 2)
+    rate = max(settings["guess_rate"] for settings, _ in results)
+    names = [f"{low:g}–{min(high, 1):g}" for low, high in pairwise(PROBABILITIES)]
+    for i in range(len(names)):
+        runs = [run for run in select(results, method="GRPO", guess_rate=rate) if "praised" in run]
+        values = [run["silenced"][i] / run["praised"][i] for run in runs if run["praised"][i] >= 20]
+        if values:
+            dots(left, i, values, RED)
+    left.set_xticks(range(len(names)), names, rotation=30)
+    for i, (method, color) in enumerate(SILENCED.items()):
+        runs = select(results, method=method, guess_rate=rate)
+        if runs:
+            last = len(runs[0]["reward"])
+            never = last * 1.1
+            dots(right, i, [run["rollouts to 0.5"] or never for run in runs], color)
+            right.axhline(last, color=GREY, linewidth=0.5, linestyle=":")
+    right.set_xticks(range(len(SILENCED)), [name.replace(", ", ",\n") for name in SILENCED])
+    titles(left, "Praised tokens that GRPO's clip silences", "probability before", "share")
+    titles(right, f"To half right, from {rate:.1%} guesses", "", "rollouts (above line: never)")
+
+
+# -------------------------------------------------------------------------------------------- KL
+
+KL_METHODS = {"in the reward": GREY, "in the loss": BROWN, "GRPO": RED}
+
+
+def leave_one_out(rewards, args):
+    return rloo_llm.compute_advantages(rewards, rloo_llm.Args())
+
+
+def run_kl(method, beta, seed, steps=40, learning_rate=1e-3):
+    """Claim: GRPO moves the KL penalty from the reward into the loss.
+
+    in the reward: RLOO as it is, one gradient step a rollout;
+    in the loss:   the same RLOO, but with GRPO's β k3 in the loss and none in the reward (that is
+                   grpo_llm with RLOO's advantages and weights; one step, so its ratio stays 1);
+    GRPO:          grpo_llm as it is, z-score, four steps.
+    Both penalties are β KL over the mean length for the first two, so their β are comparable;
+    GRPO's z-score makes its β weigh less. Measured on held-out sums: KL(π ‖ π_ref) of an answer, a
+    sum over its tokens, and pass@1.
+    """
+    script = rloo_llm if method == "in the reward" else grpo_llm
+    args = script.Args(beta=beta, seed=seed, steps=steps, learning_rate=learning_rate)
+    changed = {name: getattr(grpo_llm, name) for name in ("compute_advantages", "token_weights")}
+    if method == "in the loss":
+        args.minibatches = 1
+        changed = {"compute_advantages": leave_one_out, "token_weights": rloo_llm.token_weights}
+    if method == "GRPO":
+        args.learning_rate = 4e-4
+    with patch.multiple(grpo_llm, **changed):
+        result = train(script, args)
+    policy, tokenizer = result["model"], result["tokenizer"]
+    reference = script.load_policy(args, CPU)[0]
+    problems = script.load_data(args)[1][:128]
+    torch.manual_seed(0)
+    batch = script.rollout(policy, tokenizer, problems, 8, 1.0, args)[0]
+    log_ratio = batch["old_logprobs"] - script.batch_logprobs(reference, batch, args)
+    return {
+        "KL of an answer": log_ratio.sum(1).mean().item(),
+        "pass@1": result["pass@1"],
+        "pass@8": result["pass@8"],
+        "length": batch["mask"].sum(1).mean().item(),
+        "reward": result["reward"],
+    }
+
+
+def draw_kl(figure, results):
+    left, right = figure.subplots(1, 2)
+    betas = sorted({settings["beta"] for settings, _ in results})
+    for i, (method, color) in enumerate(KL_METHODS.items()):
+        runs = [select(results, method=method, beta=beta) for beta in betas]
+        if not all(runs):
+            continue
+        moved = [[run["KL of an answer"] for run in group] for group in runs]
+        right_answers = [[run["pass@1"] for run in group] for group in runs]
+        at = min(i + 1, len(betas) - 1)
+        band(left, range(len(betas)), list(zip(*moved, strict=True)), color, method, at)
+        right.plot(sum(moved, []), sum(right_answers, []), ".", color=color, alpha=0.4)
+        middle = [list(map(median, column)) for column in (moved, right_answers)]
+        right.plot(*middle, color=color, linewidth=1.8)
+    left.set_xticks(range(len(betas)), [f"{beta:g}" for beta in betas])
+    titles(left, "KL to the reference, at the end", "β", "nats an answer")
+    titles(right, "What it costs: pass@1 against that KL", "nats an answer", "held-out pass@1")
+
+
+# ------------------------------------------------------------------------------ Critic or group?
+
+
+class Critic:
+    """As large as the policy: a copy of it that says one number in place of logits; 0 at first."""
+
+    def __init__(self, model, lam, scale):
+        self.network = copy.deepcopy(model)
+        self.network.lm_head = torch.nn.Linear(model.config.hidden_size, 1)
+        torch.nn.init.zeros_(self.network.lm_head.weight)
+        torch.nn.init.zeros_(self.network.lm_head.bias)
+        parameters = self.network.parameters()
+        self.optimizer = torch.optim.AdamW(parameters, weight_decay=0.0, fused=True)
+        self.lam = lam
+        self.scale = scale  # of its learning rate, that of the policy being 1
+
+
+def token_values(critic, batch):
+    """V before each completion token, the reward expected from there on: (B, T)."""
+    input_ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    attention_mask = torch.cat([batch["prompt_mask"], batch["mask"].long()], 1)
+    options = {"use_cache": False, "logits_to_keep": batch["mask"].shape[1] + 1}
+    values = grpo_llm.forward(critic.network, input_ids, attention_mask, **options)
+    return values[:, :-1, 0]  # the last one stands behind the last token
+
+
+def gae(rewards, values, mask, lam):
+    """GAE(γ = 1, λ) of each token; the reward (B,) comes with the last: (B, T) → (B, T)."""
+    advantages = torch.zeros_like(values)
+    following, next_value = torch.zeros_like(rewards), rewards
+    for t in reversed(range(values.shape[1])):
+        written = mask[:, t] > 0
+        following = torch.where(written, next_value - values[:, t] + lam * following, 0.0)
+        next_value = torch.where(written, values[:, t], rewards)
+        advantages[:, t] = following
+    return advantages
+
+
+def check_gae():
+    """gae against its definition: Σ_n (1 − λ) λ^(n−1) A^(n), A^(n) = what n steps bring − V."""
+    rewards, lam = torch.tensor([1.0, 0.0, 0.5]), 0.8
+    lengths, values = [5, 1, 3], torch.randn(3, 5)
+    mask = torch.tensor([[float(t < length) for t in range(5)] for length in lengths])
+    advantages = gae(rewards, values, mask, lam)
+    for i, length in enumerate(lengths):
+        for t in range(length):
+            expected = 0.0
+            for n in range(1, length - t):
+                expected += (1 - lam) * lam ** (n - 1) * (values[i, t + n] - values[i, t])
+            expected += lam ** (length - t - 1) * (rewards[i] - values[i, t])
+            assert abs(advantages[i, t] - expected) < 1e-5
+        assert (advantages[i, length:] == 0).all()
+
+
+def ppo_step(critic, model, tokenizer, optimizer, problems, rng, args):
+    """One rollout and the gradient steps on it: grpo_llm.train_step with a critic."""
+    drawn = [next(problems) for _ in range(args.prompts_per_step)]
+    sampled = grpo_llm.rollout(model, tokenizer, drawn, args.group_size, args.temperature, args)
+    batch, rewards = sampled[0], sampled[2].flatten()
+    with torch.no_grad():
+        values = token_values(critic, batch)
+    advantages = gae(rewards, values, batch["mask"], critic.lam)
+    batch["returns"] = values + advantages  # what the critic should have said
+    written = batch["mask"] > 0
+    mean, std = advantages[written].mean(), advantages[written].std()
+    batch["advantages"] = (advantages - mean) / (std + 1e-4)
+
+    critic.optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"] * critic.scale
+    rows = list(range(len(rewards)))
+    rng.shuffle(rows)
+    for part in torch.tensor(rows).chunk(args.minibatches):
+        ppo_minibatch(critic, model, optimizer, grpo_llm.take_rows(batch, part), args)
+    reward_ahead = rewards[:, None].expand_as(values)[written]
+    unexplained = (reward_ahead - values[written]).var() / (reward_ahead.var() + 1e-8)
+    return {"reward": rewards.mean(), "explained": 1 - unexplained}
+
+
+def ppo_minibatch(critic, model, optimizer, batch, args):
+    """One step of the policy, by each token's own advantage, and one of the critic."""
+    weights = grpo_llm.token_weights(batch["mask"], args)
+    logprobs = grpo_llm.token_logprobs(model, batch, args.temperature)
+    columns = (logprobs, batch["old_logprobs"], batch["mask"])
+    logprobs, old_logprobs, mask = (tensor.reshape(-1, 1) for tensor in columns)  # a row a token
+    advantages = batch["advantages"].flatten()
+    objective = grpo_llm.surrogate(logprobs, old_logprobs, advantages, mask, args)
+    error = token_values(critic, batch) - batch["returns"]
+    descend(model, optimizer, -(weights.view(-1, 1) * objective).sum(), args)
+    descend(critic.network, critic.optimizer, 0.5 * (weights * error**2).sum(), args)
+
+
+def descend(network, optimizer, loss, args):
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(network.parameters(), args.max_grad_norm)
+    optimizer.step()
+
+
+def run_critic(method, seed, steps=40, critic_scale=10.0):
+    """Claim: a critic is not worth its memory where the only reward comes at the end.
+
+    RLOO and GRPO as they are, without KL, against PPO: a critic of the policy's size instead of
+    the group, an advantage for each token, all else from GRPO. "no groups" draws 256 questions
+    once each in place of 32 eight times; "no critic" leaves V at 0, so that the mean of the batch
+    is all that is expected. Measured: reward by rollouts and by seconds of one core in training,
+    held-out pass@1 at the end, bytes of weights, gradients and Adam's moments.
+    """
+    check_gae()
+    script = rloo_llm if method.startswith("RLOO") else grpo_llm
+    args = script.Args(beta=0.0, seed=seed, steps=steps)
+    if method == "RLOO, 4 steps":
+        args.minibatches = 4
+    model, tokenizer = script.load_policy(args, CPU)
+    networks, explained, clock = 1, [], [time.process_time()]
+    if method.startswith("PPO"):
+        lam = float(method.split()[1].rstrip(","))
+        scale = 0.0 if method.endswith("no critic") else critic_scale
+        if method.endswith("no groups"):
+            args.prompts_per_step, args.group_size = 256, 1
+        critic = Critic(model, lam, scale)
+        script = SimpleNamespace(**vars(grpo_llm) | {"train_step": partial(ppo_step, critic)})
+        networks = 2
+
+    def each_step(step, policy, metrics):
+        clock.append(time.process_time())
+        explained.append(metrics.get("explained"))
+
+    result = train(script, args, each_step=each_step, model=(model, tokenizer))
+    seconds = [now - clock[0] for now in clock[1:]]
+    half, most = (first_above(result["reward"], level) for level in (0.5, 0.9))
+    return {
+        "pass@1": result["pass@1"],
+        "rollouts to 0.5": half,
+        "rollouts to 0.9": most,
+        "seconds to 0.9": seconds[most - 1] if most else None,
+        "seconds a rollout": seconds[-1] / steps,
+        "megabytes": networks * 16 * sum(p.numel() for p in model.parameters()) / 1e6,
+        "explained": sum(explained[-10:]) / len(explained[-10:]) if networks == 2 else None,
+        "reward": result["reward"],
+        "seconds": seconds,
+    }
+
+
+CRITICS = {
+    "RLOO": GREY,
+    "RLOO, 4 steps": BROWN,
+    "GRPO": RED,
+    "PPO 1": BLUE,
+    "PPO 0.95": GREEN,
+    "PPO 0.95, no groups": PINK,
+    "PPO 1, no critic": ORANGE,
+}
+
+
+def draw_critic(figure, results):
+    left, right = figure.subplots(1, 2)
+    shown = [name for name in CRITICS if select(results, method=name)]
+    for i, method in enumerate(shown):
+        runs = select(results, method=method)
+        rewards = [smooth(run["reward"]) for run in runs]
+        x = range(1, len(rewards[0]) + 1)
+        at = len(x) * (i + 1) // (len(shown) + 1)
+        band(left, x, rewards, CRITICS[method], method, at)
+        seconds = [
+            sum(column) / len(column) for column in zip(*(r["seconds"] for r in runs), strict=True)
+        ]
+        band(right, seconds, rewards, CRITICS[method], method, at)
+    titles(left, "Right answers, by rollouts", "rollouts", "reward, mean of three")
+    titles(right, "The same, by seconds of one core", "seconds of training", "")
+
+
+EXPERIMENTS = [
+    Experiment(
+        "cliphigher",
+        "A symmetric clip lets likely tokens grow but not rare ones: ε_high > ε_low.",
+        "DAPO, guessing the habit of 97 %: probability of the rare style, entropy, pass@8.",
+        run_cliphigher,
+        grid(SEEDS, clip_high=list(CLIPS), minibatches=[4, 16]),
+        [{"clip_high": 0.28, "minibatches": 16, "seed": 1, "steps": 2, "warm": 2}],
+        draw_cliphigher,
+    ),
+    Experiment(
+        "overlong",
+        "Counting every cut-off answer as wrong is a noisy reward: the penalty grows by degrees.",
+        "DAPO on a model that meanders, under a tight limit: cut-off answers, held-out pass@1.",
+        run_overlong,
+        grid(SEEDS, cut_off=list(CUT_OFF), limit=[9, 12]),
+        [
+            {"cut_off": "penalty", "limit": 12, "seed": 1, "steps": 2, "warm": 2},
+            {"cut_off": "left out", "limit": 12, "seed": 1, "steps": 2, "warm": 2},
+        ],
+        draw_overlong,
+    ),
+    Experiment(
+        "ratio",
+        "Token ratios are mostly noise; the mean over a completion varies far less.",
+        "GRPO, answers of many lengths: spread of log-ratios of tokens, answers and their means.",
+        run_ratio,
+        grid(SEEDS, minibatches=[8]),
+        [{"minibatches": 2, "seed": 1, "before": 0, "measured": 1, "warm": 10}],
+        draw_ratio,
+    ),
+    Experiment(
+        "silenced",
+        "The clip takes the gradient from rare tokens that move fastest; CISPO keeps it.",
+        "Guessing nearly complete: rollouts to half right; which tokens GRPO's clip silences.",
+        run_silenced,
+        [
+            *grid(SEEDS, method=list(SILENCED), guess_rate=[0.97], steps=[40]),
+            *grid(SEEDS, method=list(SILENCED), guess_rate=[0.999], steps=[80]),
+        ],
+        [
+            {"method": "GRPO", "guess_rate": 0.85, "seed": 1, "steps": 2},
+            {"method": "RLOO, 4 steps", "guess_rate": 0.85, "seed": 1, "steps": 2},
+        ],
+        draw_silenced,
+    ),
+    Experiment(
+        "kl",
+        "KL in the reward mixes it into the credit of all tokens; GRPO moves it into the loss.",
+        "By β, at the end: KL to the reference of an answer, and held-out pass@1.",
+        run_kl,
+        grid(SEEDS, method=list(KL_METHODS), beta=[0.0, 0.03, 0.1, 0.3, 1.0]),
+        [
+            {"method": "in the reward", "beta": 0.1, "seed": 1, "steps": 2},
+            {"method": "in the loss", "beta": 0.1, "seed": 1, "steps": 2},
+        ],
+        draw_kl,
+    ),
+    Experiment(
+        "critic",
+        "Where the only reward comes at the end, a critic is not worth its memory.",
+        "PPO on the language model against RLOO and GRPO: reward by rollouts, seconds; memory.",
+        run_critic,
+        grid(SEEDS, method=list(CRITICS)),
+        [
+            {"method": "PPO 0.95, no groups", "seed": 1, "steps": 2},
+            {"method": "RLOO", "seed": 1, "steps": 2},
+        ],
+        draw_critic,
+    ),
+]
