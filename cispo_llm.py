@@ -299,7 +299,8 @@ def rows_with_gradient(batch):
 def micro_batches(batch, rows, args):
     """Yield this process's share of the rows, few enough at a time for memory."""
     lengths = batch["mask"][rows].sum(1)
-    rows = rows[lengths.argsort(stable=True)]  # similar lengths together: less padding
+    # Similar lengths together: less padding. An index on the host fits rows on any device.
+    rows = rows[lengths.argsort(stable=True).cpu()]
     mine = rows[RANK::WORLD]
     for start in range(0, len(mine), args.micro_batch_size):
         yield mine[start : start + args.micro_batch_size]

@@ -12,8 +12,8 @@ Why: it is the plainest estimate of the gradient there is. For γ = 1 all three 
 ∇J itself, since a baseline that does not depend on the action adds nothing to it. But each varies
 less than the one before it, and variance is what makes REINFORCE slow.
 
-Weakness: even so, the luck of one episode stands for all that could have followed an action. The
-episode must end before anything is learned, and whatever a time limit cuts off is lost.
+Weakness: even so, the luck of one episode stands for all that could have followed an action, and
+the episode must end before anything is learned.
 
     python reinforce.py                                                        # CartPole-v1
     python reinforce.py --psi return                                           # how much noisier?
@@ -100,9 +100,11 @@ def prepare(agent, rollout, args):
     values = agent.value(rollout["obs"])
     if args.psi != "baseline":
         values = torch.zeros_like(values)
-    advantages = compute_advantages(
-        rollout["rewards"], values, rollout["terminated"], rollout["done"], args
-    )
+    # An episode that a time limit cut off would have gone on: the critic says what is missing. Else
+    # G_t would fall towards the limit, which s_t does not tell, and this noise never ends.
+    truncated = rollout["done"] & ~rollout["terminated"]
+    rewards = rollout["rewards"] + args.gamma * values[1:] * truncated
+    advantages = compute_advantages(rewards, values, rollout["terminated"], rollout["done"], args)
     batch = {
         "obs": rollout["obs"][:-1],
         "actions": rollout["actions"],

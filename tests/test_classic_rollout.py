@@ -289,6 +289,25 @@ def test_observations_of_any_shape_are_flattened():
     assert rounds[0][0]["obs"].shape == (26, 3, 12) and rounds[0][0]["obs"].dtype == torch.float32
 
 
+def test_reinforce_adds_what_a_time_limit_cut_off():
+    """γ^k V(s_T) where the limit ended the episode, nothing where it terminated; by hand."""
+    module = script("reinforce")
+    rewards = torch.tensor([[1.0, 1.0], [2.0, 2.0], [7.0, 7.0]])
+    mask = torch.tensor([[True, True], [True, True], [False, False]])
+    done = torch.tensor([[False, False], [True, True], [False, False]])
+    terminated = torch.tensor([[False, False], [True, False], [False, False]])
+    values = torch.tensor([[3.0, 3.0], [4.0, 4.0], [50.0, 50.0], [9.0, 9.0]])
+    agent = SimpleNamespace(
+        value=lambda obs: values, return_norm=SimpleNamespace(std=1.0, update=lambda returns: None)
+    )
+    rollout = {"obs": torch.zeros(4, 2, 1), "actions": torch.zeros(3, 2), "rewards": rewards}
+    rollout |= {"mask": mask, "done": done, "terminated": terminated}
+    batch = module.prepare(agent, rollout, SimpleNamespace(gamma=0.5, psi="baseline"))
+    # rows: step 0 of both, step 1 of both
+    assert batch["returns"].tolist() == [1 + 1, 1 + 0.5 * (2 + 25), 2, 2 + 25]
+    assert batch["advantages"].tolist() == [2 - 3, 14.5 - 3, 2 - 4, 27 - 4]
+
+
 @pytest.mark.parametrize("psi", ["return", "reward-to-go"])
 def test_without_a_baseline_the_critic_has_no_say(psi):
     module, agent, args, rounds = play("reinforce")

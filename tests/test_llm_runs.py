@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from conftest import ROOT, last_checkpoint, random_model, script
+from conftest import LLM_SCRIPTS, ROOT, last_checkpoint, random_model, script
 from launch import Launched, flags, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -434,3 +434,15 @@ def test_default_run_leaves_nothing_outside_its_folders(quick, tmp_path):
     before = set(os.listdir(ROOT))
     grpo.main(grpo.Args(**quick))
     assert set(os.listdir(ROOT)) - before <= {"__pycache__"}
+
+
+def test_every_tensor_is_on_the_model_s_device():
+    """On a second device, emulated: what CUDA would refuse ends here as well."""
+    done = run("tests/second_device.py")
+    for name in LLM_SCRIPTS:
+        assert f"{name}: the same numbers on both devices" in done.stdout
+
+
+def test_the_emulated_device_refuses_a_tensor_of_the_host():
+    done = Launched("tests/second_device.py", "--mix")
+    assert done.wait() == 1 and "tensors on two devices" in done.stderr

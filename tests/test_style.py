@@ -21,7 +21,7 @@ MOST_TOKENS |= {
     "dapo_llm": 6620,
     "trpo": 3170,
     "ppo": 3240,
-    "reinforce": 2720,
+    "reinforce": 2740,
     "actor_critic": 2720,
 }
 MOST_TOKENS_A_LINE = 11
