@@ -21,7 +21,6 @@ QUOTED = [
     "trl_time",
     "parallel_speed",
     "classic_cartpole",
-    "classic_variance",
 ]
 # one table of them all
 BEYOND = ["classic_acrobot", "classic_pendulum", "classic_lunarlander", "classic_halfcheetah"]
@@ -54,6 +53,37 @@ def test_headline_numbers_are_in_the_results():
     ).groups()
     assert (before, after) == (f"{value['pass@1 before']:.2f}", f"{value['after']:.2f}")
     assert (short, long) == (f"{value['length before']:.0f}", f"{value['length after']:.0f}")
+
+
+def cures():
+    """{name of an experiment: what README says of it below its picture}."""
+    section = README.partition("## Every cure shown")[2].partition("\n## ")[0]
+    return dict(re.findall(r"results/cures_(\w+)\.png\)\n((?:.+\n)+)", section))
+
+
+def test_every_cure_is_shown():
+    results = {path.stem.removeprefix("cures_") for path in FOLDER.glob("cures_*.json")}
+    assert results == cures().keys() and len(results) == 15
+    assert all((FOLDER / f"cures_{name}.png").exists() for name in results)
+
+
+@pytest.mark.parametrize("name", cures())
+def test_numbers_of_a_cure_are_the_measured_ones(name):
+    """Each is a median, an end of a range, or a setting, rounded; or a hundred times that, in %."""
+    table = (FOLDER / "cures.md").read_text().partition(f"## {name}\n")[2].partition("\n## ")[0]
+    measured = [float(number) for number in re.findall(r"-?\d+\.?\d*(?:e-\d+)?", table)]
+    for number in re.findall(r"\d+\.?\d*", cures()[name].replace(",", "").replace("`", "")):
+        number = number.rstrip(".")
+        digits = len(number.partition(".")[2])
+        found = {f"{scale * each:.{digits}f}" for each in measured for scale in (1, 100)}
+        assert number in found, f"{name}: {number} was not measured"
+
+
+@pytest.mark.slow
+def test_cures_at_smoke_size():
+    """All of them; the figures too, where matplotlib is installed."""
+    done = run("tests/benchmarks/cures.py", "--smoke")
+    assert set(cures()) <= set(done.stdout.split())
 
 
 @pytest.mark.parametrize("command", sorted(set(re.findall(r"`(diff \w+\.py \w+\.py)`", README))))

@@ -2,7 +2,6 @@
 
     python tests/benchmarks/classic_compare.py            # CartPole-v1: time to a return of 475
     python tests/benchmarks/classic_compare.py --beyond   # other environments, at equal steps
-    python tests/benchmarks/classic_compare.py --variance # the noise of REINFORCE's three Ψ
 
 Theirs have the settings that RL Baselines3 Zoo tuned for these environments. On CartPole ours and
 theirs run in turns, 5 seeds of each, and so does jax_ppo.py, PPO in the manner of PureJaxRL. Each
@@ -272,13 +271,12 @@ def from_the_command(run: dict) -> float:
 
 
 def write(name: str, lines: list[str], note: str):
-    versions = f"torch {torch.__version__}, gymnasium {gym.__version__}"
-    if name != "classic_variance":
-        import sb3_contrib
-        import stable_baselines3
+    import sb3_contrib
+    import stable_baselines3
 
-        versions += f", stable-baselines3 {stable_baselines3.__version__}"
-        versions += f", sb3-contrib {sb3_contrib.__version__}"
+    versions = f"torch {torch.__version__}, gymnasium {gym.__version__}, "
+    versions += f"stable-baselines3 {stable_baselines3.__version__}, "
+    versions += f"sb3-contrib {sb3_contrib.__version__}"
     lines += [
         "",
         f"{platform.machine()}, one thread, Python {platform.python_version()}, {versions}, "
@@ -394,46 +392,8 @@ def run_beyond(seeds: int, only: tuple[str, ...]):
         write(f"classic_{env_id.split('-')[0].lower()}", lines, note)
 
 
-def run_variance(rollouts: int = 300):
-    """Trace of the covariance of each Ψ's gradient, from the same rollouts of one half-trained
-    policy."""
-    import reinforce
-
-    with tempfile.TemporaryDirectory() as folder:
-        trained = reinforce.main(reinforce.Args(total_timesteps=30_000, output_dir=folder))
-        saved = torch.load(trained["agent"], weights_only=True)["CartPole-v1"]
-    envs = reinforce.make_envs("CartPole-v1", reinforce.Args().num_envs)
-    agent = reinforce.Agent(envs)
-    agent.load_state_dict(saved)
-    agent.return_norm.update = lambda returns: None
-    torch.nn.utils.clip_grad_norm_ = lambda *args: None
-    optimizer = torch.optim.SGD(agent.parameters(), lr=0.0)
-    gradients = {"return": [], "reward-to-go": [], "baseline": []}
-    generator = reinforce.rollouts(envs, agent, reinforce.Args(seed=1))
-    for _ in range(rollouts):
-        rollout, _ = next(generator)
-        for psi, found in gradients.items():
-            args = reinforce.Args(psi=psi, gamma=1.0, update_epochs=0)
-            reinforce.update(agent, optimizer, reinforce.prepare(agent, rollout, args), 0.0, args)
-            found.append(
-                torch.cat([parameter.grad.flatten() for parameter in agent.actor.parameters()])
-            )
-    spread = {psi: torch.stack(found).var(0).sum().item() for psi, found in gradients.items()}
-    lines = ["| Ψ | variance of the gradient, that of the baseline being 1 |", "|-|-|"]
-    lines += [f"| {psi} | {value / spread['baseline']:.1f} |" for psi, value in spread.items()]
-    print("\n".join(lines))
-    write(
-        "classic_variance",
-        lines,
-        f"{rollouts} rollouts of {envs.num_envs} episodes, γ = 1, "
-        f"mean return {trained['eval/return_stochastic']:.0f}",
-    )
-
-
-def main(beyond: bool = False, variance: bool = False, seeds: int = 5, only: tuple[str, ...] = ()):
-    if variance:
-        run_variance()
-    elif beyond:
+def main(beyond: bool = False, seeds: int = 5, only: tuple[str, ...] = ()):
+    if beyond:
         run_beyond(seeds, only)
     else:
         run_cartpole(seeds)

@@ -211,17 +211,19 @@ def draw_clip(figure, results):
     panels = figure.subplots(1, 2)
     for form, (_, color) in FORMS.items():
         epochs = sorted({each["epochs"] for each, _ in results if each["form"] == form})
-        for axes, key in zip(panels, ("greedy_return", "kl"), strict=True):
+        for axes, key in zip(panels, ("greedy_return", "kl_max"), strict=True):
             runs = [select(results, form=form, epochs=number) for number in epochs]
             values = [[run[key] for run in same] for same in runs]
             if values:
-                band(axes, epochs, np.array(values).T, color, form)
+                label = form if key == "kl_max" else ""
+                band(axes, epochs, np.array(values).T, color, label)
             axes.set_xscale("log")
             axes.set_xticks(EPOCHS, EPOCHS)
-            axes.set_xlim(0.9, 38)
+            axes.minorticks_off()
+    panels[1].set_xlim(0.9, 38)
     panels[1].set_yscale("log")
     titles(panels[0], "Greedy return after 60,000 steps", "passes over each rollout")
-    titles(panels[1], "KL(π_old ‖ π) per rollout, in nats", "passes over each rollout")
+    titles(panels[1], "Largest KL(π_old ‖ π) of a rollout", "passes over each rollout", "nats")
 
 
 # --------------------------------------------------------------------------------- 4. GAE's λ

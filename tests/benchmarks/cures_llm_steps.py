@@ -120,8 +120,8 @@ def run_baseline(seed, after=None, baseline=None, steps=60, rollouts=40, prompts
     Changed: what is subtracted from the reward (none, mean of the batch, mean of the others), and
     GRPO's z-score beside them. Measured: with `after`, the noise of the gradient at the policy
     after so many rollouts of RLOO, from the same completions for all; with `baseline`, learning
-    curves with it, of 4 questions per rollout, where noise is worst. Without KL penalty. "none, R + 1" pays
-    2 for a right answer and 1 for a wrong one, which should not matter and does not to a baseline.
+    curves with it, of 4 questions per rollout, where noise is worst. Without KL penalty. "none,
+    R + 1" pays 2 for a right answer and 1 for a wrong one, which does not matter to a baseline.
     """
     args = rloo_llm.Args(seed=seed, steps=steps, beta=0.0, learning_rate=1e-3, eval_problems=tested)
     if after is not None:

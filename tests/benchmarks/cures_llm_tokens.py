@@ -685,13 +685,12 @@ def draw_critic(figure, results):
     for i, method in enumerate(shown):
         runs = select(results, method=method)
         rewards = [smooth(run["reward"]) for run in runs]
-        x = range(1, len(rewards[0]) + 1)
-        at = len(x) * (i + 1) // (len(shown) + 1)
-        band(left, x, rewards, CRITICS[method], method, at)
-        seconds = [
-            sum(column) / len(column) for column in zip(*(r["seconds"] for r in runs), strict=True)
-        ]
-        band(right, seconds, rewards, CRITICS[method], method, at)
+        band(left, range(1, len(rewards[0]) + 1), rewards, CRITICS[method])
+        columns = zip(*(run["seconds"] for run in runs), strict=True)
+        seconds = [sum(column) / len(column) for column in columns]
+        band(right, seconds, rewards, CRITICS[method])
+        place = {"transform": right.transAxes, "ha": "right", "fontsize": 8}
+        right.text(0.98, 0.05 + 0.08 * i, method, color=CRITICS[method], **place)
     titles(left, "Right answers, by rollouts", "rollouts", "reward, mean of three")
     titles(right, "The same, by seconds of one core", "seconds of training", "")
 
