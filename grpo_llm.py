@@ -13,8 +13,8 @@ Why. RLOO takes one gradient step per rollout, and rollouts dominate the run tim
 clipped ratio, so that several steps can reuse one rollout. It also gives every completion the
 same weight, however long, and moves the KL penalty from the reward into the loss.
 
-Weakness. 1/|o_i| makes each token of a long wrong answer cheap, and 1/std R favours questions that
-are nearly always or never solved. Dr. GRPO: --no-scale-rewards --length-norm constant.
+Weakness. 1/|o_i| makes each token of a long wrong answer cheap, and 1/std R raises the weight of
+questions nearly always or never solved. Dr. GRPO: --no-scale-rewards --length-norm constant.
 
     python grpo_llm.py                  # a tiny model learns to reason, on a laptop, in a minute
     python grpo_llm.py --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl       # on a GPU
