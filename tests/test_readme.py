@@ -95,15 +95,15 @@ def test_flags_named_exist():
     """In one of these scripts; the benchmarks' own flags are read from their text."""
     started = [
         Launched(f"{name}.py", "--help")
-        for name in ("grpo_llm", "rloo_llm", "reinforce", "ppo", "trpo")
+        for name in ("grpo_llm", "rloo_llm", "dapo_llm", "reinforce", "ppo", "trpo")
     ]
-    assert [process.wait() for process in started] == [0] * 5
+    assert [process.wait() for process in started] == [0] * 6
     shown = "".join(process.stdout for process in started)
     for path, flag in re.findall(r"(tests/benchmarks/\w+\.py) --(\w+)", README):
         assert f"{flag}: bool" in (ROOT / path).read_text(), flag
     for flag in set(
         re.findall(
-            r"--(?!logdir|help|nproc-per-node|nnodes|shutdown-timeout|slow)[a-z][a-z-]+",
+            r"--(?!logdir|help|nproc-per-node|nnodes|shutdown-timeout|slow|only)[a-z][a-z-]+",
             re.sub(r"tests/benchmarks/\w+\.py --\w+", "", README),
         )
     ):
