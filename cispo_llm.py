@@ -638,7 +638,8 @@ def stop(message):
 
 def check_args(args):
     """Stop at the first flag whose value no run can use."""
-    may_be_zero = ("clip_low", "clip_high", "beta", "learning_rate", "warmup_steps", "seed")
+    may_be_zero = ("clip_low", "clip_high", "beta")
+    may_be_zero += ("learning_rate", "warmup_steps", "seed")
     for name, value in vars(args).items():
         flag, low = f"--{name.replace('_', '-')}", 0 if name in may_be_zero else 1e-9
         if type(value) in (int, float) and not low <= value < 2**63:

@@ -8,12 +8,14 @@ The policy π plays one whole episode in each of N environments, and climbs on t
     baseline        G_t − V(s_t)                 and without what was to be expected anyway; the
                                                  critic V is learned from the G_t
 
-Why: it is the plainest estimate of the gradient there is. For γ = 1 all three Ψ have the same mean,
-∇J itself, since a baseline that does not depend on the action adds nothing to it. But each varies
-less than the one before it, and variance is what makes REINFORCE slow.
+Where a time limit ends an episode, V also stands for the rewards that would have followed.
+
+Why: it is the plainest estimate of the gradient there is. For γ = 1, and without a time limit, all
+three Ψ have the same mean, ∇J itself, since a baseline that does not depend on the action adds
+nothing to it. But each varies less than the one before it, and variance makes REINFORCE slow.
 
 Weakness: even so, the luck of one episode stands for all that could have followed an action, and
-the episode must end before anything is learned.
+the episode must end before anything is learned. Now and then a solved policy is lost again.
 
     python reinforce.py                                                        # CartPole-v1
     python reinforce.py --psi return                                           # how much noisier?

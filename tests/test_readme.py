@@ -71,6 +71,7 @@ def test_every_cure_is_shown():
 def test_numbers_of_a_cure_are_the_measured_ones(name):
     """Each is a median, an end of a range, or a setting, rounded; or a hundred times that, in %."""
     table = (FOLDER / "cures.md").read_text().partition(f"## {name}\n")[2].partition("\n## ")[0]
+    table = "\n".join(line for line in table.splitlines() if line.startswith("|"))
     measured = [float(number) for number in re.findall(r"-?\d+\.?\d*(?:e[-+]\d+)?", table)]
     for number in re.findall(r"\d+\.?\d*", cures()[name].replace(",", "").replace("`", "")):
         number = number.rstrip(".")
