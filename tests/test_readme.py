@@ -73,11 +73,12 @@ def test_numbers_of_a_cure_are_the_measured_ones(name):
     table = (FOLDER / "cures.md").read_text().partition(f"## {name}\n")[2].partition("\n## ")[0]
     table = "\n".join(line for line in table.splitlines() if line.startswith("|"))
     measured = [float(number) for number in re.findall(r"-?\d+\.?\d*(?:e[-+]\d+)?", table)]
-    for number in re.findall(r"\d+\.?\d*", cures()[name].replace(",", "").replace("`", "")):
-        number = number.rstrip(".")
+    text = cures()[name].replace(",", "").replace("`", "").replace("\n", " ")
+    for number, percent in re.findall(r"(\d+(?:\.\d+)?)( %)?", text):
         digits = len(number.partition(".")[2])
-        found = {f"{scale * each:.{digits}f}" for each in measured for scale in (1, 100)}
-        assert number in found, f"{name}: {number} was not measured"
+        scale = 100 if percent else 1
+        found = {f"{scale * each:.{digits}f}" for each in measured}
+        assert number in found, f"{name}: {number}{percent} was not measured"
 
 
 @pytest.mark.slow
