@@ -243,8 +243,9 @@ def test_steps_counted_are_the_real_ones(name, tmp_path, monkeypatch):
     monkeypatch.setattr(
         module.SummaryWriter, "add_scalar", lambda self, key, value, step: counts.append(step)
     )
+    steps = 150 if name == "reinforce" else 2500  # its rollouts are single episodes
     module.main(
-        module.Args(env_id="Diary-v0", total_timesteps=2500, num_envs=4, output_dir=str(tmp_path))
+        module.Args(env_id="Diary-v0", total_timesteps=steps, num_envs=4, output_dir=str(tmp_path))
     )
     assert len(counted) > 2 and sorted(set(counts)) == np.cumsum(counted).tolist()
 

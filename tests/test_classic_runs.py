@@ -47,12 +47,15 @@ def saved(agent):
 # ----------------------------------------------------------------------------------------- learning
 
 
+@pytest.mark.parametrize("target", [100, pytest.param(475, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
-def test_solves_cartpole(name, tmp_path):
-    """The defaults, until solved. Sign errors end near 10."""
-    result = run(name, tmp_path, target_return=475.0)
-    assert result["solved_step"] < 200_000 and 0 < result["solved_seconds"] < result["seconds"]
-    assert result["eval/return"] > 450 and result["eval/return_stochastic"] > 400
+def test_solves_cartpole(name, target, tmp_path):
+    """The defaults, until the mean return is reached. Sign errors end near 10."""
+    result = run(name, tmp_path, target_return=float(target))
+    assert result["solved_step"] < (200_000 if target == 475 else 100_000)
+    assert 0 < result["solved_seconds"] < result["seconds"]
+    if target == 475:
+        assert result["eval/return"] > 450 and result["eval/return_stochastic"] > 400
 
 
 @pytest.mark.parametrize(
@@ -73,7 +76,7 @@ def test_solves_cartpole(name, tmp_path):
 def test_pays_each_action_its_own_reward(name, env_id, tmp_path):
     """The coin is new in each step: a return that is off by one step holds no word of the action's
     own reward (4 of 8)."""
-    assert run(name, tmp_path, env_id=env_id, total_timesteps=40_000)["eval/return"] > 7.5
+    assert run(name, tmp_path, env_id=env_id, total_timesteps=25_000)["eval/return"] > 7.5
 
 
 @pytest.mark.slow
@@ -112,8 +115,9 @@ def test_ppo_variants_learn(flags, tmp_path):
 
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
 def test_same_seed_same_run(name, tmp_path):
+    flags = {"num_envs": 4} if name == "reinforce" else {"num_steps": 64}
     runs = [
-        run(name, tmp_path / str(i), seed=seed, total_timesteps=6000)
+        run(name, tmp_path / str(i), seed=seed, total_timesteps=1600, **flags)
         for i, seed in enumerate((1, 1, 2))
     ]
     logs = [
@@ -137,7 +141,8 @@ def test_logs_have_cleanrl_s_keys(name, tmp_path, capsys):
     assert all(value == value for events in log.values() for _, value in events)
     flags = script(name).Args()
     for step, rate in log["charts/learning_rate"]:
-        assert rate == pytest.approx(flags.learning_rate * (1 - step / 10_000))
+        left = 1 if name == "reinforce" else 1 - step / 10_000
+        assert rate == pytest.approx(flags.learning_rate * left)
     out, err = capsys.readouterr()
     first, last = out.splitlines()
     assert str(Path(result["agent"]).parent) in first and str(result["agent"]) in last
@@ -187,7 +192,8 @@ def test_evaluation_ends_where_the_environment_does_not():
 
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
 def test_saved_agent_replays(name, tmp_path):
-    trained = run(name, tmp_path, total_timesteps=2500)  # an update: not the agent of the seed
+    flags = {"num_envs": 4} if name == "reinforce" else {"num_envs": 4, "num_steps": 64}
+    trained = run(name, tmp_path, total_timesteps=600, **flags)  # updated: not the agent of the seed
     before = Path(trained["agent"]).read_bytes()
     replayed = run(name, tmp_path, load=trained["agent"], eval_only=True, record=True)
     assert (
@@ -272,8 +278,8 @@ def watch_updates(name, monkeypatch):
 
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
 def test_schedules_and_norm_at_every_update(name, tmp_path, monkeypatch):
-    """Rates fall linearly to 0 with the steps taken; the norm of π_old knows earlier rollouts' real
-    steps, and no other row."""
+    """Rates fall linearly to 0 with the steps taken, but for REINFORCE's learning rate; the norm of
+    π_old knows earlier rollouts' real steps, and no other row."""
     seen = watch_updates(name, monkeypatch)
     flags = {"num_envs": 24 if name == "reinforce" else 4} | (
         {} if name == "trpo" else {"ent_coef": 0.02}
@@ -283,7 +289,8 @@ def test_schedules_and_norm_at_every_update(name, tmp_path, monkeypatch):
     )
     steps = np.cumsum([len(obs) for *_, obs, _ in seen])
     assert len(seen) > 2 and [known for *_, known in seen] == [0, *steps[:-1]]
-    assert [rate for rate, *_ in seen] == pytest.approx(0.01 * (1 - steps / 1500))
+    left = 1 - steps / 1500 if name != "reinforce" else np.ones(len(steps))
+    assert [rate for rate, *_ in seen] == pytest.approx(0.01 * left)
     if name != "trpo":
         assert [entropy for _, entropy, *_ in seen] == pytest.approx(0.02 * (1 - steps / 1500))
     rows, norm = torch.cat([obs for *_, obs, _ in seen]), saved(result["agent"])

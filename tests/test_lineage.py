@@ -51,7 +51,7 @@ CLASSIC_MAY_DIFFER = {
     "fit_critic": ["actor_critic"],
     "rollouts": ["reinforce"],
     "check_args": ["reinforce", "actor_critic", "trpo", "ppo"],
-    "train": ["trpo", "ppo"],
+    "train": ["reinforce", "trpo", "ppo"],
 }
 CLASSIC_ARGS_MAY_DIFFER = {
     "update_epochs": ["ppo"],
@@ -60,7 +60,7 @@ CLASSIC_ARGS_MAY_DIFFER = {
     "num_envs": ["reinforce"],
     "learning_rate": ["reinforce", "actor_critic"],
     "total_timesteps": ["reinforce"],
-    "max_grad_norm": ["trpo"],
+    "max_grad_norm": ["reinforce trpo"],
 }
 CLASSIC_ONLY_IN = {
     **dict.fromkeys(

@@ -32,6 +32,7 @@ import cures_llm
 import torch
 import transformers
 import tyro
+from cures_findings import FINDINGS, fill
 from cures_tools import RESULTS, finish
 
 EXPERIMENTS = {each.name: each for each in [*cures_classic.EXPERIMENTS, *cures_llm.EXPERIMENTS]}
@@ -72,21 +73,33 @@ def rounded(value):
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
+def summary(found: dict) -> dict:
+    """{row: {column: (lowest, median, highest)}} over the seeds; a row for each setting."""
+    runs = {}
+    for settings, result in found["runs"]:
+        row = ", ".join(f"{name} {value}" for name, value in settings.items() if name != "seed")
+        runs.setdefault(row, []).append(result)
+    rows = {}
+    for row, results in runs.items():
+        rows[row] = {"seeds": len(results)}
+        for column in dict.fromkeys(name for result in results for name in result):
+            values = [result[column] for result in results if result.get(column) is not None]
+            if values and not isinstance(values[0], list):
+                rows[row][column] = (min(values), median(values), max(values))
+    return rows
+
+
 def table(found: dict) -> list[str]:
     """Markdown: a row per setting, the median over seeds of each number, and its range."""
-    rows = {}
-    for settings, result in found["runs"]:
-        key = ", ".join(f"{name} {value}" for name, value in settings.items() if name != "seed")
-        numbers = {name: value for name, value in result.items() if not isinstance(value, list)}
-        rows.setdefault(key, []).append(numbers)
-    names = list(dict.fromkeys(name for runs in rows.values() for run in runs for name in run))
-    lines = [f"| | seeds | {' | '.join(names)} |", "|-" * (len(names) + 2) + "|"]
-    for key, runs in rows.items():
-        cells = [key, str(len(runs))]
-        for name in names:
-            values = [run[name] for run in runs if run.get(name) is not None]
-            low, middle, high = (f(values) if values else None for f in (min, median, max))
-            cells.append(f"{middle:.4g} ({low:.4g} to {high:.4g})" if values else "–")
+    rows = summary(found)
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    lines = [f"| | {' | '.join(columns)} |", "|-" * (len(columns) + 1) + "|"]
+    for row, numbers in rows.items():
+        cells = [row, str(numbers["seeds"])]
+        for column in columns[1:]:
+            low, middle, high = numbers.get(column, (None, None, None))
+            cell = f"{middle:.4g} ({low:.4g} to {high:.4g})" if column in numbers else "–"
+            cells.append(cell)
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -108,6 +121,7 @@ def report() -> str:
             found = json.loads(path.read_text())
             lines += [f"## {name}", "", f"Claim: {found['claim']}", ""]
             lines += [f"Measured: {found['measure']}", "", *table(found), ""]
+            lines += [f"Found: {fill(FINDINGS[name], summary(found))}", ""]
             lines += [f"{found['seconds']} s; {found['where']}", ""]
     return "\n".join(lines)
 

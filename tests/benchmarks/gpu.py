@@ -17,6 +17,18 @@
 (r) Recorded decoding, a variant that grpo_llm.py does not have: (a), (b), (c) and its memory;
     last, since a recording that fails may leave the GPU's memory in disorder.
 
+What to expect of the memory, worked out and not measured, in GiB for 0.5 B and 1.5 B parameters:
+
+    weights, gradients, Adam's two averages, float32: 16 bytes a parameter          7.4     23.0
+    the reference, float32 (--beta 0 drops it): 4 bytes                             1.8      5.8
+    weights in bf16 while sampling: 2 bytes                                         0.9      2.9
+    or, under torchrun, gradients on their way: 4 bytes                             1.8      5.8
+    keys and values of 256 × 512 tokens while sampling: 12 and 28 KiB a token       1.5      3.5
+    logits of 8 × 256 tokens of 152 k (--micro-batch-size 8): 20 bytes a logit      5.8      5.8
+    float32 buffers of the sampler, 256 × 152 k: 20 bytes a logit                   0.7      0.7
+
+and the activations, in proportion to --micro-batch-size.
+
 Nothing is downloaded. Writes results/gpu.md, or gpu_ab.md for these parts, row by row: what was
 measured is there whatever happens next. A part that fails is reported, and the next one runs; the
 exit status is then 1.

@@ -1,0 +1,111 @@
+"""What the experiments of cures.py found, in a few sentences each, as README shows them.
+
+Every measured number is a field, {row / column} of the experiment's table in results/cures.md: the
+median over the seeds, or with `/ low` or `/ high` an end of their range. A format may follow, as in
+{psi return / variance :,.0f}. cures.py fills the fields in; a test holds README to the outcome.
+"""
+
+import re
+
+FINDINGS = {
+    "psi": "At one and the same policy the gradient's variance is {psi return / variance :,.0f} "
+    "with the whole return, {psi reward-to-go / variance :,.0f} with reward-to-go, "
+    "{psi baseline / variance :,.0f} with the baseline. After a hundred thousand steps the greedy "
+    "return is {psi return / greedy_return :.0f}, {psi reward-to-go / greedy_return :.0f} and "
+    "{psi baseline / greedy_return :.0f} in the median.",
+    "step": "The actor-critic works best at a learning rate of 0.003, where it ends at "
+    "{script actor_critic, value 0.003 / greedy_return :.0f}, and is lost at 0.03 "
+    "({script actor_critic, value 0.03 / greedy_return :.0f}). TRPO's worst seed ends at "
+    "{script trpo, value 0.001 / greedy_return / low :.0f} for δ 0.001 and at "
+    "{script trpo, value 0.1 / greedy_return / low :.0f} for δ 0.1, a hundred times that. PPO "
+    "ends at {script ppo, value 0.03 / greedy_return :.0f} with a rate of 0.03. Both also have "
+    "GAE, which the actor-critic has not.",
+    "lambda": "At λ = 0 the advantages have a squared bias of {/ bias² λ=0.0 :.0f} and a variance "
+    "of {/ variance λ=0.0 :.0f}, as CartPole's next state follows from the action; at λ = 1, of "
+    "{/ bias² λ=1.0 :.1f} and {/ variance λ=1.0 :.1f}. PPO itself learns the faster the larger λ "
+    "is, up to 1: here the critic's bias costs more than the variance.",
+    "clip": "After 10 passes over each rollout the worst seed ends at "
+    "{form clip, epochs 10 / greedy_return / low :.0f} with the clip; without it the median is "
+    "{form no clip, epochs 10 / greedy_return :.0f}, and a single rollout moves the policy by up "
+    "to {form no clip, epochs 10 / kl_max :.1f} nats instead of "
+    "{form clip, epochs 10 / kl_max :.2f}. The penalty of adaptive weight holds as well.",
+    "baseline": "With rewards of 0 and 1 it shows no gain: after 10 rollouts the gradient's noise "
+    "is {after 10 / noise, none :.2f} without and {after 10 / noise, leave-one-out :.2f} with it. "
+    "But add 1 to every reward, which tells nothing new, and without a baseline pass@1 ends at "
+    "{baseline none, R + 1 / pass@1 :.2f} instead of {baseline none / pass@1 :.2f}.",
+    "steps": "With eight steps on each rollout at a rate of 0.002 RLOO ends at "
+    "{method RLOO, learning_rate 0.002 / pass@1 :.2f}, GRPO without its clip at "
+    "{method GRPO, no clip, learning_rate 0.002 / pass@1 :.2f} and with it at "
+    "{method GRPO, learning_rate 0.002 / pass@1 :.2f}. The last two overlap: little of the gain "
+    "is the clip's. DAPO, GSPO and CISPO bear no more.",
+    "kl": "The same trade in both places: a penalty of 0.3 leaves "
+    "{method in the reward, beta 0.3 / KL of an answer :.1f} nats and a pass@1 of "
+    "{method in the reward, beta 0.3 / pass@1 :.2f} in the reward, "
+    "{method in the loss, beta 0.3 / KL of an answer :.1f} and "
+    "{method in the loss, beta 0.3 / pass@1 :.2f} in the loss.",
+    "critic": "PPO with a critic is 90 % right after {method PPO 1 / rollouts to 0.9 :.0f} "
+    "rollouts, GRPO after {method GRPO / rollouts to 0.9 :.0f}; it takes "
+    "{method PPO 1 / megabytes :.1f} MB instead of {method GRPO / megabytes :.1f}, and "
+    "{method PPO 1 / seconds to 0.9 :.1f} s instead of {method GRPO / seconds to 0.9 :.1f}. With "
+    "the mean of the batch in place of the critic it is {method PPO 1, no critic / rollouts to "
+    "0.9 :.0f}, too: on answers this short it is not the group that makes the critic needless.",
+    "length": "GRPO gives a token of a long answer less weight, Dr. GRPO does not. But on a run "
+    "this short its wrong answers hardly grow: from {method GRPO / wrong at the start :.1f} tokens "
+    "to {method GRPO / wrong, second half :.1f} "
+    "({method GRPO / wrong, second half / low :.1f} to "
+    "{method GRPO / wrong, second half / high :.1f}); Dr. GRPO's go to "
+    "{method Dr. GRPO / wrong, second half :.1f}.",
+    "difficulty": "After 8 rollouts a group with 1 or 7 right answers of 8 has "
+    "{after 8, std True / norm at 1 or 7 of 8 / at 3 to 5 :.2f} times the gradient of one with 3 "
+    "to 5, and {after 8, std False / norm at 1 or 7 of 8 / at 3 to 5 :.2f} times without the "
+    "division by std. So std raises the weight of nearly hopeless and nearly solved questions, "
+    "but not above that of the others.",
+    "cliphigher": "With 16 steps on a rollout the clip acts on "
+    "{clip_high 0.2, minibatches 16 / clipped :.1%} of the tokens. An ε_high of 0.28 instead of "
+    "0.2 brings the rare style to one half after "
+    "{clip_high 0.28, minibatches 16 / rollouts to style 0.5 :.0f} rollouts instead of "
+    "{clip_high 0.2, minibatches 16 / rollouts to style 0.5 :.0f}. Entropy "
+    "at the end is no higher here, nor is pass@8 "
+    "({clip_high 0.28, minibatches 16 / pass@8 :.2f} and "
+    "{clip_high 0.2, minibatches 16 / pass@8 :.3f}).",
+    "dynamic": "Groups with a signal fall from {method DAPO / signal at first :.0%} of those drawn "
+    "to {method DAPO / signal at last :.0%}. With draws until a step is full, pass@1 ends at "
+    "{method DAPO / pass@1 :.3f}, with a single draw at {method DAPO, one draw / pass@1 :.3f}. "
+    "It costs {method DAPO / completions :,.0f} completions instead of "
+    "{method DAPO, one draw / completions :,.0f}: progress per update, paid in samples.",
+    "overlong": "Under a limit of 12 tokens {cut_off penalty, limit 12 / cut off at the end :.1%} "
+    "of the answers are cut off at the end with the penalty, "
+    "{cut_off read, limit 12 / cut off at the end :.1%} without. But pass@1 is "
+    "{cut_off penalty, limit 12 / pass@1 :.2f} with it and "
+    "{cut_off read, limit 12 / pass@1 :.2f} without: it shortens answers and pays with right "
+    "ones.",
+    "ratio": "After 8 steps on a rollout the log-ratio has a spread of "
+    "{minibatches 8 / token :.2f} at a token, {minibatches 8 / sum :.2f} over a whole answer and "
+    "{minibatches 8 / mean :.3f} in the mean over an answer, the less the longer it is.",
+    "silenced": "GRPO's clip silences "
+    "{method GRPO, guess_rate 0.999, steps 80 / silenced of praised :.1%} of the tokens of praised "
+    "answers, the unlikely ones: their probability is "
+    "{method GRPO, guess_rate 0.999, steps 80 / median old probability, silenced :.2f} in the "
+    "median, that of all "
+    "{method GRPO, guess_rate 0.999, steps 80 / median old probability, praised :.2f}. But from "
+    "99.9 % guesses CISPO is half right after "
+    "{method CISPO, guess_rate 0.999, steps 80 / rollouts to 0.5 :.0f} rollouts, GRPO after "
+    "{method GRPO, guess_rate 0.999, steps 80 / rollouts to 0.5 :.0f}, RLOO with four steps after "
+    "{method RLOO, 4 steps, guess_rate 0.999, steps 80 / rollouts to 0.5 :.0f}: no gain is seen.",
+}
+
+
+def fill(finding: str, rows: dict) -> str:
+    """The sentences with their numbers; rows: {row: {column: (low, median, high)}}."""
+
+    def number(field):
+        place, form = field.groups()
+        end = 1
+        for position, word in ((0, " / low"), (2, " / high")):
+            if place.endswith(word):
+                place, end = place.removesuffix(word), position
+        # a row's name holds no slash, a column's may
+        row, _, column = place.partition("/")
+        return format(rows[row.strip()][column.strip()][end], form).replace("%", " %")
+
+    return re.sub(r"\{(.*?) :(.*?)\}", number, finding)
