@@ -6,8 +6,9 @@ seconds (torchrun, every command of the README). Each of these behaviours keeps 
 always runs. `python -m pytest -q tests --slow` runs everything, `python -m pytest -q tests --slow
 -m slow` the slow ones alone.
 
-What would be paid in every test is paid once, on the second core, beside the first tests: the
-imports of the scripts' processes (see launch.py), and the warm start of the tiny model.
+What would be paid in every test is paid once, beside the first tests: the imports of the scripts'
+processes (see launch.py), and the warm start of the tiny model. With -n 2 (pytest-xdist) two
+workers share the tests, and the first of them makes the tiny model for both.
 """
 
 import functools
@@ -28,7 +29,7 @@ import transformers
 ROOT = Path(__file__).parents[1]
 # the same tests on every machine; tests/benchmarks/gpu.py is for GPUs
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/benchmarks")]
 LLM_SCRIPTS = sorted(path.stem for path in ROOT.glob("*_llm.py"))
 CLASSIC_SCRIPTS = ["reinforce", "actor_critic", "trpo", "ppo"]  # in the order of the lineage
 LAUNCHES = {"Launched", "run", "side_by_side"}  # a module that imports one of these starts scripts
@@ -36,6 +37,7 @@ WITHOUT_TINY_MODEL = {"test_flags", "test_lineage", "test_style", "test_classic_
 WITHOUT_TINY_MODEL |= {"test_classic_rollout", "test_classic_runs"}
 WITHOUT_TINY_MODEL |= {"test_llm_algorithm", "test_llm_cuda", "test_llm_rollout", "test_llm_task"}
 WARM_START = pytest.StashKey[launch.Launched]()
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, …; none without -n
 
 
 def pytest_addoption(parser):
@@ -45,9 +47,14 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: takes long, and is run with --slow only")
     # One cache for the whole session and its processes: the warm start is made once.
-    folder = tempfile.mkdtemp(prefix="policy-gradients-cache-")
-    config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
-    os.environ["XDG_CACHE_HOME"] = folder
+    if not WORKER:  # the workers inherit it
+        folder = tempfile.mkdtemp(prefix="policy-gradients-cache-")
+        config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
+        os.environ["XDG_CACHE_HOME"] = folder
+    if getattr(config.option, "dist", "no") == "load":
+        config.option.dist = "loadfile"  # what a file's tests share is made once
+    if WORKER:
+        torch.set_num_threads(1)  # two threads in each of two workers would wait for each other
 
 
 def pytest_collection_modifyitems(config, items):
@@ -63,14 +70,16 @@ def pytest_collection_finish(session):
     launching = any(LAUNCHES & vars(item.module).keys() for item in session.items)
     if launching and not session.config.option.collectonly:
         launch.start_server()
-        if len(session.items) > 200:
+        if len(session.items) > 200 and WORKER in ("", "gw0"):
             session.config.stash[WARM_START] = launch.Launched("tests/warm_start.py")
 
 
 def pytest_runtest_setup(item):
-    if item.module.__name__ not in WITHOUT_TINY_MODEL and WARM_START in item.config.stash:
-        process = item.config.stash[WARM_START]
-        assert process.wait(600) == 0, process.stderr
+    if len(item.session.items) > 200 and item.module.__name__ not in WITHOUT_TINY_MODEL:
+        made = Path(os.environ["XDG_CACHE_HOME"], "tiny_model_is_made")
+        maker = item.config.stash.get(WARM_START, None)
+        launch.wait_for(lambda: made.exists() or (maker and maker.process.exitcode), 600)
+        assert made.exists(), maker.stderr
 
 
 def script(name: str):

@@ -193,7 +193,9 @@ def test_evaluation_ends_where_the_environment_does_not():
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
 def test_saved_agent_replays(name, tmp_path):
     flags = {"num_envs": 4} if name == "reinforce" else {"num_envs": 4, "num_steps": 64}
-    trained = run(name, tmp_path, total_timesteps=600, **flags)  # updated: not the agent of the seed
+    trained = run(
+        name, tmp_path, total_timesteps=600, **flags
+    )  # updated: not the agent of the seed
     before = Path(trained["agent"]).read_bytes()
     replayed = run(name, tmp_path, load=trained["agent"], eval_only=True, record=True)
     assert (

@@ -1,27 +1,25 @@
 """Every command and every number of the README."""
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import tyro
-from conftest import ROOT, script
+from conftest import CLASSIC_SCRIPTS, ROOT, script
+from cures_findings import FINDINGS, fill, summary
 from launch import Launched, run
 
 README = (ROOT / "README.md").read_text()
 FOLDER = ROOT / "tests/benchmarks/results"
 RESULTS = (FOLDER / "llm_compare.md").read_text()
-QUOTED = [
-    "llm_compare",
-    "trl_speed",
-    "trl_time",
-    "parallel_speed",
-    "classic_cartpole",
-]
+SEEDS = (FOLDER / "classic_seeds.md").read_text()
+QUOTED = ["llm_compare", "classic_cartpole"]
 # one table of them all
 BEYOND = ["classic_acrobot", "classic_pendulum", "classic_lunarlander", "classic_halfcheetah"]
 
@@ -49,36 +47,80 @@ def test_headline_numbers_are_in_the_results():
     numbers = (float(cell.replace("–", "nan")) for cell in grpo)
     value = dict(zip(header, numbers, strict=True))
     before, after, short, long = re.search(
-        r"goes from ([\d.]+) to ([\d.]+) and the answers\ngrow from (\d+) tokens to (\d+)", README
+        r"goes from ([\d.]+) to ([\d.]+) and the answers grow from (\d+) tokens to (\d+)",
+        " ".join(README.split()),
     ).groups()
     assert (before, after) == (f"{value['pass@1 before']:.2f}", f"{value['after']:.2f}")
     assert (short, long) == (f"{value['length before']:.0f}", f"{value['length after']:.0f}")
 
 
+def test_numbers_of_trl_are_in_the_results():
+    """Seconds to 0.90, ours and theirs, and how many times as many completions a second."""
+    text = " ".join(README.partition("\nAgainst TRL")[2].partition("\n\n")[0].split())
+    speed, time = ((FOLDER / f"trl_{name}.md").read_text() for name in ("speed", "time"))
+    (ratio,) = re.findall(r"completions per second.*\| ([\d.]+) \| [\d.]+ to", speed)
+    seconds = re.findall(r"^\| .*?\| ([\d.]+) \(", time, re.M)
+    assert seconds == re.findall(r"([\d.]+) s\b", text)
+    assert [ratio] == re.findall(r"([\d.]+) times", text)
+
+
+def test_fifty_seeds_are_in_the_results():
+    """README says how many of the runs were solved, and ended at 475 or more."""
+    rows = re.findall(r"^\| \w+ \| (\d+) of (\d+) \| (\d+) of (\d+) \|", SEEDS, re.M)
+    text = " ".join(README.split())
+    (seeds,) = re.findall(r"Over (\d+) seeds each all four solve it every time", text)
+    assert rows == [(seeds,) * 4] * 4
+
+
 def cures():
-    """{name of an experiment: what README says of it below its picture}."""
-    section = README.partition("## Every cure shown")[2].partition("\n## ")[0]
-    return dict(re.findall(r"results/cures_(\w+)\.png\)\n((?:.+\n)+)", section))
+    """{name of an experiment: what README says of it beside its picture}."""
+    found = re.findall(r"results/cures_(\w+)\.png\)\n((?:  .+\n)+)", README)
+    return {name: " ".join(text.split()) for name, text in found}
 
 
 def test_every_cure_is_shown():
     results = {path.stem.removeprefix("cures_") for path in FOLDER.glob("cures_*.json")}
-    assert results == cures().keys() and len(results) == 15
+    assert results == cures().keys() == FINDINGS.keys() and len(results) == 15
     assert all((FOLDER / f"cures_{name}.png").exists() for name in results)
 
 
-@pytest.mark.parametrize("name", cures())
-def test_numbers_of_a_cure_are_the_measured_ones(name):
-    """Each is a median, an end of a range, or a setting, rounded; or a hundred times that, in %."""
-    table = (FOLDER / "cures.md").read_text().partition(f"## {name}\n")[2].partition("\n## ")[0]
-    table = "\n".join(line for line in table.splitlines() if line.startswith("|"))
-    measured = [float(number) for number in re.findall(r"-?\d+\.?\d*(?:e[-+]\d+)?", table)]
-    text = cures()[name].replace(",", "").replace("`", "").replace("\n", " ")
-    for number, percent in re.findall(r"(\d+(?:\.\d+)?)( %)?", text):
-        digits = len(number.partition(".")[2])
-        scale = 100 if percent else 1
-        found = {f"{scale * each:.{digits}f}" for each in measured}
-        assert number in found, f"{name}: {number}{percent} was not measured"
+@pytest.mark.parametrize("name", FINDINGS)
+def test_what_a_cure_shows_is_what_was_measured(name):
+    """Every number is filled in from the row and column that cures_findings.py names."""
+    found = json.loads((FOLDER / f"cures_{name}.json").read_text())
+    text = fill(FINDINGS[name], summary(found))
+    assert cures()[name] == text
+    assert f"Found: {text}\n" in (FOLDER / "cures.md").read_text()
+
+
+def test_findings_are_filled_in_from_the_place_named():
+    rows = {"clip, on": {"seeds": 3, "a / b": (1, 2.25, 4)}, "": {"share": (0, 0.5, 1)}}
+    text = "{clip, on / a / b :.1f} of {clip, on / a / b / low :.0f}, {/ share / high :.0%}"
+    assert fill(text, rows) == "2.2 of 1, 100 %"
+    with pytest.raises(KeyError):
+        fill("{clip, off / a / b :.1f}", rows)
+
+
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.S | re.M)
+QUOTES = re.findall(r"^(`.*)\n```python\n((?:.+\n)+)```$", README, re.M)
+
+
+@pytest.mark.parametrize("command,quote", QUOTES, ids=[quote[0][1:40] for quote in QUOTES])
+def test_lines_quoted_are_those_that_the_diff_adds(command, quote):
+    """Word for word, in a row, at most five of them, and none in the script before."""
+    *before, name = re.findall(r"\w+\.py", command.partition(":")[0])
+    lines = quote.splitlines()
+    assert 1 <= len(lines) <= 5 and quote in (ROOT / name).read_text()
+    for path in before:
+        known = (ROOT / path).read_text().splitlines()
+        assert not set(lines) & set(known)
+
+
+def test_every_pair_of_neighbours_is_quoted():
+    pairs = {tuple(re.findall(r"\w+\.py", command.partition(":")[0])) for command, _ in QUOTES}
+    classic = {(f"{a}.py", f"{b}.py") for a, b in pairwise(CLASSIC_SCRIPTS)}
+    llm = {("grpo_llm.py", f"{name}_llm.py") for name in ("dapo", "gspo", "cispo")}
+    assert pairs == classic | llm | {("rloo_llm.py", "grpo_llm.py"), ("rloo_llm.py",)}
 
 
 @pytest.mark.slow
@@ -119,7 +161,7 @@ def test_files_named_exist():
         ).exists(), path
 
 
-COMMANDS = [line for b in re.findall(r"```\n(.*?)```", README, re.S) for line in b.splitlines()]
+COMMANDS = [line for kind, text in BLOCKS if not kind for line in text.splitlines()]
 
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if ".py" in line])
@@ -143,7 +185,7 @@ def test_every_command_runs(pretrained, gsm_file, tmp_path):
     first, second, *rest = COMMANDS
     assert (
         first.endswith("&& pip install -r requirements.txt && python grpo_llm.py")
-        and second == "python -m pytest -q tests"
+        and second == "python -m pytest -q -n 2 tests"
     )
     test_file = tmp_path / "test.jsonl"
     test_file.write_text('{"question": "What is 2 + 2?", "answer": "2 + 2 = 4\\n#### 4"}\n')

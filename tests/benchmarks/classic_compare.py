@@ -308,10 +308,6 @@ def run_cartpole(seeds: int):
                 runs.setdefault(PEERS[script], []).append(measure(**job, until_solved=True))
             print(f"seed {seed} {script} {seconds_of(runs[script])[-1]:.2f} s", flush=True)
         runs.setdefault("JAX PPO", []).append(measure_jax(seed))
-        for psi in ("return", "reward-to-go"):
-            runs.setdefault(f"reinforce --psi {psi}", []).append(
-                measure(script="reinforce", flags={"seed": seed, "psi": psi})
-            )
     lines = [
         "| CartPole-v1 | solved | seconds to 475, median | worst | from the command "
         "| steps, median | greedy return, median | worst | times faster |"
@@ -322,7 +318,7 @@ def run_cartpole(seeds: int):
         greedy = [run["eval/return"] for run in done]
         peer = PEERS.get(name)
         ratio = f"{median(seconds_of(runs[peer])) / median(times):.1f}" if peer else "–"
-        label = name if name.startswith("reinforce") or peer else LABELS[name]
+        label = LABELS.get(name, name)
         shown = (
             [f"{median(greedy):.0f}", f"{min(greedy):.0f}"] if label == name else ["–", "–"]
         )  # theirs stop when solved

@@ -21,7 +21,6 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -32,7 +31,7 @@ import cures_llm
 import torch
 import transformers
 import tyro
-from cures_findings import FINDINGS, fill
+from cures_findings import FINDINGS, fill, summary
 from cures_tools import RESULTS, finish
 
 EXPERIMENTS = {each.name: each for each in [*cures_classic.EXPERIMENTS, *cures_llm.EXPERIMENTS]}
@@ -71,22 +70,6 @@ def rounded(value):
     if isinstance(value, dict):
         return {name: rounded(each) for name, each in value.items()}
     return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
-def summary(found: dict) -> dict:
-    """{row: {column: (lowest, median, highest)}} over the seeds; a row for each setting."""
-    runs = {}
-    for settings, result in found["runs"]:
-        row = ", ".join(f"{name} {value}" for name, value in settings.items() if name != "seed")
-        runs.setdefault(row, []).append(result)
-    rows = {}
-    for row, results in runs.items():
-        rows[row] = {"seeds": len(results)}
-        for column in dict.fromkeys(name for result in results for name in result):
-            values = [result[column] for result in results if result.get(column) is not None]
-            if values and not isinstance(values[0], list):
-                rows[row][column] = (min(values), median(values), max(values))
-    return rows
 
 
 def table(found: dict) -> list[str]:

@@ -6,6 +6,7 @@ median over the seeds, or with `/ low` or `/ high` an end of their range. A form
 """
 
 import re
+from statistics import median
 
 FINDINGS = {
     "psi": "At one and the same policy the gradient's variance is {psi return / variance :,.0f} "
@@ -19,7 +20,7 @@ FINDINGS = {
     "{script trpo, value 0.001 / greedy_return / low :.0f} for δ 0.001 and at "
     "{script trpo, value 0.1 / greedy_return / low :.0f} for δ 0.1, a hundred times that. PPO "
     "ends at {script ppo, value 0.03 / greedy_return :.0f} with a rate of 0.03. Both also have "
-    "GAE, which the actor-critic has not.",
+    "GAE.",
     "lambda": "At λ = 0 the advantages have a squared bias of {/ bias² λ=0.0 :.0f} and a variance "
     "of {/ variance λ=0.0 :.0f}, as CartPole's next state follows from the action; at λ = 1, of "
     "{/ bias² λ=1.0 :.1f} and {/ variance λ=1.0 :.1f}. PPO itself learns the faster the larger λ "
@@ -95,8 +96,24 @@ FINDINGS = {
 }
 
 
+def summary(found: dict) -> dict:
+    """{row: {column: (lowest, median, highest)}} over the seeds; a row for each setting."""
+    runs = {}
+    for settings, result in found["runs"]:
+        row = ", ".join(f"{name} {value}" for name, value in settings.items() if name != "seed")
+        runs.setdefault(row, []).append(result)
+    rows = {}
+    for row, results in runs.items():
+        rows[row] = {"seeds": len(results)}
+        for column in dict.fromkeys(name for result in results for name in result):
+            values = [result[column] for result in results if result.get(column) is not None]
+            if values and not isinstance(values[0], list):
+                rows[row][column] = (min(values), median(values), max(values))
+    return rows
+
+
 def fill(finding: str, rows: dict) -> str:
-    """The sentences with their numbers; rows: {row: {column: (low, median, high)}}."""
+    """The sentences with their numbers; rows as in summary()."""
 
     def number(field):
         place, form = field.groups()
@@ -104,8 +121,7 @@ def fill(finding: str, rows: dict) -> str:
         for position, word in ((0, " / low"), (2, " / high")):
             if place.endswith(word):
                 place, end = place.removesuffix(word), position
-        # a row's name holds no slash, a column's may
-        row, _, column = place.partition("/")
+        row, _, column = place.partition("/")  # a row's name holds no slash, a column's may
         return format(rows[row.strip()][column.strip()][end], form).replace("%", " %")
 
     return re.sub(r"\{(.*?) :(.*?)\}", number, finding)
