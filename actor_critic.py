@@ -5,7 +5,7 @@ makes of its outcome:
 
     ∇J = mean_t δ_t ∇log π(a_t | s_t),   δ_t = R_t + γ V(s_{t+1}) − V(s_t)
 
-Then V takes several passes over the same steps, down δ_t², with its target R_t + γ V(s_{t+1}) held
+Then V takes several passes over the same steps to reduce δ_t², its target R_t + γ V(s_{t+1}) held
 fixed. V(s_{t+1}) counts as 0 where the episode terminated, but not where a time limit cut it off:
 it would have gone on.
 
@@ -138,7 +138,7 @@ def fit_critic(agent, optimizer, batch, args):
     for _ in range(args.update_epochs):
         order = torch.randperm(len(batch["obs"]))
         for rows in order.chunk(args.num_minibatches):
-            with torch.no_grad():  # the target is data: V must not bend it
+            with torch.no_grad():  # no gradient flows into the target
                 next_values = agent.value(batch["next_obs"][rows]) * ~batch["terminated"][rows]
                 target = batch["rewards"][rows] + args.gamma * next_values
             error = agent.value(batch["obs"][rows]) - target
@@ -180,7 +180,7 @@ def rollouts(envs, agent, args):
         rollout = {"obs": torch.as_tensor(np.stack(observations)).float().flatten(2)}
         for name in steps[0]:
             rollout[name] = torch.as_tensor(np.stack([step[name] for step in steps]))
-        if rollout["mask"].any():  # else a rollout of one step, and that one a reset
+        if rollout["mask"].any():  # a rollout may hold nothing but resets
             yield rollout, episodes
 
 
@@ -358,7 +358,7 @@ def train(envs, agent, path, args):
         optimizer.param_groups[0]["lr"] = args.learning_rate * left
         batch = prepare(agent, rollout, args)
         stats = update(agent, optimizer, batch, args.ent_coef * left, args)
-        agent.obs_norm.update(batch["obs"])  # not before: it would change π under π_old's log-probs
+        agent.obs_norm.update(batch["obs"])  # not before: the update needs the π that acted
         if not math.isfinite(sum(stats.values())):
             bar.close()
             sys.exit(

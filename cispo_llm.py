@@ -9,8 +9,9 @@ the objective J(θ), --minibatches of them per rollout.   (i: completion, t: tok
     r_it = π_θ(o_it) / π_old(o_it)                    sg: stop-gradient, a plain number to autograd
 
 Why. PPO's clip, in GRPO and DAPO alike, takes the gradient from a token whose ratio has left the
-band. The rare "wait" that saves an answer moves fastest, is clipped first, and learns no more.
-CISPO is REINFORCE with a truncated importance weight: every token keeps its gradient.
+band. A rare token, such as the "wait" that saves an answer, moves fastest, is clipped first, and
+learns no more. CISPO is REINFORCE with a truncated importance weight: every token keeps its
+gradient.
 
 Weakness. Only the learning rate bounds a step. The paper tunes ε_high but does not print it; for
 the tiny model, 0.2 to 4 did equally well (tests/benchmarks/results/llm_sweep.md).
@@ -135,7 +136,7 @@ class Args:
 
 def compute_advantages(rewards, args):
     """A_i: how much better than its group. rewards (P prompts, G samples) → advantages (P, G)."""
-    rewards = rewards - rewards[:, :1]  # changes rounding alone: equal rewards give exactly 0
+    rewards = rewards - rewards[:, :1]  # so that equal rewards give exactly 0
     advantages = rewards - rewards.mean(1, keepdim=True)
     if args.scale_rewards:
         advantages = advantages / (rewards.std(1, keepdim=True) + 1e-4)
@@ -179,10 +180,10 @@ def train_step(model, reference, tokenizer, optimizer, problems, rng, args):
     batch["advantages"] = compute_advantages(rewards, args).flatten()
 
     rows = list(range(len(batch["mask"])))
-    rng.shuffle(rows)  # alike in all processes, unlike torch's own dice
+    rng.shuffle(rows)  # the same order in all processes
     minibatches = [take_rows(batch, part) for part in torch.tensor(rows).chunk(args.minibatches)]
     for minibatch in minibatches:  # all of them before the policy moves
-        metrics |= recompute_old_logprobs(model, minibatch, args)
+        metrics |= recompute_old_logprobs(model, minibatch, args)  # logged: the last one's gap
     updates = [train_minibatch(model, optimizer, minibatch, args) for minibatch in minibatches]
     return metrics | mean_of(updates)
 
@@ -434,7 +435,7 @@ def number_value(text):
 def verify(completion: str, answer: str) -> float:
     """The reward: 1.0 if the right number stands right after the last `#`, whatever follows.
 
-    This reads what GSM8K's own regex reads, and also `#### $5`, `#### **5**` and `#### \\boxed{5}`.
+    GSM8K's `#### 5` counts, and so do `# 5`, `#### $5`, `#### **5**` and `#### \\boxed{5}`.
     A completion is hostile text: it is never evaluated, and read in linear time.
     """
     _, marker, tail = completion.rpartition("#")

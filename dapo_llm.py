@@ -143,7 +143,7 @@ class Args:
 
 def compute_advantages(rewards, args):
     """A_i: how much better than its group. rewards (P prompts, G samples) → advantages (P, G)."""
-    rewards = rewards - rewards[:, :1]  # changes rounding alone: equal rewards give exactly 0
+    rewards = rewards - rewards[:, :1]  # so that equal rewards give exactly 0
     advantages = rewards - rewards.mean(1, keepdim=True)
     if args.scale_rewards:
         advantages = advantages / (rewards.std(1, keepdim=True) + 1e-4)
@@ -221,10 +221,10 @@ def train_step(model, tokenizer, optimizer, problems, rng, args):
         return metrics
     rows = [group * args.group_size + i for group in kept for i in range(args.group_size)]
 
-    rng.shuffle(rows)  # alike in all processes, unlike torch's own dice
+    rng.shuffle(rows)  # the same order in all processes
     minibatches = [take_rows(batch, part) for part in torch.tensor(rows).chunk(args.minibatches)]
     for minibatch in minibatches:  # all of them before the policy moves
-        metrics |= recompute_old_logprobs(model, minibatch, args)
+        metrics |= recompute_old_logprobs(model, minibatch, args)  # logged: the last one's gap
     updates = [train_minibatch(model, optimizer, minibatch, args) for minibatch in minibatches]
     return metrics | mean_of(updates)
 
@@ -474,7 +474,7 @@ def number_value(text):
 def verify(completion: str, answer: str) -> float:
     """The reward: 1.0 if the right number stands right after the last `#`, whatever follows.
 
-    This reads what GSM8K's own regex reads, and also `#### $5`, `#### **5**` and `#### \\boxed{5}`.
+    GSM8K's `#### 5` counts, and so do `# 5`, `#### $5`, `#### **5**` and `#### \\boxed{5}`.
     A completion is hostile text: it is never evaluated, and read in linear time.
     """
     _, marker, tail = completion.rpartition("#")

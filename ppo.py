@@ -46,9 +46,9 @@ class Args:
     surrogate: Literal["clip", "penalty"] = "clip"
     """the clipped ratio, or the plain ratio with a KL penalty of adaptive weight"""
     clip_low: float = 0.2
-    """the ratio is clipped below 1 - clip_low"""
+    """the ratio is clipped below at 1 - clip_low"""
     clip_high: float = 0.2
-    """the ratio is clipped above 1 + clip_high"""
+    """the ratio is clipped above at 1 + clip_high"""
     beta: float = 1.0
     """initial weight of the KL penalty, with --surrogate penalty"""
     target_kl: float | None = None
@@ -245,7 +245,7 @@ def rollouts(envs, agent, args):
         rollout = {"obs": torch.as_tensor(np.stack(observations)).float().flatten(2)}
         for name in steps[0]:
             rollout[name] = torch.as_tensor(np.stack([step[name] for step in steps]))
-        if rollout["mask"].any():  # else a rollout of one step, and that one a reset
+        if rollout["mask"].any():  # a rollout may hold nothing but resets
             yield rollout, episodes
 
 
@@ -428,7 +428,7 @@ def train(envs, agent, path, args):
         if args.surrogate == "penalty":
             stats["beta"] = beta
             beta = adapt_beta(beta, mean_kl(agent, batch), args.target_kl or 0.01)
-        agent.obs_norm.update(batch["obs"])  # not before: it would change π under π_old's log-probs
+        agent.obs_norm.update(batch["obs"])  # not before: the update needs the π that acted
         if not math.isfinite(sum(stats.values())):
             bar.close()
             sys.exit(

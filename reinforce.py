@@ -1,6 +1,6 @@
 """REINFORCE, the Monte Carlo policy gradient: make likely what went well.
 
-The policy π plays one whole episode in each of N environments, and climbs on the expected return:
+The policy π plays one whole episode in each of N environments, and ascends the expected return:
 
     ∇J = E[ Σ_t Ψ_t ∇log π(a_t | s_t) ],   where --psi says what Ψ_t is:
     return          R_0 + γ R_1 + γ² R_2 + …     the whole episode's return, for each of its actions
@@ -8,7 +8,7 @@ The policy π plays one whole episode in each of N environments, and climbs on t
     baseline        G_t − V(s_t)                 and without what was to be expected anyway; the
                                                  critic V is learned from the G_t
 
-Where a time limit ends an episode, V also stands for the rewards that would have followed.
+With a baseline, V also stands for the rewards that would have followed a time limit.
 
 Why: it is the plainest estimate of the gradient there is. For γ = 1, and without a time limit, all
 three Ψ have the same mean, ∇J itself, since a baseline that does not depend on the action adds
@@ -60,7 +60,7 @@ class Args:
     num_envs: int = 24
     """N, environments stepped in parallel"""
     learning_rate: float = 4e-3
-    """Adam's learning rate; it does not decay, as a policy that slips late must be mended, too"""
+    """Adam's learning rate; constant, since a policy that slips late must be able to recover"""
     max_grad_norm: float = 1.0
     """the critic's gradient is clipped to this norm"""
     total_timesteps: int = 300_000
@@ -102,8 +102,8 @@ def prepare(agent, rollout, args):
     values = agent.value(rollout["obs"])
     if args.psi != "baseline":
         values = torch.zeros_like(values)
-    # An episode that a time limit cut off would have gone on: the critic says what is missing. Else
-    # G_t would fall towards the limit, which s_t does not tell, and this noise never ends.
+    # An episode that a time limit cut off would have gone on: the critic says what is missing.
+    # Without it G_t falls towards the limit, which no critic can see in s_t: noise that remains.
     truncated = rollout["done"] & ~rollout["terminated"]
     rewards = rollout["rewards"] + args.gamma * values[1:] * truncated
     advantages = compute_advantages(rewards, values, rollout["terminated"], rollout["done"], args)
@@ -132,8 +132,8 @@ def update(agent, optimizer, batch, ent_coef, args):
     loss = policy_loss - ent_coef * entropy
     optimizer.zero_grad()
     loss.backward()
-    # Not clipped to a norm: that would make the noise which is left once all goes well as long as
-    # the signal was before, and Adam's steps on it as well.
+    # Not clipped: that would bring large early gradients and small late ones to the same norm, and
+    # Adam could no longer tell signal from noise by its size.
     optimizer.step()
     stats = {"policy_loss": policy_loss.detach(), "entropy": entropy.detach()}
     if args.psi == "baseline":
@@ -358,7 +358,7 @@ def train(envs, agent, path, args):
             break
         batch = prepare(agent, rollout, args)
         stats = update(agent, optimizer, batch, args.ent_coef * left, args)
-        agent.obs_norm.update(batch["obs"])  # not before: it would change π under π_old's log-probs
+        agent.obs_norm.update(batch["obs"])  # not before: the update needs the π that acted
         if not math.isfinite(sum(stats.values())):
             bar.close()
             sys.exit(

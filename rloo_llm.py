@@ -138,7 +138,7 @@ def compute_advantages(rewards, args):
         return rewards
     if args.baseline == "mean":
         return rewards - rewards.mean()
-    rewards = rewards - rewards[:, :1]  # changes rounding alone: equal rewards give exactly 0
+    rewards = rewards - rewards[:, :1]  # so that equal rewards give exactly 0
     others = rewards.sum(1, keepdim=True) - rewards
     return rewards - others / (rewards.shape[1] - 1)
 
@@ -178,10 +178,10 @@ def train_step(model, reference, tokenizer, optimizer, problems, rng, args):
     batch["advantages"] = compute_advantages(rewards, args).flatten()
 
     rows = list(range(len(batch["mask"])))
-    rng.shuffle(rows)  # alike in all processes, unlike torch's own dice
+    rng.shuffle(rows)  # the same order in all processes
     minibatches = [take_rows(batch, part) for part in torch.tensor(rows).chunk(args.minibatches)]
     for minibatch in minibatches:  # all of them before the policy moves
-        metrics |= recompute_old_logprobs(model, minibatch, args)
+        metrics |= recompute_old_logprobs(model, minibatch, args)  # logged: the last one's gap
     updates = [train_minibatch(model, optimizer, minibatch, args) for minibatch in minibatches]
     return metrics | mean_of(updates)
 
@@ -428,7 +428,7 @@ def number_value(text):
 def verify(completion: str, answer: str) -> float:
     """The reward: 1.0 if the right number stands right after the last `#`, whatever follows.
 
-    This reads what GSM8K's own regex reads, and also `#### $5`, `#### **5**` and `#### \\boxed{5}`.
+    GSM8K's `#### 5` counts, and so do `# 5`, `#### $5`, `#### **5**` and `#### \\boxed{5}`.
     A completion is hostile text: it is never evaluated, and read in linear time.
     """
     _, marker, tail = completion.rpartition("#")

@@ -9,7 +9,7 @@ rewards into advantages A_t (GAE). Then a single step of the policy solves
 
 to first order in L and second order in the KL, whose Hessian is F. With g = ∇L, conjugate gradients
 solve F s = g, the step is √(2δ / sᵀF s) s, and a line search halves it until L has grown and the KL
-is at most δ.
+is at most δ. (--damping times the identity is added to F, which may be singular.)
 
 Why: a learning rate bounds a step in the parameters θ, where the same length can mean nothing or
 ruin the policy. TRPO bounds it in the policy itself. And GAE lies between actor-critic's TD error,
@@ -194,8 +194,8 @@ def update(agent, optimizer, batch, args):
     def product(vector):
         return fisher_vector_product(kl_gradient, parameters, vector, args.damping)
 
-    s = conjugate_gradient(product, g, args.cg_steps)  # F⁻¹g, the natural gradient
-    length = (2 * args.max_kl / (s @ product(s) + 1e-20)).sqrt()  # where the quadratic KL is δ
+    s = conjugate_gradient(product, g, args.cg_steps)  # (F + damping I)⁻¹ g, the natural gradient
+    length = (2 * args.max_kl / (s @ product(s) + 1e-20)).sqrt()  # the damped quadratic KL is δ
     gain, kl, backtracks = line_search(measure, parameters, length * s, args)
     return {
         "policy_loss": -objective.detach(),
@@ -252,7 +252,7 @@ def rollouts(envs, agent, args):
         rollout = {"obs": torch.as_tensor(np.stack(observations)).float().flatten(2)}
         for name in steps[0]:
             rollout[name] = torch.as_tensor(np.stack([step[name] for step in steps]))
-        if rollout["mask"].any():  # else a rollout of one step, and that one a reset
+        if rollout["mask"].any():  # a rollout may hold nothing but resets
             yield rollout, episodes
 
 
@@ -430,7 +430,7 @@ def train(envs, agent, path, args):
         optimizer.param_groups[0]["lr"] = args.learning_rate * left
         batch = prepare(agent, rollout, args)
         stats = update(agent, optimizer, batch, args)
-        agent.obs_norm.update(batch["obs"])  # not before: it would change π under π_old's log-probs
+        agent.obs_norm.update(batch["obs"])  # not before: the update needs the π that acted
         if not math.isfinite(sum(stats.values())):
             bar.close()
             sys.exit(

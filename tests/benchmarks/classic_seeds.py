@@ -5,7 +5,8 @@
 
 Whole runs, to the last step, whatever happens in between. Solved: at some step the last 100
 training episodes had a mean return of 475. The greedy return is that of 100 fresh episodes at the
-end. Two runs go beside each other, one thread each. Writes results/classic_seeds.md.
+end. Two runs go beside each other, one thread each. Writes results/classic_seeds.md, or with --only
+the rows of these scripts in it.
 """
 
 import contextlib
@@ -27,6 +28,10 @@ import tyro
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 SCRIPTS = ("reinforce", "actor_critic", "trpo", "ppo")
+HEADER = (
+    "| CartPole-v1 | solved | greedy return ≥ 475 | median | worst | steps to 475, median | worst "
+    "| seconds to 475, median | worst | date |"
+)
 
 
 def run(name: str, seed: int) -> dict:
@@ -50,32 +55,32 @@ def row(name: str, runs: list[dict]) -> str:
         f"{max(each['solved_step'] for each in solved)}",
         f"{median(each['solved_seconds'] for each in solved):.1f}",
         f"{max(each['solved_seconds'] for each in solved):.1f}",
+        time.strftime("%Y-%m-%d"),
     ]
     return "| " + " | ".join(cells) + " |"
 
 
 def main(seeds: int = 50, first: int = 1, only: tuple[str, ...] = SCRIPTS, workers: int = 2):
     os.environ["OMP_NUM_THREADS"] = "1"
-    lines = [
-        "| CartPole-v1 | solved | greedy return ≥ 475 | median | worst | steps to 475, median "
-        "| worst | seconds to 475, median | worst |",
-        "|-|-|-|-|-|-|-|-|-|",
-    ]
+    path = RESULTS / "classic_seeds.md"
+    rows = {line.split()[1]: line for line in path.read_text().splitlines() if line[:2] == "| "}
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         for name in only:
             jobs = [(name, seed) for seed in range(first, first + seeds)]
             runs = pool.starmap(run, jobs, chunksize=1)
-            lines.append(row(name, runs))
-            print(lines[-1], flush=True)
+            rows[name] = row(name, runs)
+            print(rows[name], flush=True)
             for (_, seed), each in zip(jobs, runs, strict=True):
                 if each["eval/return"] < 475 or not each["solved_step"]:
                     print(f"    seed {seed}: {each['eval/return']:.0f}, {each['solved_step']}")
-    lines += ["", f"{platform.machine()}, {workers} runs beside each other, one thread each, "]
-    lines[-1] += f"Python {platform.python_version()}, torch {torch.__version__}, "
-    lines[-1] += f"gymnasium {gymnasium.__version__}, {time.strftime('%Y-%m-%d')}, "
-    lines[-1] += f"seeds {first} to {first + seeds - 1}"
-    if only == SCRIPTS:
-        (RESULTS / "classic_seeds.md").write_text("\n".join(lines) + "\n")
+    lines = [HEADER, "|-" * 10 + "|", *(rows[name] for name in SCRIPTS if name in rows), ""]
+    lines += [
+        f"{platform.machine()}, {workers} runs beside each other, one thread each, "
+        f"Python {platform.python_version()}, torch {torch.__version__}, "
+        f"gymnasium {gymnasium.__version__}, seeds {first} to {first + seeds - 1}"
+    ]
+    if (seeds, first) == (50, 1):
+        path.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

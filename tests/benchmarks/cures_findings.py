@@ -14,44 +14,44 @@ FINDINGS = {
     "{psi baseline / variance :,.0f} with the baseline. After a hundred thousand steps the greedy "
     "return is {psi return / greedy_return :.0f}, {psi reward-to-go / greedy_return :.0f} and "
     "{psi baseline / greedy_return :.0f} in the median.",
-    "step": "The actor-critic works best at a learning rate of 0.003, where it ends at "
-    "{script actor_critic, value 0.003 / greedy_return :.0f}, and is lost at 0.03 "
+    "step": "After 60,000 steps the actor-critic, without GAE, is best at a learning rate of 0.003 "
+    "with "
+    "{script actor_critic, value 0.003 / greedy_return :.0f}, and lost at 0.03 "
     "({script actor_critic, value 0.03 / greedy_return :.0f}). TRPO's worst seed ends at "
     "{script trpo, value 0.001 / greedy_return / low :.0f} for δ 0.001 and at "
     "{script trpo, value 0.1 / greedy_return / low :.0f} for δ 0.1, a hundred times that. PPO "
-    "ends at {script ppo, value 0.03 / greedy_return :.0f} with a rate of 0.03. Both also have "
-    "GAE.",
+    "ends at {script ppo, value 0.03 / greedy_return :.0f} with a rate of 0.03.",
     "lambda": "At λ = 0 the advantages have a squared bias of {/ bias² λ=0.0 :.0f} and a variance "
-    "of {/ variance λ=0.0 :.0f}, as CartPole's next state follows from the action; at λ = 1, of "
-    "{/ bias² λ=1.0 :.1f} and {/ variance λ=1.0 :.1f}. PPO itself learns the faster the larger λ "
-    "is, up to 1: here the critic's bias costs more than the variance.",
+    "of {/ variance λ=0.0 :.0f}, as CartPole's next state follows from the action; at λ = 1 these "
+    "are {/ bias² λ=1.0 :.1f} and {/ variance λ=1.0 :.1f}. On CartPole PPO learns fastest at "
+    "λ = 1: the critic's bias costs more than the variance.",
     "clip": "After 10 passes over each rollout the worst seed ends at "
     "{form clip, epochs 10 / greedy_return / low :.0f} with the clip; without it the median is "
     "{form no clip, epochs 10 / greedy_return :.0f}, and a single rollout moves the policy by up "
     "to {form no clip, epochs 10 / kl_max :.1f} nats instead of "
     "{form clip, epochs 10 / kl_max :.2f}. The penalty of adaptive weight holds as well.",
-    "baseline": "With rewards of 0 and 1 it shows no gain: after 10 rollouts the gradient's noise "
-    "is {after 10 / noise, none :.2f} without and {after 10 / noise, leave-one-out :.2f} with it. "
-    "But add 1 to every reward, which tells nothing new, and without a baseline pass@1 ends at "
-    "{baseline none, R + 1 / pass@1 :.2f} instead of {baseline none / pass@1 :.2f}.",
+    "baseline": "With rewards of 0 and 1 it shows no gain: after 10 rollouts the gradient's "
+    "variance over its squared mean is {after 10 / noise, none :.2f} without and "
+    "{after 10 / noise, leave-one-out :.2f} with it. But add 1 to every reward, which tells "
+    "nothing new, and pass@1 without a baseline falls from {baseline none / pass@1 :.2f} to "
+    "{baseline none, R + 1 / pass@1 :.2f}.",
     "steps": "With eight steps on each rollout at a rate of 0.002 RLOO ends at "
     "{method RLOO, learning_rate 0.002 / pass@1 :.2f}, GRPO without its clip at "
     "{method GRPO, no clip, learning_rate 0.002 / pass@1 :.2f} and with it at "
     "{method GRPO, learning_rate 0.002 / pass@1 :.2f}. The last two overlap: little of the gain "
-    "is the clip's. DAPO, GSPO and CISPO bear no more.",
-    "kl": "The same trade in both places: a penalty of 0.3 leaves "
-    "{method in the reward, beta 0.3 / KL of an answer :.1f} nats and a pass@1 of "
+    "is the clip's. DAPO, GSPO and CISPO do no better.",
+    "kl": "Both lie on one curve of pass@1 against KL, but the same β is stronger in the loss: "
+    "0.3 leaves {method in the reward, beta 0.3 / KL of an answer :.1f} nats and a pass@1 of "
     "{method in the reward, beta 0.3 / pass@1 :.2f} in the reward, "
     "{method in the loss, beta 0.3 / KL of an answer :.1f} and "
     "{method in the loss, beta 0.3 / pass@1 :.2f} in the loss.",
-    "critic": "PPO with a critic is 90 % right after {method PPO 1 / rollouts to 0.9 :.0f} "
-    "rollouts, GRPO after {method GRPO / rollouts to 0.9 :.0f}; it takes "
-    "{method PPO 1 / megabytes :.1f} MB instead of {method GRPO / megabytes :.1f}, and "
-    "{method PPO 1 / seconds to 0.9 :.1f} s instead of {method GRPO / seconds to 0.9 :.1f}. With "
-    "the mean of the batch in place of the critic it is {method PPO 1, no critic / rollouts to "
-    "0.9 :.0f}, too: on answers this short it is not the group that makes the critic needless.",
-    "length": "GRPO gives a token of a long answer less weight, Dr. GRPO does not. But on a run "
-    "this short its wrong answers hardly grow: from {method GRPO / wrong at the start :.1f} tokens "
+    "critic": "To be 90 % right takes PPO with a critic {method PPO 1 / rollouts to 0.9 :.0f} "
+    "rollouts, GRPO {method GRPO / rollouts to 0.9 :.0f}, and PPO with the batch mean instead of a "
+    "critic {method PPO 1, no critic / rollouts to 0.9 :.0f}: neither critic nor group matters on "
+    "answers this short. The critic doubles the training state, from "
+    "{method GRPO / megabytes :.1f} to {method PPO 1 / megabytes :.1f} MB.",
+    "length": "GRPO gives a token of a long answer less weight, Dr. GRPO does not. But on this run "
+    "wrong answers hardly grow: from {method GRPO / wrong at the start :.1f} tokens "
     "to {method GRPO / wrong, second half :.1f} "
     "({method GRPO / wrong, second half / low :.1f} to "
     "{method GRPO / wrong, second half / high :.1f}); Dr. GRPO's go to "
@@ -66,9 +66,9 @@ FINDINGS = {
     "0.2 brings the rare style to one half after "
     "{clip_high 0.28, minibatches 16 / rollouts to style 0.5 :.0f} rollouts instead of "
     "{clip_high 0.2, minibatches 16 / rollouts to style 0.5 :.0f}. Entropy "
-    "at the end is no higher here, nor is pass@8 "
-    "({clip_high 0.28, minibatches 16 / pass@8 :.2f} and "
-    "{clip_high 0.2, minibatches 16 / pass@8 :.3f}).",
+    "at the end is no higher here, nor is pass@8: "
+    "{clip_high 0.28, minibatches 16 / pass@8 :.2f}, and "
+    "{clip_high 0.2, minibatches 16 / pass@8 :.3f} with 0.2.",
     "dynamic": "Groups with a signal fall from {method DAPO / signal at first :.0%} of those drawn "
     "to {method DAPO / signal at last :.0%}. With draws until a step is full, pass@1 ends at "
     "{method DAPO / pass@1 :.3f}, with a single draw at {method DAPO, one draw / pass@1 :.3f}. "
@@ -78,14 +78,14 @@ FINDINGS = {
     "of the answers are cut off at the end with the penalty, "
     "{cut_off read, limit 12 / cut off at the end :.1%} without. But pass@1 is "
     "{cut_off penalty, limit 12 / pass@1 :.2f} with it and "
-    "{cut_off read, limit 12 / pass@1 :.2f} without: it shortens answers and pays with right "
-    "ones.",
+    "{cut_off read, limit 12 / pass@1 :.2f} without: the price is right "
+    "answers.",
     "ratio": "After 8 steps on a rollout the log-ratio has a spread of "
     "{minibatches 8 / token :.2f} at a token, {minibatches 8 / sum :.2f} over a whole answer and "
-    "{minibatches 8 / mean :.3f} in the mean over an answer, the less the longer it is.",
+    "{minibatches 8 / mean :.3f} in an answer's mean.",
     "silenced": "GRPO's clip silences "
-    "{method GRPO, guess_rate 0.999, steps 80 / silenced of praised :.1%} of the tokens of praised "
-    "answers, the unlikely ones: their probability is "
+    "{method GRPO, guess_rate 0.999, steps 80 / silenced of praised :.1%} of the tokens of answers "
+    "with A > 0, the unlikely ones: their probability is "
     "{method GRPO, guess_rate 0.999, steps 80 / median old probability, silenced :.2f} in the "
     "median, that of all "
     "{method GRPO, guess_rate 0.999, steps 80 / median old probability, praised :.2f}. But from "
