@@ -57,7 +57,7 @@ class Args:
     num_envs: int = 16
     """N, environments stepped in parallel"""
     learning_rate: float = 2e-3
-    """Adam's learning rate; constant, since a policy that slips late must be able to recover"""
+    """Adam's learning rate; decays linearly to 0"""
     max_grad_norm: float = 1.0
     """the gradients of actor and critic are each clipped to this norm"""
     total_timesteps: int = 200_000
@@ -355,6 +355,7 @@ def train(envs, agent, path, args):
         left = 1 - global_step / args.total_timesteps
         if left <= 0 or (solved_step and args.target_return is not None):
             break
+        optimizer.param_groups[0]["lr"] = args.learning_rate * left
         batch = prepare(agent, rollout, args)
         stats = update(agent, optimizer, batch, args.ent_coef * left, args)
         agent.obs_norm.update(batch["obs"])  # not before: the update needs the π that acted
@@ -369,7 +370,7 @@ def train(envs, agent, path, args):
         stats["explained_variance"] = 1 - unexplained.item()
         for name, value in stats.items():
             writer.add_scalar(f"losses/{name}", value, global_step)
-        writer.add_scalar("charts/learning_rate", args.learning_rate, global_step)
+        writer.add_scalar("charts/learning_rate", args.learning_rate * left, global_step)
         writer.add_scalar("charts/SPS", global_step / seconds, global_step)
         if episodes:
             writer.add_scalar("charts/episodic_return", np.mean(episodes), global_step)

@@ -141,7 +141,7 @@ def test_logs_have_cleanrl_s_keys(name, tmp_path, capsys):
     assert all(value == value for events in log.values() for _, value in events)
     flags = script(name).Args()
     for step, rate in log["charts/learning_rate"]:
-        left = 1 - step / 10_000 if name in ("trpo", "ppo") else 1
+        left = 1 if name == "reinforce" else 1 - step / 10_000
         assert rate == pytest.approx(flags.learning_rate * left)
     out, err = capsys.readouterr()
     first, last = out.splitlines()
@@ -280,8 +280,8 @@ def watch_updates(name, monkeypatch):
 
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
 def test_schedules_and_norm_at_every_update(name, tmp_path, monkeypatch):
-    """The entropy's weight falls linearly to 0 with the steps taken, and so does the learning rate
-    of TRPO and PPO; the norm of π_old knows earlier rollouts' real steps, and no other row."""
+    """Rates fall linearly to 0 with the steps taken, but for REINFORCE's learning rate; the norm of
+    π_old knows earlier rollouts' real steps, and no other row."""
     seen = watch_updates(name, monkeypatch)
     flags = {"num_envs": 24 if name == "reinforce" else 4} | (
         {} if name == "trpo" else {"ent_coef": 0.02}
@@ -291,7 +291,7 @@ def test_schedules_and_norm_at_every_update(name, tmp_path, monkeypatch):
     )
     steps = np.cumsum([len(obs) for *_, obs, _ in seen])
     assert len(seen) > 2 and [known for *_, known in seen] == [0, *steps[:-1]]
-    left = 1 - steps / 1500 if name in ("trpo", "ppo") else np.ones(len(steps))
+    left = 1 - steps / 1500 if name != "reinforce" else np.ones(len(steps))
     assert [rate for rate, *_ in seen] == pytest.approx(0.01 * left)
     if name != "trpo":
         assert [entropy for _, entropy, *_ in seen] == pytest.approx(0.02 * (1 - steps / 1500))

@@ -51,7 +51,7 @@ CLASSIC_MAY_DIFFER = {
     "fit_critic": ["actor_critic"],
     "rollouts": ["reinforce"],
     "check_args": ["reinforce", "actor_critic", "trpo", "ppo"],
-    "train": ["trpo", "ppo"],
+    "train": ["reinforce", "trpo", "ppo"],
 }
 CLASSIC_ARGS_MAY_DIFFER = {
     "update_epochs": ["ppo"],

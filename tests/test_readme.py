@@ -102,7 +102,7 @@ def test_findings_are_filled_in_from_the_place_named():
 
 
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.S | re.M)
-QUOTES = re.findall(r"^(`\w(?:.+\n)+?)```python\n((?:.+\n)+?)```$", README, re.M)
+QUOTES = re.findall(r"^(`.*)\n```python\n((?:.+\n)+)```$", README, re.M)
 
 
 @pytest.mark.parametrize("command,quote", QUOTES, ids=[quote[0][1:40] for quote in QUOTES])
