@@ -12,8 +12,10 @@ FINDINGS = {
     "psi": "At one and the same policy the gradient's variance is {psi return / variance :,.0f} "
     "with the whole return, {psi reward-to-go / variance :,.0f} with reward-to-go, "
     "{psi baseline / variance :,.0f} with the baseline. After a hundred thousand steps the greedy "
-    "return is {psi return / greedy_return :.0f}, {psi reward-to-go / greedy_return :.0f} and "
-    "{psi baseline / greedy_return :.0f} in the median.",
+    "return is {psi return / greedy_return :.0f} ({psi return / greedy_return / low :.0f} to "
+    "{psi return / greedy_return / high :.0f}) in the median; the worst seed of the other two "
+    "ends at {psi reward-to-go / greedy_return / low :.0f} and "
+    "{psi baseline / greedy_return / low :.0f}.",
     "step": "After 60,000 steps the actor-critic, without GAE, is best at a learning rate of 0.003 "
     "with "
     "{script actor_critic, value 0.003 / greedy_return :.0f}, and lost at 0.03 "
