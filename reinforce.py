@@ -132,8 +132,8 @@ def update(agent, optimizer, batch, ent_coef, args):
     loss = policy_loss - ent_coef * entropy
     optimizer.zero_grad()
     loss.backward()
-    # Not clipped: that would bring large early gradients and small late ones to the same norm, and
-    # Adam could no longer tell signal from noise by its size.
+    # Not clipped: only the long early gradients would be cut. Adam takes its steps in proportion to
+    # them, so those on the short, noisy gradients of a solved task would become longer.
     optimizer.step()
     stats = {"policy_loss": policy_loss.detach(), "entropy": entropy.detach()}
     if args.psi == "baseline":
