@@ -6,7 +6,7 @@ grpo_llm.py and rloo_llm.py against TRL's GRPOTrainer and RLOOTrainer.
 
 The same warm-started model, 32 × 8 completions a rollout, the same number of optimizer steps on
 them, learning rate with ten rollouts of warm-up and linear decay over 200, and KL weight. Every
-five rollouts both are scored by evaluate() of grpo_llm.py, off the clock. Ours and theirs in turns,
+two rollouts both are scored by evaluate() of grpo_llm.py, off the clock. Ours and theirs in turns,
 seed by seed. Writes results/trl_time.md.
 """
 
@@ -29,7 +29,16 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import grpo_llm
 import rloo_llm
 
-EVERY, TARGET, ROLLOUTS = 5, 0.90, 200
+RESULTS = Path(__file__).parent / "results"
+EVERY, TARGET, ROLLOUTS = 2, 0.90, 200
+TRL = {  # what in TRL's defaults is not the published algorithm
+    "grpo_llm": (
+        trl.GRPOTrainer,
+        trl.GRPOConfig,
+        {"loss_type": "grpo", "use_bias_correction_kl": False},
+    ),
+    "rloo_llm": (trl.RLOOTrainer, trl.RLOOConfig, {}),
+}
 
 
 class Reached(Exception):
@@ -72,70 +81,68 @@ def ours(module, seed: int):
     return float("inf"), ROLLOUTS
 
 
-def theirs(module, trainer_class, config_class, seed: int, **extra):
+def trl_trainer(module, model, tokenizer, seed, rollouts, callback, **options):
+    """TRL's trainer for the same algorithm, with the settings of module.Args."""
+    args = module.Args(seed=seed)
+    trainer, config, settings = TRL[module.__name__]
+    rng, updates = random.Random(seed), args.minibatches
+    problems = [module.make_sum(rng) for _ in range(args.prompts_per_step * rollouts)]
+
+    def reward(completions, answer, **_):
+        pairs = zip(completions, answer, strict=True)
+        return [module.verify(completion, right) for completion, right in pairs]
+
+    return trainer(
+        model=model,
+        reward_funcs=reward,
+        args=config(
+            output_dir=tempfile.mkdtemp(),
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            seed=seed,
+            per_device_train_batch_size=args.prompts_per_step * args.group_size // updates,
+            steps_per_generation=updates,
+            num_generations=args.group_size,
+            max_completion_length=args.max_new_tokens,
+            temperature=args.temperature,
+            beta=args.beta,
+            learning_rate=args.learning_rate,
+            max_steps=updates * rollouts,
+            logging_steps=10**6,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            **settings,
+            **options,
+        ),
+        train_dataset=Dataset.from_list(
+            [{"prompt": question, "answer": answer} for question, answer in problems]
+        ),
+        processing_class=tokenizer,
+        callbacks=[callback],
+    )
+
+
+def theirs(module, seed: int):
     args = module.Args(seed=seed)
     model, tokenizer = module.load_policy(args, torch.device("cpu"))
     tokenizer.pad_token = tokenizer.eos_token
-    rng, held_out = random.Random(seed), module.load_data(args)[1]
-    problems = [module.make_sum(rng) for _ in range(args.prompts_per_step * ROLLOUTS)]
-    updates, writer = args.minibatches, SummaryWriter(tempfile.mkdtemp())
-    clock = Clock(grpo_llm.evaluate)
+    held_out, updates = module.load_data(args)[1], args.minibatches
+    clock, writer = Clock(grpo_llm.evaluate), SummaryWriter(tempfile.mkdtemp())
 
     class Score(TrainerCallback):
         def on_train_begin(self, *_, **__):
             clock.check(0, model, tokenizer, held_out, args, writer, 0)
 
         def on_step_end(self, _, state, __, **___):
-            if state.global_step % (updates * EVERY) == 0:
+            rollout, rest = divmod(state.global_step, updates)
+            if rest == 0 and rollout % EVERY == 0:
                 model.eval()
-                clock.check(
-                    state.global_step // updates,
-                    model,
-                    tokenizer,
-                    held_out,
-                    args,
-                    writer,
-                    state.global_step,
-                )
+                clock.check(rollout, model, tokenizer, held_out, args, writer, rollout)
 
-    config = config_class(
-        output_dir=tempfile.mkdtemp(),
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        seed=seed,
-        per_device_train_batch_size=args.prompts_per_step * args.group_size // updates,
-        steps_per_generation=updates,
-        num_generations=args.group_size,
-        max_completion_length=args.max_new_tokens,
-        temperature=args.temperature,
-        beta=args.beta,
-        learning_rate=args.learning_rate,
-        lr_scheduler_type="linear",
-        warmup_steps=10 * updates,
-        max_steps=updates * ROLLOUTS,
-        logging_steps=10**6,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        **extra,
-    )
-
-    def reward(completions, answer, **_):
-        pairs = zip(completions, answer, strict=True)
-        return [module.verify(completion, right) for completion, right in pairs]
-
-    data = Dataset.from_list(
-        [{"prompt": question, "answer": answer} for question, answer in problems]
-    )
-    trainer = trainer_class(
-        model=model,
-        reward_funcs=reward,
-        args=config,
-        train_dataset=data,
-        processing_class=tokenizer,
-        callbacks=[Score()],
-    )
+    schedule = {"lr_scheduler_type": "linear", "warmup_steps": 10 * updates}
+    trainer = trl_trainer(module, model, tokenizer, seed, ROLLOUTS, Score(), **schedule)
     try:
         trainer.train()
     except Reached as reached:
@@ -149,18 +156,15 @@ def main(seeds: int = 5):
         "times faster, median (range) |",
         "|-|-|-|-|",
     ]
-    for name, module, trainer, config, extra in (
-        ("GRPO", grpo_llm, trl.GRPOTrainer, trl.GRPOConfig, {"loss_type": "grpo"}),
-        ("RLOO", rloo_llm, trl.RLOOTrainer, trl.RLOOConfig, {}),
-    ):
+    for module in (grpo_llm, rloo_llm):
         pairs = []
         for seed in range(1, seeds + 1):
-            pairs.append((ours(module, seed), theirs(module, trainer, config, seed, **extra)))
-            print(name, seed, pairs[-1], flush=True)
+            pairs.append((ours(module, seed), theirs(module, seed)))
+            print(module.__name__, seed, pairs[-1], flush=True)
         ratios = sorted(b[0] / a[0] for a, b in pairs)
         for label, runs in (
             (f"{module.__name__}.py", [a for a, _ in pairs]),
-            (f"TRL's {trainer.__name__}", [b for _, b in pairs]),
+            (f"TRL's {TRL[module.__name__][0].__name__}", [b for _, b in pairs]),
         ):
             seconds, rollouts = zip(*runs, strict=True)
             shown = (
@@ -178,7 +182,7 @@ def main(seeds: int = 5):
         f"{time.strftime('%Y-%m-%d')}, {seeds} seeds",
     ]
     print("\n".join(lines))
-    (Path(__file__).parent / "results" / "trl_time.md").write_text("\n".join(lines) + "\n")
+    (RESULTS / "trl_time.md").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
