@@ -57,7 +57,7 @@ class Args:
     num_envs: int = 16
     """N, environments stepped in parallel"""
     learning_rate: float = 2e-3
-    """Adam's learning rate; decays linearly to 0"""
+    """Adam's learning rate; constant, since a policy that slips late must be able to recover"""
     max_grad_norm: float = 1.0
     """the gradients of actor and critic are each clipped to this norm"""
     total_timesteps: int = 200_000
@@ -89,6 +89,18 @@ def compute_advantages(rewards, values, terminated, done, args):
     return rewards + args.gamma * next_values - values[:-1]
 
 
+def rescale_returns(agent, returns):
+    """Take the returns (B,) into their mean and deviation, and leave V(s) what it was: the critic's
+    last layer makes up for the new scale (Pop-Art, van Hasselt et al. 2016, arXiv:1602.07714)."""
+    # The returns contain V itself. If it grew whenever they do, it would chase itself.
+    norm, last = agent.return_norm, agent.critic[-1]
+    old_mean, old_std = norm.mean, norm.std
+    norm.update(returns)
+    last.bias += (old_mean - norm.mean) / old_std
+    last.bias *= old_std / norm.std
+    last.weight *= old_std / norm.std
+
+
 @torch.no_grad()
 def prepare(agent, rollout, args):
     """A rollout's real steps as B rows: obs (B, D), actions (B,) or (B, A), the others (B,)."""
@@ -107,7 +119,7 @@ def prepare(agent, rollout, args):
         "returns": values[:-1] + advantages,  # what the critic should have said
     }
     batch = {name: column[rollout["mask"]] for name, column in batch.items()}
-    agent.return_norm.update(batch["returns"])
+    rescale_returns(agent, batch["returns"])
     # In standard deviations of the return, so that one learning rate suits rewards of any scale.
     # A z-score per batch would turn what little noise a good policy is left with into a signal.
     batch["advantages"] /= agent.return_norm.std
@@ -355,7 +367,6 @@ def train(envs, agent, path, args):
         left = 1 - global_step / args.total_timesteps
         if left <= 0 or (solved_step and args.target_return is not None):
             break
-        optimizer.param_groups[0]["lr"] = args.learning_rate * left
         batch = prepare(agent, rollout, args)
         stats = update(agent, optimizer, batch, args.ent_coef * left, args)
         agent.obs_norm.update(batch["obs"])  # not before: the update needs the π that acted
@@ -370,7 +381,7 @@ def train(envs, agent, path, args):
         stats["explained_variance"] = 1 - unexplained.item()
         for name, value in stats.items():
             writer.add_scalar(f"losses/{name}", value, global_step)
-        writer.add_scalar("charts/learning_rate", args.learning_rate * left, global_step)
+        writer.add_scalar("charts/learning_rate", args.learning_rate, global_step)
         writer.add_scalar("charts/SPS", global_step / seconds, global_step)
         if episodes:
             writer.add_scalar("charts/episodic_return", np.mean(episodes), global_step)

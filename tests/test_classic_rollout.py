@@ -370,6 +370,18 @@ def test_a_loaded_norm_goes_on_where_it_was():
     assert torch.equal(loaded.mean, first.mean) and torch.equal(loaded.std, first.std)
 
 
+def test_a_new_scale_leaves_the_critic_what_it_was():
+    """Targets made of V that also scale V run away: the first rollouts would multiply it by ten."""
+    module, agent, args, rounds = play("actor_critic", "CartPole-v1")
+    agent.critic[-1].bias.data += 2
+    for rollout, _ in rounds:
+        before = agent.value(rollout["obs"])
+        module.prepare(agent, rollout, args)
+        assert torch.allclose(agent.value(rollout["obs"]), before, atol=1e-4)
+        agent.critic[-1].bias.data += 1
+    assert agent.return_norm.std > 0.1 and abs(agent.return_norm.mean) > 1  # it did change
+
+
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
 def test_values_and_targets_are_in_units_of_the_reward(name):
     """A critic that says 0 means the mean return, and 1 a deviation more; target less value is the

@@ -51,7 +51,7 @@ CLASSIC_MAY_DIFFER = {
     "fit_critic": ["actor_critic"],
     "rollouts": ["reinforce"],
     "check_args": ["reinforce", "actor_critic", "trpo", "ppo"],
-    "train": ["reinforce", "trpo", "ppo"],
+    "train": ["reinforce actor_critic", "trpo", "ppo"],
 }
 CLASSIC_ARGS_MAY_DIFFER = {
     "update_epochs": ["ppo"],
@@ -68,6 +68,7 @@ CLASSIC_ONLY_IN = {
     ),
     **dict.fromkeys(("is_clipped", "adapt_beta", "critic_loss", "mean_kl"), {"ppo"}),
     "surrogate": {"trpo", "ppo"},
+    "rescale_returns": {"actor_critic"},
     "fit_critic": set(CLASSIC_SCRIPTS) - {"ppo"},
 }
 CLASSIC_ARGS_ONLY_IN = {

@@ -22,7 +22,7 @@ MOST_TOKENS |= {
     "trpo": 3170,
     "ppo": 3240,
     "reinforce": 2740,
-    "actor_critic": 2720,
+    "actor_critic": 2785,
 }
 MOST_TOKENS_A_LINE = 11
 LONGEST_FUNCTION = 60

@@ -2,6 +2,7 @@
 
     python tests/benchmarks/classic_compare.py            # CartPole-v1: time to a return of 475
     python tests/benchmarks/classic_compare.py --beyond   # other environments, at equal steps
+    python tests/benchmarks/classic_compare.py --beyond --ours-only   # theirs stay as they are
 
 Theirs have the settings that RL Baselines3 Zoo tuned for these environments. On CartPole ours and
 theirs run in turns, 5 seeds of each, and so does jax_ppo.py, PPO in the manner of PureJaxRL. Each
@@ -343,8 +344,9 @@ def run_cartpole(seeds: int):
     write("classic_cartpole", lines, f"{seeds} seeds; theirs with the zoo's tuned settings")
 
 
-def run_beyond(seeds: int, only: tuple[str, ...]):
+def run_beyond(seeds: int, only: tuple[str, ...], ours_only: bool):
     for env_id in only or dict.fromkeys(env_id for env_id, _ in BEYOND):
+        name = f"classic_{env_id.split('-')[0].lower()}"
         lines = [
             "| environment, steps | | return, median | worst | seconds "
             "| SB3: return, median | worst | seconds | times faster |"
@@ -352,46 +354,43 @@ def run_beyond(seeds: int, only: tuple[str, ...]):
         lines += ["|-" * 9 + "|"]
         for script in ("ppo", "trpo"):
             steps, flags = BEYOND[env_id, script]
+            job = {"env_id": env_id, "total_timesteps": steps, **flags}
+            peer = {"algorithm": PEERS[script], "env_id": env_id, "steps": steps}
             a, b = [], []
             for seed in range(1, seeds + 1):
-                a.append(
-                    measure(
-                        script=script,
-                        flags={"env_id": env_id, "seed": seed, "total_timesteps": steps, **flags},
-                    )
-                )
-                b.append(
-                    measure(
-                        algorithm=PEERS[script],
-                        env_id=env_id,
-                        seed=seed,
-                        steps=steps,
-                        until_solved=False,
-                    )
-                )
-                print(env_id, script, seed, a[-1]["eval/return"], b[-1]["eval/return"], flush=True)
+                a.append(measure(script=script, flags=job | {"seed": seed}))
+                print(env_id, script, seed, a[-1]["eval/return"], flush=True)
+                if not ours_only:
+                    b.append(measure(**peer, seed=seed, until_solved=False))
+                    print(env_id, PEERS[script], seed, b[-1]["eval/return"], flush=True)
             shown = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in flags.items())
-            cells = [f"{env_id}, {steps:,}", f"{script}.py {shown}".strip()]
-            for done in (a, b):
-                returns = [run["eval/return"] for run in done]
-                cells += [
-                    f"{median(returns):.0f}",
-                    f"{min(returns):.0f}",
-                    f"{median(run['seconds'] for run in done):.0f}",
-                ]
-            cells.append(
-                f"{median(run['seconds'] for run in b) / median(run['seconds'] for run in a):.1f}"
-            )
+            cells = [f"{env_id}, {steps:,}", f"{script}.py {shown}".strip(), *returns_of(a)]
+            if ours_only:  # seconds of different days cannot be compared
+                earlier = (RESULTS / f"{name}.md").read_text()
+                (row,) = (row for row in earlier.splitlines() if f"| {script}.py" in row)
+                cells += [cell.strip() for cell in row.split("|")[6:9]] + ["–"]
+            else:
+                cells += returns_of(b)
+                cells.append(f"{float(cells[7]) / float(cells[4]):.1f}")
             lines.append("| " + " | ".join(cells) + " |")
         print("\n".join(lines), flush=True)
         note = f"{seeds} seeds; greedy return over 100 fresh episodes; "
         note += "our times include the evaluation, SB3's are of the training alone"
-        write(f"classic_{env_id.split('-')[0].lower()}", lines, note)
+        if ours_only:
+            note += "; SB3's from an earlier run"
+        write(name, lines, note)
 
 
-def main(beyond: bool = False, seeds: int = 5, only: tuple[str, ...] = ()):
+def returns_of(runs: list[dict]) -> list[str]:
+    """Cells: median and worst return, median seconds."""
+    returns = [run["eval/return"] for run in runs]
+    seconds = median(run["seconds"] for run in runs)
+    return [f"{median(returns):.0f}", f"{min(returns):.0f}", f"{seconds:.0f}"]
+
+
+def main(beyond: bool = False, seeds: int = 5, only: tuple[str, ...] = (), ours_only: bool = False):
     if beyond:
-        run_beyond(seeds, only)
+        run_beyond(seeds, only, ours_only)
     else:
         run_cartpole(seeds)
 
