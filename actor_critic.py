@@ -5,9 +5,9 @@ makes of its outcome:
 
     ∇J = mean_t δ_t ∇log π(a_t | s_t),   δ_t = R_t + γ V(s_{t+1}) − V(s_t)
 
-Then V takes several passes over the same steps to reduce δ_t², its target R_t + γ V(s_{t+1}) held
-fixed. V(s_{t+1}) counts as 0 where the episode terminated, but not where a time limit cut it off:
-it would have gone on.
+Then V takes several passes over the same steps to reduce δ_t². Its target R_t + γ V(s_{t+1}) is
+taken anew each time, but no gradient flows through it. V(s_{t+1}) counts as 0 where the episode
+terminated, but not where a time limit cut it off: it would have gone on.
 
 Why: REINFORCE waits for whole episodes, and credits every action with all that came after it. The
 TD error δ_t depends on a single reward and a single step of the environment, so it varies far less,
@@ -92,7 +92,7 @@ def compute_advantages(rewards, values, terminated, done, args):
 def rescale_returns(agent, returns):
     """Take the returns (B,) into their mean and deviation, and leave V(s) what it was: the critic's
     last layer makes up for the new scale (Pop-Art, van Hasselt et al. 2016, arXiv:1602.07714)."""
-    # The returns contain V itself. If it grew whenever they do, it would chase itself.
+    # These returns are mostly γ V(s_{t+1}): if V grew whenever they do, it would run away.
     norm, last = agent.return_norm, agent.critic[-1]
     old_mean, old_std = norm.mean, norm.std
     norm.update(returns)

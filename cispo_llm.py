@@ -9,9 +9,9 @@ the objective J(θ), --minibatches of them per rollout.   (i: completion, t: tok
     r_it = π_θ(o_it) / π_old(o_it)                    sg: stop-gradient, a plain number to autograd
 
 Why. PPO's clip, in GRPO and DAPO alike, takes the gradient from a token whose ratio has left the
-band. A rare token, such as the "wait" that saves an answer, moves fastest, is clipped first, and
-learns no more. CISPO is REINFORCE with a truncated importance weight: every token keeps its
-gradient.
+band in the direction that A_i favors. A rare token, such as the "wait" that saves an answer, moves
+fastest, is clipped first, and learns no more. CISPO is REINFORCE with a truncated importance
+weight: every token keeps its gradient.
 
 Weakness. Only the learning rate bounds a step. The paper tunes ε_high but does not print it; for
 the tiny model, 0.2 to 4 did equally well (tests/benchmarks/results/llm_sweep.md).

@@ -10,8 +10,9 @@ the objective J(θ), --minibatches of them per rollout.   (i: completion, t: tok
     k3   = e^d − d − 1,   d = log π_ref − log π_θ     keeps the policy near where it began
 
 Why. RLOO takes one gradient step per rollout, and rollouts dominate the run time. GRPO adds PPO's
-clipped ratio, so that several steps can reuse one rollout. It also gives every completion the
-same weight, however long, and moves the KL penalty from the reward into the loss.
+clipped ratio, so that a rollout can be split into several steps: to the later ones its samples are
+those of another policy. It also gives every completion the same weight, however long, and moves the
+KL penalty from the reward into the loss.
 
 Weakness. 1/|o_i| makes each token of a long wrong answer cheap, and 1/std R raises the weight of
 questions nearly always or never solved. Dr. GRPO: --no-scale-rewards --length-norm constant.

@@ -157,7 +157,7 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
     log_ratio = ((logprobs - old_logprobs) * mask).sum(1, keepdim=True) / lengths  # its mean
     ratio = log_ratio.exp()  # s_i: (B, 1)
     clipped_ratio = ratio.clamp(1 - args.clip_low, 1 + args.clip_high)
-    return torch.minimum(ratio * advantages, clipped_ratio * advantages).expand_as(mask)
+    return torch.minimum(ratio * advantages, clipped_ratio * advantages) * mask
 
 
 def kl_k3(logprobs, ref_logprobs):

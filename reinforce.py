@@ -11,8 +11,8 @@ The policy π plays one whole episode in each of N environments, and ascends the
 With a baseline, V also stands for the rewards that would have followed a time limit.
 
 Why: it is the plainest estimate of the gradient there is. For γ = 1, and without a time limit, all
-three Ψ have the same mean, ∇J itself, since a baseline that does not depend on the action adds
-nothing to it. But each varies less than the one before it, and variance makes REINFORCE slow.
+three estimates have the same mean, ∇J itself, since a baseline that does not depend on the action
+adds nothing to it. But each varies less than the one before it, and variance makes REINFORCE slow.
 
 Weakness: even so, the luck of one episode stands for all that could have followed an action, and
 the episode must end before anything is learned.
@@ -103,7 +103,7 @@ def prepare(agent, rollout, args):
     if args.psi != "baseline":
         values = torch.zeros_like(values)
     # An episode that a time limit cut off would have gone on: the critic says what is missing.
-    # Without it G_t falls towards the limit, which no critic can see in s_t: noise that remains.
+    # Without it G_t would shrink as the limit nears, and s_t does not tell the time: more noise.
     truncated = rollout["done"] & ~rollout["terminated"]
     rewards = rollout["rewards"] + args.gamma * values[1:] * truncated
     advantages = compute_advantages(rewards, values, rollout["terminated"], rollout["done"], args)
@@ -132,8 +132,8 @@ def update(agent, optimizer, batch, ent_coef, args):
     loss = policy_loss - ent_coef * entropy
     optimizer.zero_grad()
     loss.backward()
-    # Not clipped: only the long early gradients would be cut. Adam takes its steps in proportion to
-    # them, so those on the short, noisy gradients of a solved task would become longer.
+    # Not clipped: only the long early gradients would be cut. Adam divides by the size of past
+    # gradients, so its steps on the short, noisy gradients of a solved task would become longer.
     optimizer.step()
     stats = {"policy_loss": policy_loss.detach(), "entropy": entropy.detach()}
     if args.psi == "baseline":

@@ -5,7 +5,7 @@ verifier gives each a reward R_i. Turn the rewards into advantages A_i, and take
 the objective J(θ), --minibatches of them per rollout.   (i: completion, t: token)
 
     J    = Σ_i Σ_t A_i log π_θ(o_it) / Σ_i |o_i|
-    A_i  = R'_i − mean of R'_j over the others, j ≠ i      says how hard the question is
+    A_i  = R'_i − mean of R'_j over the others, j ≠ i      they say how hard the question is
     R'_i = R_i − β Σ_t (log π_old − log π_ref)             keeps the policy near where it began
 
 Why. PPO brings a critic, as large as the policy, to a task whose only reward comes at the end. RLOO

@@ -63,7 +63,7 @@ class Args:
     num_envs: int = 16
     """N, environments stepped in parallel"""
     learning_rate: float = 3e-3
-    """Adam's learning rate; decays linearly to 0"""
+    """the critic's learning rate (Adam); decays linearly to 0"""
     max_grad_norm: float = 1.0
     """the critic's gradient is clipped to this norm"""
     total_timesteps: int = 200_000

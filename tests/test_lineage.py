@@ -58,7 +58,7 @@ CLASSIC_ARGS_MAY_DIFFER = {
     "ent_coef": ["ppo"],
     "num_steps": ["actor_critic"],
     "num_envs": ["reinforce"],
-    "learning_rate": ["reinforce", "actor_critic"],
+    "learning_rate": ["reinforce", "actor_critic", "trpo"],
     "total_timesteps": ["reinforce"],
     "max_grad_norm": ["reinforce trpo"],
 }

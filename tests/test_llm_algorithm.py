@@ -301,6 +301,27 @@ def test_clip_ratio_counts_clipped_tokens():
     )
 
 
+def test_clip_ratio_of_gspo_counts_the_tokens_of_clipped_completions():
+    """Its objective is one number for a whole row, but padding is no token."""
+    gspo = script("gspo_llm")
+    args = gspo.Args(temperature=0.7)
+    batch = rollout_batch(random_model("llama"), ARGS)
+    model = random_model("llama")
+    rollout_batch(model, ARGS)
+    logprobs, clipped = gspo.token_logprobs(model, batch, args.temperature), 0
+    lengths = batch["mask"].sum(1).int().tolist()
+    for i, length in enumerate(lengths):
+        log_ratio = sum(
+            (logprobs[i, t] - batch["old_logprobs"][i, t]).item() for t in range(length)
+        )
+        ratio, A = math.exp(log_ratio / length), batch["advantages"][i].item()
+        if (A > 0 and ratio > 1 + args.clip_high) or (A < 0 and ratio < 1 - args.clip_low):
+            clipped += length
+    assert 0 < clipped < sum(lengths) < batch["mask"].numel()
+    stats = gspo.train_minibatch(model, torch.optim.SGD(model.parameters(), lr=0.0), batch, args)
+    assert stats["clip_ratio"] == pytest.approx(clipped / sum(lengths))
+
+
 # -------------------------------------------------------------------------------------- enumeration
 
 

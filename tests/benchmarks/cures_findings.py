@@ -11,9 +11,10 @@ from statistics import median
 FINDINGS = {
     "psi": "At one and the same policy the gradient's variance is {psi return / variance :,.0f} "
     "with the whole return, {psi reward-to-go / variance :,.0f} with reward-to-go, "
-    "{psi baseline / variance :,.0f} with the baseline. After a hundred thousand steps the greedy "
-    "return is {psi return / greedy_return :.0f} ({psi return / greedy_return / low :.0f} to "
-    "{psi return / greedy_return / high :.0f}) in the median; the worst seed of the other two "
+    "{psi baseline / variance :,.0f} with the baseline. With the whole return the greedy return "
+    "after 100,000 steps is {psi return / greedy_return :.0f} "
+    "({psi return / greedy_return / low :.0f} to {psi return / greedy_return / high :.0f}) in the "
+    "median; with the other two the worst seed "
     "ends at {psi reward-to-go / greedy_return / low :.0f} and "
     "{psi baseline / greedy_return / low :.0f}.",
     "step": "After 60,000 steps the actor-critic, without GAE, is best at a learning rate of 0.003 "
@@ -41,12 +42,16 @@ FINDINGS = {
     "{method RLOO, learning_rate 0.002 / pass@1 :.2f}, GRPO without its clip at "
     "{method GRPO, no clip, learning_rate 0.002 / pass@1 :.2f} and with it at "
     "{method GRPO, learning_rate 0.002 / pass@1 :.2f}. The last two overlap: little of the gain "
-    "is the clip's. DAPO, GSPO and CISPO do no better.",
-    "kl": "Both lie on one curve of pass@1 against KL, but the same β is stronger in the loss: "
+    "is the clip's. DAPO ends at {method DAPO, learning_rate 0.002 / pass@1 :.2f}, GSPO at "
+    "{method GSPO, learning_rate 0.002 / pass@1 :.2f}, CISPO at "
+    "{method CISPO, learning_rate 0.002 / pass@1 :.2f}.",
+    "kl": "Both lie on one curve of pass@1 against KL, but the same β means another thing: "
     "0.3 leaves {method in the reward, beta 0.3 / KL of an answer :.1f} nats and a pass@1 of "
     "{method in the reward, beta 0.3 / pass@1 :.2f} in the reward, "
     "{method in the loss, beta 0.3 / KL of an answer :.1f} and "
-    "{method in the loss, beta 0.3 / pass@1 :.2f} in the loss.",
+    "{method in the loss, beta 0.3 / pass@1 :.2f} in the loss. At β 1 it is the reward that holds "
+    "closer, with {method in the reward, beta 1.0 / KL of an answer :.2f} nats and "
+    "{method in the loss, beta 1.0 / KL of an answer :.2f}.",
     "critic": "To be 90 % right takes PPO with a critic {method PPO 1 / rollouts to 0.9 :.0f} "
     "rollouts, GRPO {method GRPO / rollouts to 0.9 :.0f}, and PPO with the batch mean instead of a "
     "critic {method PPO 1, no critic / rollouts to 0.9 :.0f}: neither critic nor group matters on "

@@ -2,6 +2,7 @@
 each with its defaults, one process after the other.
 
     python tests/benchmarks/llm_compare.py          # every script, seeds 1 to 5
+    python tests/benchmarks/llm_compare.py --only gspo_llm   # its row alone is made anew
     python tests/benchmarks/llm_compare.py --sweep  # clip bounds of gspo_llm.py and cispo_llm.py
 
 The first also runs grpo_llm.py with an empty cache.
@@ -100,7 +101,25 @@ def row(name: str, runs: list[dict]) -> str:
     )
 
 
-def main(sweep: bool = False, seeds: int = 5):
+def renew(only: tuple[str, ...], seeds: int, results: Path):
+    """The rows and curves of some scripts anew; the others stay."""
+    table, found = results / "llm_compare.md", json.loads((results / "llm_curves.json").read_text())
+    text = table.read_text()
+    for script in only:
+        runs = [run(script, seed) for seed in range(1, seeds + 1)]
+        (old,) = (line for line in text.splitlines() if line.startswith(f"| {script} |"))
+        text = text.replace(old, row(script, runs))
+        found["curves"][script] = [one["curves"] for one in runs]
+        print(row(script, runs), flush=True)
+    table.write_text(text)
+    (results / "llm_curves.json").write_text(json.dumps(found) + "\n")
+
+
+def main(sweep: bool = False, seeds: int = 5, only: tuple[str, ...] = SCRIPTS):
+    results = Path(__file__).parent / "results"
+    if only != SCRIPTS:
+        renew(only, seeds, results)
+        return
     lines = ["| run | worst after | " + " | ".join(COLUMNS) + " |", "|-" * (len(COLUMNS) + 2) + "|"]
     print("\n".join(lines), flush=True)
 
@@ -128,7 +147,7 @@ def main(sweep: bool = False, seeds: int = 5):
     where = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
     where += f"torch {torch.__version__}, transformers {transformers.__version__}, "
     where += f"{time.strftime('%Y-%m-%d')}, median of {seeds} seeds"
-    result = Path(__file__).parent / "results" / ("llm_sweep.md" if sweep else "llm_compare.md")
+    result = results / ("llm_sweep.md" if sweep else "llm_compare.md")
     result.write_text("\n".join([*lines, "", where, ""]))
     if not sweep:
         result.with_name("llm_curves.json").write_text(
