@@ -7,7 +7,7 @@ the objective J(θ), --minibatches of them per rollout.   (i: completion, t: tok
     J    = Σ_i Σ_t min(r_it A_i, clip(r_it, 1 − ε_low, 1 + ε_high) A_i) / Σ_i |o_i|
     A_i  = (R'_i − mean R') / std R'                  the group is its own baseline
     r_it = π_θ(o_it) / π_old(o_it)                    1 until the policy moves
-    R'_i = R_i − a penalty near the length limit      only groups whose R_i differ are trained on
+    R'_i = R_i + a penalty ≤ 0 near the length limit  only groups whose R_i differ are trained on
 
 Why. A symmetric clip lets likely tokens grow but not rare ones: ε_high > ε_low (clip-higher). A
 mean per completion makes the tokens of long answers cheap: the mean is over all tokens. Counting
