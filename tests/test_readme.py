@@ -58,10 +58,10 @@ def test_numbers_of_trl_are_in_the_results():
     """Seconds to 0.90, ours and theirs, and how many times as many completions a second."""
     text = " ".join(README.partition("\nAgainst TRL")[2].partition("\n\n")[0].split())
     speed, time = ((FOLDER / f"trl_{name}.md").read_text() for name in ("speed", "time"))
-    (ratio,) = re.findall(r"completions per second.*\| ([\d.]+) \| [\d.]+ to", speed)
+    ratios = re.findall(r"completions per second.*\| ([\d.]+) \| [\d.]+ to", speed)
     seconds = re.findall(r"^\| .*?\| ([\d.]+) \(", time, re.M)
     assert seconds == re.findall(r"([\d.]+) s\b", text)
-    assert [ratio] == re.findall(r"([\d.]+) times", text)
+    assert ratios == re.findall(r"([\d.]+) times", text) != []
 
 
 def test_fifty_seeds_are_in_the_results():
