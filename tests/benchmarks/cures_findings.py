@@ -17,10 +17,10 @@ FINDINGS = {
     "median; with the other two the worst seed "
     "ends at {psi reward-to-go / greedy_return / low :.0f} and "
     "{psi baseline / greedy_return / low :.0f}.",
-    "step": "After 60,000 steps the actor-critic, without GAE, is best at a learning rate of 0.003 "
-    "with "
-    "{script actor_critic, value 0.003 / greedy_return :.0f}, and lost at 0.03 "
-    "({script actor_critic, value 0.03 / greedy_return :.0f}). TRPO's worst seed ends at "
+    "step": "After 60,000 steps the actor-critic's worst seed ends at "
+    "{script actor_critic, value 0.003 / greedy_return / low :.0f} with a learning rate of 0.003; "
+    "with 0.01 it is lost ({script actor_critic, value 0.01 / greedy_return :.0f} in the median). "
+    "TRPO's worst seed ends at "
     "{script trpo, value 0.001 / greedy_return / low :.0f} for δ 0.001 and at "
     "{script trpo, value 0.1 / greedy_return / low :.0f} for δ 0.1, a hundred times that. PPO "
     "ends at {script ppo, value 0.03 / greedy_return :.0f} with a rate of 0.03.",
