@@ -19,6 +19,7 @@ from conftest import CLASSIC_SCRIPTS, ROOT, script
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+CONSTANT_RATE = ("reinforce", "actor_critic")
 LOSSES = ["policy_loss", "value_loss", "entropy", "explained_variance"]
 OWN = {
     "trpo": ["approx_kl", "surrogate_gain", "backtracks"],
@@ -141,7 +142,7 @@ def test_logs_have_cleanrl_s_keys(name, tmp_path, capsys):
     assert all(value == value for events in log.values() for _, value in events)
     flags = script(name).Args()
     for step, rate in log["charts/learning_rate"]:
-        left = 1 if name == "reinforce" else 1 - step / 10_000
+        left = 1 if name in CONSTANT_RATE else 1 - step / 10_000
         assert rate == pytest.approx(flags.learning_rate * left)
     out, err = capsys.readouterr()
     first, last = out.splitlines()
@@ -291,7 +292,7 @@ def test_schedules_and_norm_at_every_update(name, tmp_path, monkeypatch):
     )
     steps = np.cumsum([len(obs) for *_, obs, _ in seen])
     assert len(seen) > 2 and [known for *_, known in seen] == [0, *steps[:-1]]
-    left = 1 - steps / 1500 if name != "reinforce" else np.ones(len(steps))
+    left = np.ones(len(steps)) if name in CONSTANT_RATE else 1 - steps / 1500
     assert [rate for rate, *_ in seen] == pytest.approx(0.01 * left)
     if name != "trpo":
         assert [entropy for _, entropy, *_ in seen] == pytest.approx(0.02 * (1 - steps / 1500))
