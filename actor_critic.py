@@ -90,8 +90,8 @@ def compute_advantages(rewards, values, terminated, done, args):
 
 
 def rescale_returns(agent, returns):
-    """Take the returns (B,) into their mean and deviation, and leave V(s) what it was: the critic's
-    last layer makes up for the new scale (Pop-Art, van Hasselt et al. 2016, arXiv:1602.07714)."""
+    """Update the running mean and deviation with the returns (B,), and leave V(s) as it was: the
+    critic's last layer makes up for it (Pop-Art, van Hasselt et al. 2016, arXiv:1602.07714)."""
     # These returns are mostly γ V(s_{t+1}): if V grew whenever they do, it would run away.
     norm, last = agent.return_norm, agent.critic[-1]
     old_mean, old_std = norm.mean, norm.std

@@ -13,7 +13,8 @@ favors, that sample has no gradient left, so plain Adam can use a rollout severa
 each rollout to keep the KL near a target.
 
 Weakness: the clip keeps a sample from pushing its own ratio further, but not the other samples from
-doing so. Nothing bounds the distance to π_old. losses/approx_kl, a mean over the passes, tells it.
+doing so. Nothing bounds the distance to π_old; losses/approx_kl, a mean over the passes, is less
+than that of the last one.
 
     python ppo.py                                                              # CartPole-v1
     python ppo.py --env-id Pendulum-v1 --gamma 0.9 --total-timesteps 300000    # continuous actions
