@@ -3,7 +3,7 @@
 The policy π plays T steps in each of N environments. Each action is judged by what the critic V
 makes of its outcome:
 
-    ∇J = mean_t δ_t ∇log π(a_t | s_t),   δ_t = R_t + γ V(s_{t+1}) − V(s_t)
+    ∇J ≈ mean_t δ_t ∇log π(a_t | s_t),   δ_t = R_t + γ V(s_{t+1}) − V(s_t)
 
 Then V takes several passes over the same steps to reduce δ_t². Its target R_t + γ V(s_{t+1}) is
 taken anew each time, but no gradient flows through it. V(s_{t+1}) counts as 0 where the episode
@@ -309,8 +309,6 @@ def check_args(args):
         is_number = type(value) in (int, float) and name != "target_return"
         if is_number and not low <= value <= high:
             stop(f"--{name.replace('_', '-')} {value}: must be between {low} and {high}")
-    if args.num_envs * args.num_steps % args.num_minibatches:
-        stop(f"--num-minibatches {args.num_minibatches}: must divide --num-envs times --num-steps")
 
 
 # --------------------------------------------------------------------------- Evaluation and main

@@ -1,8 +1,9 @@
-"""CISPO, Clipped Importance-Sampling Policy Optimization: clip a token's weight, not its gradient.
+"""CISPO, Clipped IS-weight Policy Optimization: clip the importance weight, not the gradient.
 
 For each question, draw a group of G completions o_1 … o_G from the policy as it stands, π_old. A
 verifier gives each a reward R_i. Turn the rewards into advantages A_i, and take gradient steps up
-the objective J(θ), --minibatches of them per rollout.   (i: completion, t: token)
+the objective J(θ), --minibatches of them per rollout. (Index i is a completion and t a token; π of
+a token is its probability after the question and the tokens before it.)
 
     J    = Σ_i Σ_t sg[min(r_it, 1 + ε_high)] A_i log π_θ(o_it) / Σ_i |o_i|
     A_i  = (R_i − mean R) / std R                     the group is its own baseline
@@ -76,13 +77,13 @@ class Args:
     group_size: int = 8
     """completions drawn per question (G)"""
     prompts_per_step: int = 32
-    """questions per rollout (P)"""
+    """questions per training step (P)"""
     steps: int = 200
-    """rollouts in the whole run"""
+    """training steps in the whole run: each is a rollout and the updates on it"""
     learning_rate: float | None = None
     """AdamW's peak learning rate; if not given, 4e-4 for the tiny model and 1e-6 for any other"""
     warmup_steps: int = 10
-    """rollouts in which the learning rate rises to its peak; from there it falls towards 0"""
+    """training steps in which the learning rate rises to its peak; from there it falls towards 0"""
     max_grad_norm: float = 1.0
     """longer gradients are scaled down to this norm"""
     temperature: float = 1.0
@@ -104,13 +105,13 @@ class Args:
     gradient_checkpointing: bool = False
     """recompute activations in the backward pass: less memory, more time"""
     eval_every: int = 50
-    """rollouts between evaluations on the held-out questions"""
+    """training steps between evaluations on the held-out questions"""
     eval_problems: int = 256
     """questions per evaluation, at most"""
     eval_only: bool = False
     """evaluate --model, print scores and samples, and train nothing"""
     save_every: int = 50
-    """rollouts between checkpoints; the last two are kept"""
+    """training steps between checkpoints; the last two are kept"""
     resume: str = ""
     """checkpoint to go on from, with its own flags; the result is that of an unbroken run"""
     seed: int = 1

@@ -2,7 +2,8 @@
 
 For each question, draw a group of G completions o_1 … o_G from the policy as it stands, π_old. A
 verifier gives each a reward R_i. Turn the rewards into advantages A_i, and take gradient steps up
-the objective J(θ), --minibatches of them per rollout.   (i: completion, t: token)
+the objective J(θ), --minibatches of them per rollout. (Index i is a completion and t a token; π of
+a token is its probability after the question and the tokens before it.)
 
     J    = Σ_i Σ_t min(r_it A_i, clip(r_it, 1 − ε_low, 1 + ε_high) A_i) / Σ_i |o_i|
     A_i  = (R'_i − mean R') / std R'                  the group is its own baseline
@@ -71,9 +72,10 @@ class Args:
     clip_high: float = 0.28
     """the ratio is clipped above at 1 + clip_high"""
     overlong_cache: int | None = None
-    """the last tokens come at a growing penalty (L_cache); 0: at none; if not given, a fifth"""
+    """over this many tokens before the limit a penalty grows (L_cache); 0: none; if not given, a
+    fifth of max_new_tokens"""
     max_resample: int = 10
-    """rollouts per step, at most, to find prompts_per_step groups with a signal"""
+    """rollouts per training step, at most, to find prompts_per_step groups with a signal"""
     scale_rewards: bool = True
     """divide advantages by the group's standard deviation (Dr. GRPO does not)"""
     minibatches: int = 4
@@ -81,13 +83,13 @@ class Args:
     group_size: int = 8
     """completions drawn per question (G)"""
     prompts_per_step: int = 32
-    """questions per rollout (P)"""
+    """questions per training step (P)"""
     steps: int = 200
-    """rollouts in the whole run"""
+    """training steps in the whole run: each is a rollout and the updates on it"""
     learning_rate: float | None = None
     """AdamW's peak learning rate; if not given, 4e-4 for the tiny model and 1e-6 for any other"""
     warmup_steps: int = 10
-    """rollouts in which the learning rate rises to its peak; from there it falls towards 0"""
+    """training steps in which the learning rate rises to its peak; from there it falls towards 0"""
     max_grad_norm: float = 1.0
     """longer gradients are scaled down to this norm"""
     temperature: float = 1.0
@@ -109,13 +111,13 @@ class Args:
     gradient_checkpointing: bool = False
     """recompute activations in the backward pass: less memory, more time"""
     eval_every: int = 50
-    """rollouts between evaluations on the held-out questions"""
+    """training steps between evaluations on the held-out questions"""
     eval_problems: int = 256
     """questions per evaluation, at most"""
     eval_only: bool = False
     """evaluate --model, print scores and samples, and train nothing"""
     save_every: int = 50
-    """rollouts between checkpoints; the last two are kept"""
+    """training steps between checkpoints; the last two are kept"""
     resume: str = ""
     """checkpoint to go on from, with its own flags; the result is that of an unbroken run"""
     seed: int = 1

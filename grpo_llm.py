@@ -2,7 +2,8 @@
 
 For each question, draw a group of G completions o_1 … o_G from the policy as it stands, π_old. A
 verifier gives each a reward R_i. Turn the rewards into advantages A_i, and take gradient steps up
-the objective J(θ), --minibatches of them per rollout.   (i: completion, t: token)
+the objective J(θ), --minibatches of them per rollout. (Index i is a completion and t a token; π of
+a token is its probability after the question and the tokens before it.)
 
     J    = mean_i 1/|o_i| Σ_t [ min(r_it A_i, clip(r_it, 1 − ε, 1 + ε) A_i) − β k3_it ]
     A_i  = (R_i − mean R) / std R                     the group is its own baseline
@@ -10,12 +11,12 @@ the objective J(θ), --minibatches of them per rollout.   (i: completion, t: tok
     k3   = e^d − d − 1,   d = log π_ref − log π_θ     keeps the policy near where it began
 
 Why. RLOO takes one gradient step per rollout, and rollouts dominate the run time. GRPO adds PPO's
-clipped ratio, so that a rollout can be split into several steps: to the later ones its samples are
-those of another policy. It also gives every completion the same weight, however long, and moves the
-KL penalty from the reward into the loss.
+clipped ratio, so that a rollout can be split into several steps, though the paper's own runs took
+one. It also gives every completion the same weight, however long, and moves the KL penalty from the
+reward into the loss, where it is less noisy but has another gradient (see kl_k3).
 
-Weakness. 1/|o_i| makes each token of a long wrong answer cheap, and 1/std R raises the weight of
-questions nearly always or never solved. Dr. GRPO: --no-scale-rewards --length-norm constant.
+Weakness. 1/|o_i| makes each token of a long wrong answer cheap, and 1/std R favors questions nearly
+always or never solved. Dr. GRPO: --no-scale-rewards --length-norm constant --beta 0.
 
     python grpo_llm.py                  # a tiny model learns to reason, on a laptop, in a minute
     python grpo_llm.py --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl       # on a GPU
@@ -82,13 +83,13 @@ class Args:
     group_size: int = 8
     """completions drawn per question (G)"""
     prompts_per_step: int = 32
-    """questions per rollout (P)"""
+    """questions per training step (P)"""
     steps: int = 200
-    """rollouts in the whole run"""
+    """training steps in the whole run: each is a rollout and the updates on it"""
     learning_rate: float | None = None
     """AdamW's peak learning rate; if not given, 4e-4 for the tiny model and 1e-6 for any other"""
     warmup_steps: int = 10
-    """rollouts in which the learning rate rises to its peak; from there it falls towards 0"""
+    """training steps in which the learning rate rises to its peak; from there it falls towards 0"""
     max_grad_norm: float = 1.0
     """longer gradients are scaled down to this norm"""
     temperature: float = 1.0
@@ -110,13 +111,13 @@ class Args:
     gradient_checkpointing: bool = False
     """recompute activations in the backward pass: less memory, more time"""
     eval_every: int = 50
-    """rollouts between evaluations on the held-out questions"""
+    """training steps between evaluations on the held-out questions"""
     eval_problems: int = 256
     """questions per evaluation, at most"""
     eval_only: bool = False
     """evaluate --model, print scores and samples, and train nothing"""
     save_every: int = 50
-    """rollouts between checkpoints; the last two are kept"""
+    """training steps between checkpoints; the last two are kept"""
     resume: str = ""
     """checkpoint to go on from, with its own flags; the result is that of an unbroken run"""
     seed: int = 1

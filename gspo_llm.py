@@ -2,15 +2,16 @@
 
 For each question, draw a group of G completions o_1 … o_G from the policy as it stands, π_old. A
 verifier gives each a reward R_i. Turn the rewards into advantages A_i, and take gradient steps up
-the objective J(θ), --minibatches of them per rollout.   (i: completion, t: token)
+the objective J(θ), --minibatches of them per rollout. (Index i is a completion and t a token; π of
+a token is its probability after the question and the tokens before it.)
 
     J   = mean_i min(s_i A_i, clip(s_i, 1 − ε_low, 1 + ε_high) A_i)
     A_i = (R_i − mean R) / std R                      the group is its own baseline
     s_i = (π_θ(o_i) / π_old(o_i))^(1/|o_i|)           the geometric mean of the token ratios
 
 Why. GRPO weighs each token by a ratio of its own, and one sample of a token says next to nothing
-about how its distribution has moved: the ratios are mostly noise. The mean over a completion
-varies far less, so the clip can be far narrower.
+about how its distribution has moved: the ratios are mostly noise. The mean over a completion varies
+less and is clipped more narrowly still: GSPO drops far more tokens than GRPO, and learns no worse.
 
 Weakness. A completion is clipped as a whole or not at all. The paper clips at 3e-4 and 4e-4; the
 tiny model moves further in a step and wants more (tests/benchmarks/results/llm_sweep.md).
@@ -77,13 +78,13 @@ class Args:
     group_size: int = 8
     """completions drawn per question (G)"""
     prompts_per_step: int = 32
-    """questions per rollout (P)"""
+    """questions per training step (P)"""
     steps: int = 200
-    """rollouts in the whole run"""
+    """training steps in the whole run: each is a rollout and the updates on it"""
     learning_rate: float | None = None
     """AdamW's peak learning rate; if not given, 4e-4 for the tiny model and 1e-6 for any other"""
     warmup_steps: int = 10
-    """rollouts in which the learning rate rises to its peak; from there it falls towards 0"""
+    """training steps in which the learning rate rises to its peak; from there it falls towards 0"""
     max_grad_norm: float = 1.0
     """longer gradients are scaled down to this norm"""
     temperature: float = 1.0
@@ -105,13 +106,13 @@ class Args:
     gradient_checkpointing: bool = False
     """recompute activations in the backward pass: less memory, more time"""
     eval_every: int = 50
-    """rollouts between evaluations on the held-out questions"""
+    """training steps between evaluations on the held-out questions"""
     eval_problems: int = 256
     """questions per evaluation, at most"""
     eval_only: bool = False
     """evaluate --model, print scores and samples, and train nothing"""
     save_every: int = 50
-    """rollouts between checkpoints; the last two are kept"""
+    """training steps between checkpoints; the last two are kept"""
     resume: str = ""
     """checkpoint to go on from, with its own flags; the result is that of an unbroken run"""
     seed: int = 1

@@ -1,4 +1,4 @@
-"""PPO, Proximal Policy Optimization: a trust region for the price of a clip.
+"""PPO, Proximal Policy Optimization: TRPO's caution for the price of a clip.
 
 The current policy π_old plays T steps in each of N environments, and the critic V turns the
 rewards into advantages A_t (GAE). Then minibatches pass several times over these steps, to maximize
@@ -13,8 +13,8 @@ favors, that sample has no gradient left, so plain Adam can use a rollout severa
 each rollout to keep the KL near a target.
 
 Weakness: the clip keeps a sample from pushing its own ratio further, but not the other samples from
-doing so. Nothing bounds the distance to π_old; losses/approx_kl, a mean over the passes, is less
-than that of the last one.
+doing so: nothing bounds the distance to π_old. (losses/approx_kl is a mean over the passes; after
+the last one the KL is larger.)
 
     python ppo.py                                                              # CartPole-v1
     python ppo.py --env-id Pendulum-v1 --gamma 0.9 --total-timesteps 300000    # continuous actions
@@ -364,8 +364,6 @@ def check_args(args):
         is_number = type(value) in (int, float) and name != "target_return"
         if is_number and not low <= value <= high:
             stop(f"--{name.replace('_', '-')} {value}: must be between {low} and {high}")
-    if args.num_envs * args.num_steps % args.num_minibatches:
-        stop(f"--num-minibatches {args.num_minibatches}: must divide --num-envs times --num-steps")
 
 
 # --------------------------------------------------------------------------- Evaluation and main

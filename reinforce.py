@@ -103,7 +103,7 @@ def prepare(agent, rollout, args):
     if args.psi != "baseline":
         values = torch.zeros_like(values)
     # An episode that a time limit cut off would have gone on: the critic says what is missing.
-    # Without it G_t would shrink as the limit nears, and s_t does not tell the time: more noise.
+    # Without it G_t would shrink as the limit nears. V(s_t) cannot foresee it: no clock is in s_t.
     truncated = rollout["done"] & ~rollout["terminated"]
     rewards = rollout["rewards"] + args.gamma * values[1:] * truncated
     advantages = compute_advantages(rewards, values, rollout["terminated"], rollout["done"], args)
@@ -127,13 +127,14 @@ def update(agent, optimizer, batch, ent_coef, args):
     policy = agent.policy(batch["obs"])
     entropy = policy.entropy().mean()
     logprobs = policy.log_prob(batch["actions"])
-    # the mean over episodes, of which there is one per environment, of the sum over their steps
+    # The mean over episodes, of which there is one per environment, of the sum over their steps.
+    # The entropy bonus, a mean over the steps, is small beside it.
     policy_loss = -(batch["advantages"] * logprobs).sum() / args.num_envs
     loss = policy_loss - ent_coef * entropy
     optimizer.zero_grad()
     loss.backward()
-    # Not clipped: only the long early gradients would be cut. Adam divides by the size of past
-    # gradients, so its steps on the short, noisy gradients of a solved task would become longer.
+    # The gradient is not clipped. That would only shorten the long ones, early in training. Adam
+    # divides by the size of past gradients, so later steps, mostly noise, would become longer.
     optimizer.step()
     stats = {"policy_loss": policy_loss.detach(), "entropy": entropy.detach()}
     if args.psi == "baseline":
@@ -164,7 +165,7 @@ def rollouts(envs, agent, args):
 
     A rollout: obs (T + 1, N, D), actions (T, N) or (T, N, A), all others (T, N), where T is the
     length of the longest episode. `done` marks the last step of an episode, terminated or out of
-    time. After it `mask` is False: the environment waits for the others.
+    time. After it `mask` is False: the environment plays on, unused, until the others have ended.
     """
     obs, _ = envs.reset(seed=args.seed)
     while True:

@@ -2,7 +2,8 @@
 
 For each question, draw a group of G completions o_1 … o_G from the policy as it stands, π_old. A
 verifier gives each a reward R_i. Turn the rewards into advantages A_i, and take gradient steps up
-the objective J(θ), --minibatches of them per rollout.   (i: completion, t: token)
+the objective J(θ), --minibatches of them per rollout. (Index i is a completion and t a token; π of
+a token is its probability after the question and the tokens before it.)
 
     J    = Σ_i Σ_t A_i log π_θ(o_it) / Σ_i |o_i|
     A_i  = R'_i − mean of R'_j over the others, j ≠ i      they say how hard the question is
@@ -12,8 +13,8 @@ Why. PPO brings a critic, as large as the policy, to a task whose only reward co
 asks the G − 1 other answers instead. Since o_i has no part in its own baseline, there is no bias
 from it. (Dividing by Σ|o_i|, the usual token mean, does add a little where lengths differ.)
 
-Weakness. Without a ratio to correct for a policy that has moved: one gradient step per rollout.
-The KL is mixed into the reward. Its forerunner: --baseline none, which is REINFORCE.
+Weakness. Without a ratio to correct for a policy that has moved: one gradient step per rollout. The
+KL's noise, in the reward, falls on every token. Its forerunner: --baseline none, REINFORCE.
 
     python rloo_llm.py                  # a tiny model learns to reason, on a laptop, in a minute
     python rloo_llm.py --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl       # on a GPU
@@ -74,13 +75,13 @@ class Args:
     group_size: int = 8
     """completions drawn per question (G)"""
     prompts_per_step: int = 32
-    """questions per rollout (P)"""
+    """questions per training step (P)"""
     steps: int = 200
-    """rollouts in the whole run"""
+    """training steps in the whole run: each is a rollout and the updates on it"""
     learning_rate: float | None = None
     """AdamW's peak learning rate; if not given, 4e-4 for the tiny model and 1e-6 for any other"""
     warmup_steps: int = 10
-    """rollouts in which the learning rate rises to its peak; from there it falls towards 0"""
+    """training steps in which the learning rate rises to its peak; from there it falls towards 0"""
     max_grad_norm: float = 1.0
     """longer gradients are scaled down to this norm"""
     temperature: float = 1.0
@@ -102,13 +103,13 @@ class Args:
     gradient_checkpointing: bool = False
     """recompute activations in the backward pass: less memory, more time"""
     eval_every: int = 50
-    """rollouts between evaluations on the held-out questions"""
+    """training steps between evaluations on the held-out questions"""
     eval_problems: int = 256
     """questions per evaluation, at most"""
     eval_only: bool = False
     """evaluate --model, print scores and samples, and train nothing"""
     save_every: int = 50
-    """rollouts between checkpoints; the last two are kept"""
+    """training steps between checkpoints; the last two are kept"""
     resume: str = ""
     """checkpoint to go on from, with its own flags; the result is that of an unbroken run"""
     seed: int = 1

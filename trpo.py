@@ -7,9 +7,10 @@ rewards into advantages A_t (GAE). Then a single step of the policy solves
     r_t = π(a_t | s_t) / π_old(a_t | s_t)
     A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)
 
-to first order in L and second order in the KL, whose Hessian is F. With g = ∇L, conjugate gradients
-solve F s = g, the step is √(2δ / sᵀF s) s, and a line search halves it until L has grown and the KL
-is at most δ. (--damping times the identity is added to F, which may be singular.)
+to first order in L and second order in the KL, whose Hessian is F. (The bound δ is --max-kl; the
+δ_t are TD errors.) With g = ∇L, conjugate gradients solve F s = g, the step is √(2δ / sᵀF s) s, and
+a line search halves it until L has grown and the KL is at most δ. (--damping times the identity is
+added to F, which may be singular.)
 
 Why: a learning rate bounds a step in the parameters θ, where the same length can mean nothing or
 ruin the policy. TRPO bounds it in the policy itself. And GAE lies between actor-critic's TD error,
@@ -369,8 +370,6 @@ def check_args(args):
         is_number = type(value) in (int, float) and name != "target_return"
         if is_number and not low <= value <= high:
             stop(f"--{name.replace('_', '-')} {value}: must be between {low} and {high}")
-    if args.num_envs * args.num_steps % args.num_minibatches:
-        stop(f"--num-minibatches {args.num_minibatches}: must divide --num-envs times --num-steps")
 
 
 # --------------------------------------------------------------------------- Evaluation and main

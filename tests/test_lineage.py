@@ -50,7 +50,7 @@ CLASSIC_MAY_DIFFER = {
     "update": ["reinforce", "actor_critic", "trpo", "ppo"],
     "fit_critic": ["actor_critic"],
     "rollouts": ["reinforce"],
-    "check_args": ["reinforce", "actor_critic", "trpo", "ppo"],
+    "check_args": ["reinforce actor_critic", "trpo", "ppo"],
     "train": ["reinforce actor_critic", "trpo", "ppo"],
 }
 CLASSIC_ARGS_MAY_DIFFER = {

@@ -139,7 +139,7 @@ def draw():
                 [np.convolve(seed[key][:60], np.ones(3) / 3, mode="valid") for seed in seeds]
             )
             curves[name] = np.arange(values.shape[1]) + 2, values
-        panel(axes, curves, f"Training: {title}", "rollouts, the first 60 of 200")
+        panel(axes, curves, f"Training: {title}", "training steps, the first 60 of 200")
     save(figure, "curves_llm.png")
 
 
