@@ -143,8 +143,14 @@ LABELS = {
 }
 PEERS = {"ppo": "PPO", "trpo": "TRPO", "actor_critic": "A2C"}
 BEYOND = {  # (environment, script): steps, and our flags
-    ("Acrobot-v1", "ppo"): (200_000, {}),
-    ("Acrobot-v1", "trpo"): (200_000, {}),
+    ("Acrobot-v1", "ppo"): (
+        200_000,
+        {"gae_lambda": 0.95, "num_minibatches": 8, "update_epochs": 8},
+    ),
+    ("Acrobot-v1", "trpo"): (
+        200_000,
+        {"gae_lambda": 0.95, "num_minibatches": 16, "update_epochs": 8},
+    ),
     ("Pendulum-v1", "ppo"): (200_000, {"gamma": 0.9}),
     ("Pendulum-v1", "trpo"): (200_000, {"gamma": 0.9}),
     ("LunarLander-v3", "ppo"): (
@@ -157,7 +163,17 @@ BEYOND = {  # (environment, script): steps, and our flags
             "ent_coef": 0.01,
         },
     ),
-    ("LunarLander-v3", "trpo"): (500_000, {"gamma": 0.999, "num_steps": 256, "max_kl": 0.02}),
+    ("LunarLander-v3", "trpo"): (
+        500_000,
+        {
+            "gamma": 0.999,
+            "num_steps": 64,
+            "max_kl": 0.02,
+            "damping": 0.01,
+            "num_minibatches": 8,
+            "update_epochs": 8,
+        },
+    ),
     ("HalfCheetah-v5", "ppo"): (
         300_000,
         {
