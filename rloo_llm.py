@@ -884,8 +884,9 @@ def main(args: Args) -> dict:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the first step there is nothing to save
+    args = tyro.cli(Args)
     try:
-        main(tyro.cli(Args))
+        main(args)
     except (OSError, safetensors.SafetensorError) as error:
         stop(f"--output-dir: {error}")  # a full disk, say; checkpoints saved before are whole
 

@@ -13,22 +13,13 @@ import inspect
 import random
 import sys
 from functools import partial
-from pathlib import Path
 
 import torch
+from conftest import LLM_SCRIPTS, script
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-import cispo_llm
-import dapo_llm
-import grpo_llm
-import gspo_llm
-import rloo_llm
-
-SCRIPTS = [rloo_llm, grpo_llm, dapo_llm, gspo_llm, cispo_llm]
 HOST = torch.device("cpu")
 INDEXING = {"aten::index.Tensor", "aten::index_put_", "aten::_index_put_impl_"}
 
@@ -139,17 +130,17 @@ def weights_on_host(token_weights, mask, args):
 def main(mix):
     _setup_privateuseone_for_python_backend("second")  # before any backward pass
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(…) makes its tensor on the host first
-    for script in SCRIPTS:
-        script.in_bf16 = take_as_bf16  # old_logprobs once more, as on CUDA
-        alone = two_steps(script, False)
+    for module in map(script, LLM_SCRIPTS):
+        module.in_bf16 = take_as_bf16  # old_logprobs once more, as on CUDA
+        alone = two_steps(module, False)
         if mix:
-            script.token_weights = partial(weights_on_host, script.token_weights)
+            module.token_weights = partial(weights_on_host, module.token_weights)
         with Device():
-            found = two_steps(script, True)
+            found = two_steps(module, True)
         for here, there in zip(alone, found, strict=True):
             assert here.keys() == there.keys()
             assert all(abs(here[name] - there[name]) < 1e-5 for name in here)
-        print(f"{script.SCRIPT}: the same numbers on both devices")
+        print(f"{module.SCRIPT}: the same numbers on both devices")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from conftest import CLASSIC_SCRIPTS, script
 from torch import nn
 from torch.func import functional_call
 
-reinforce, actor_critic, trpo, ppo = map(script, CLASSIC_SCRIPTS)
+reinforce, actor_critic = script("reinforce"), script("actor_critic")
+trpo, ppo = script("trpo"), script("ppo")
 
 
 def make_agent(module, action, obs_size=3, hidden=4, seed=0):
@@ -651,7 +652,7 @@ def update_with(module, agent, optimizer, batch, **flags):
         "terminated": torch.ones(B, dtype=torch.bool),
         "next_obs": batch["obs"] + 100,
     }
-    rest = () if module is trpo else (0.5,)
+    rest = (0.5,) if hasattr(module.Args(), "ent_coef") else ()
     return module.update(agent, optimizer, batch, *rest, module.Args(num_envs=4, **flags))
 
 

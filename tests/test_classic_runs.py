@@ -283,10 +283,8 @@ def watch_updates(name, monkeypatch):
 def test_schedules_and_norm_at_every_update(name, tmp_path, monkeypatch):
     """Rates fall linearly to 0 with the steps taken, but for REINFORCE's learning rate; the norm of
     π_old knows earlier rollouts' real steps, and no other row."""
-    seen = watch_updates(name, monkeypatch)
-    flags = {"num_envs": 24 if name == "reinforce" else 4} | (
-        {} if name == "trpo" else {"ent_coef": 0.02}
-    )
+    seen, bonus = watch_updates(name, monkeypatch), hasattr(script(name).Args(), "ent_coef")
+    flags = {"num_envs": 24 if name == "reinforce" else 4} | ({"ent_coef": 0.02} if bonus else {})
     result = run(
         name, tmp_path, env_id="Diary-v0", total_timesteps=1500, learning_rate=0.01, **flags
     )
@@ -294,7 +292,7 @@ def test_schedules_and_norm_at_every_update(name, tmp_path, monkeypatch):
     assert len(seen) > 2 and [known for *_, known in seen] == [0, *steps[:-1]]
     left = np.ones(len(steps)) if name in CONSTANT_RATE else 1 - steps / 1500
     assert [rate for rate, *_ in seen] == pytest.approx(0.01 * left)
-    if name != "trpo":
+    if bonus:
         assert [entropy for _, entropy, *_ in seen] == pytest.approx(0.02 * (1 - steps / 1500))
     rows, norm = torch.cat([obs for *_, obs, _ in seen]), saved(result["agent"])
     assert torch.allclose(norm["obs_norm.mean"], rows.mean(0), rtol=1e-4)
@@ -462,7 +460,7 @@ def test_what_is_at_a_bound_is_accepted(name):
         {"num_minibatches": 7},
     ):
         module.check_args(module.Args(**flags))
-    if name in ("trpo", "ppo"):
+    if hasattr(module.Args(), "gae_lambda"):
         for gae_lambda in (0.0, 1.0):
             module.check_args(module.Args(gae_lambda=gae_lambda))
 

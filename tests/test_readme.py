@@ -6,14 +6,14 @@ import re
 import shlex
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import tyro
-from conftest import CLASSIC_SCRIPTS, ROOT, script
+from conftest import ROOT, script
 from cures_findings import FINDINGS, fill, summary
 from launch import Launched, run
+from test_lineage import BUDGETS
 
 README = (ROOT / "README.md").read_text()
 FOLDER = ROOT / "tests/benchmarks/results"
@@ -117,9 +117,7 @@ def test_lines_quoted_are_those_that_the_diff_adds(command, quote):
 
 def test_every_pair_of_neighbours_is_quoted():
     pairs = {tuple(re.findall(r"\w+\.py", command.partition(":")[0])) for command, _ in QUOTES}
-    classic = {(f"{a}.py", f"{b}.py") for a, b in pairwise(CLASSIC_SCRIPTS)}
-    llm = {("grpo_llm.py", f"{name}_llm.py") for name in ("dapo", "gspo", "cispo")}
-    assert pairs == classic | llm | {("rloo_llm.py", "grpo_llm.py"), ("rloo_llm.py",)}
+    assert pairs == {(f"{a}.py", f"{b}.py") for a, b, _ in BUDGETS} | {("rloo_llm.py",)}
 
 
 @pytest.mark.slow
