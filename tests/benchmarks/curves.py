@@ -101,26 +101,22 @@ def save(figure, name: str):
     figure.savefig(RESULTS / name, transparent=True, dpi=150)
 
 
+def smooth(curve: np.ndarray, window: int = 10_000) -> list[float]:
+    """The mean of each return and of those in the `window` steps before it, whether that is many
+    rollouts or this one alone, as in REINFORCE. curve: (points, 2)."""
+    steps, returns = curve.T
+    return [returns[(steps > step - window) & (steps <= step)].mean() for step in steps]
+
+
 def draw():
     runs = json.loads((RESULTS / "classic_curves.json").read_text())["curves"]
     figure, axes = plt.subplots(figsize=(8, 3))
     curves = {}
-    # rollouts end at other steps for each seed: onto one grid, over a window of ten points
+    # rollouts end at other steps for each seed: onto one grid
     for name, seeds in runs.items():
         x = np.linspace(0, min(seed[-1][0] for seed in seeds), 200)
-        smooth = [
-            [np.mean(np.array(seed)[max(0, i - 9) : i + 1, 1]) for i in range(len(seed))]
-            for seed in seeds
-        ]
-        curves[name] = (
-            x,
-            np.array(
-                [
-                    np.interp(x, np.array(seed)[:, 0], values)
-                    for seed, values in zip(seeds, smooth, strict=True)
-                ]
-            ),
-        )
+        values = [np.interp(x, np.array(seed)[:, 0], smooth(np.array(seed))) for seed in seeds]
+        curves[name] = x, np.array(values)
     panel(
         axes, curves, "CartPole-v1: return of the training episodes", "environment steps", (0, 515)
     )
