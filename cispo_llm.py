@@ -80,7 +80,7 @@ class Args:
     prompts_per_step: int = 32
     """questions per training step (P)"""
     steps: int = 200
-    """training steps in the whole run: each is a rollout and the updates on it"""
+    """training steps in the whole run: each draws completions and learns from them"""
     learning_rate: float | None = None
     """AdamW's peak learning rate; if not given, 4e-4 for the tiny model and 1e-6 for any other"""
     warmup_steps: int = 10

@@ -13,10 +13,10 @@ a token is its probability after the question and the tokens before it.)
 Why. RLOO takes one gradient step per rollout, and rollouts dominate the run time. GRPO adds PPO's
 clipped ratio, so that a rollout can be split into several steps, though the paper's own runs took
 one. It also gives every completion the same weight, however long, and moves the KL penalty from the
-reward into the loss, where it is less noisy but has another gradient (see kl_k3).
+reward into the loss, where each token has its own, with another gradient (see kl_k3).
 
-Weakness. 1/|o_i| makes each token of a long wrong answer cheap, and 1/std R favors questions nearly
-always or never solved. Dr. GRPO: --no-scale-rewards --length-norm constant --beta 0.
+Weakness. 1/|o_i| makes each token of a long wrong answer cheap; 1/std R adds weight to questions
+nearly always or never solved. Dr. GRPO: --no-scale-rewards --length-norm constant --beta 0.
 
     python grpo_llm.py                  # a tiny model learns to reason, on a laptop, in a minute
     python grpo_llm.py --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl       # on a GPU
@@ -85,7 +85,7 @@ class Args:
     prompts_per_step: int = 32
     """questions per training step (P)"""
     steps: int = 200
-    """training steps in the whole run: each is a rollout and the updates on it"""
+    """training steps in the whole run: each draws completions and learns from them"""
     learning_rate: float | None = None
     """AdamW's peak learning rate; if not given, 4e-4 for the tiny model and 1e-6 for any other"""
     warmup_steps: int = 10

@@ -11,7 +11,8 @@ a token is its probability after the question and the tokens before it.)
 
 Why. GRPO weighs each token by a ratio of its own, and one sample of a token says next to nothing
 about how its distribution has moved: the ratios are mostly noise. The mean over a completion varies
-less and is clipped more narrowly still: GSPO drops far more tokens than GRPO, and learns no worse.
+less and is clipped more narrowly still. GSPO clips far more tokens than GRPO, and by default learns
+no worse.
 
 Weakness. A completion is clipped as a whole or not at all. The paper clips at 3e-4 and 4e-4. The
 tiny model moves further in a step and wants more: with these it ends as well, but is slower at
@@ -81,7 +82,7 @@ class Args:
     prompts_per_step: int = 32
     """questions per training step (P)"""
     steps: int = 200
-    """training steps in the whole run: each is a rollout and the updates on it"""
+    """training steps in the whole run: each draws completions and learns from them"""
     learning_rate: float | None = None
     """AdamW's peak learning rate; if not given, 4e-4 for the tiny model and 1e-6 for any other"""
     warmup_steps: int = 10

@@ -14,7 +14,7 @@ each rollout to keep the KL near a target.
 
 Weakness: the clip keeps a sample from pushing its own ratio further, but not the other samples from
 doing so: nothing bounds the distance to π_old. (losses/approx_kl is a mean over the passes; after
-the last one the KL is larger.)
+the last one the KL is mostly larger.)
 
     python ppo.py                                                              # CartPole-v1
     python ppo.py --env-id Pendulum-v1 --gamma 0.9 --total-timesteps 300000    # continuous actions

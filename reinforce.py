@@ -128,7 +128,7 @@ def update(agent, optimizer, batch, ent_coef, args):
     entropy = policy.entropy().mean()
     logprobs = policy.log_prob(batch["actions"])
     # The mean over episodes, of which there is one per environment, of the sum over their steps.
-    # The entropy bonus, a mean over the steps, is small beside it.
+    # The entropy bonus is a mean over the steps.
     policy_loss = -(batch["advantages"] * logprobs).sum() / args.num_envs
     loss = policy_loss - ent_coef * entropy
     optimizer.zero_grad()

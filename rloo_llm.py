@@ -14,7 +14,7 @@ asks the G − 1 other answers instead. Since o_i has no part in its own baselin
 from it. (Dividing by Σ|o_i|, the usual token mean, does add a little where lengths differ.)
 
 Weakness. Without a ratio to correct for a policy that has moved: one gradient step per rollout. The
-KL's noise, in the reward, falls on every token. Its forerunner: --baseline none, REINFORCE.
+reward's KL, a sum over the answer, falls on each token. Its forerunner: --baseline none, REINFORCE.
 
     python rloo_llm.py                  # a tiny model learns to reason, on a laptop, in a minute
     python rloo_llm.py --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl       # on a GPU
@@ -77,7 +77,7 @@ class Args:
     prompts_per_step: int = 32
     """questions per training step (P)"""
     steps: int = 200
-    """training steps in the whole run: each is a rollout and the updates on it"""
+    """training steps in the whole run: each draws completions and learns from them"""
     learning_rate: float | None = None
     """AdamW's peak learning rate; if not given, 4e-4 for the tiny model and 1e-6 for any other"""
     warmup_steps: int = 10
