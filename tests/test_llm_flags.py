@@ -1,15 +1,17 @@
 """What the flags of the LLM scripts do: defaults that follow, learning rates, --eval-only, --resume
-alone, --baseline, and DAPO's penalty."""
+alone, --baseline, --help, and DAPO's penalty."""
 
 import json
+import os
 import random
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import LLM_SCRIPTS, last_checkpoint, script
-from launch import flags, run
+from launch import ROOT, flags, run
 from test_llm_runs import equal, scalars, weights
 
 grpo, rloo, dapo = script("grpo_llm"), script("rloo_llm"), script("dapo_llm")
@@ -264,3 +266,14 @@ def test_rows_without_an_advantage_change_nothing(name, monkeypatch):
         module.train_minibatch(model, optimizer, batch, args)
         found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_help_into_a_closed_pipe_blames_no_folder():
+    """As in `python grpo_llm.py --help | head`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "grpo_llm.py", "--help"]
+    ended = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert ended.returncode and "--output-dir" not in ended.stderr

@@ -3,6 +3,7 @@
     python tests/benchmarks/classic_compare.py            # CartPole-v1: time to a return of 475
     python tests/benchmarks/classic_compare.py --beyond   # other environments, at equal steps
     python tests/benchmarks/classic_compare.py --beyond --ours-only   # theirs stay as they are
+    python tests/benchmarks/classic_compare.py --beyond --only LunarLander-v3 --scripts trpo
 
 Theirs have the settings that RL Baselines3 Zoo tuned for these environments. On CartPole ours and
 theirs run in turns, 5 seeds of each, and so does jax_ppo.py, PPO in the manner of PureJaxRL. Each
@@ -149,7 +150,7 @@ BEYOND = {  # (environment, script): steps, and our flags
     ),
     ("Acrobot-v1", "trpo"): (
         200_000,
-        {"gae_lambda": 0.95, "num_minibatches": 16, "update_epochs": 8},
+        {"num_steps": 64, "gae_lambda": 0.95, "num_minibatches": 16, "update_epochs": 8},
     ),
     ("Pendulum-v1", "ppo"): (200_000, {"gamma": 0.9}),
     ("Pendulum-v1", "trpo"): (200_000, {"gamma": 0.9}),
@@ -360,7 +361,7 @@ def run_cartpole(seeds: int):
     write("classic_cartpole", lines, f"{seeds} seeds; theirs with the zoo's tuned settings")
 
 
-def run_beyond(seeds: int, only: tuple[str, ...], ours_only: bool):
+def run_beyond(seeds: int, only: tuple[str, ...], scripts: tuple[str, ...], ours_only: bool):
     for env_id in only or dict.fromkeys(env_id for env_id, _ in BEYOND):
         name = f"classic_{env_id.split('-')[0].lower()}"
         lines = [
@@ -369,6 +370,9 @@ def run_beyond(seeds: int, only: tuple[str, ...], ours_only: bool):
         ]
         lines += ["|-" * 9 + "|"]
         for script in ("ppo", "trpo"):
+            if script not in scripts:
+                lines.append(earlier_row(name, script))
+                continue
             steps, flags = BEYOND[env_id, script]
             job = {"env_id": env_id, "total_timesteps": steps, **flags}
             peer = {"algorithm": PEERS[script], "env_id": env_id, "steps": steps}
@@ -382,8 +386,7 @@ def run_beyond(seeds: int, only: tuple[str, ...], ours_only: bool):
             shown = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in flags.items())
             cells = [f"{env_id}, {steps:,}", f"{script}.py {shown}".strip(), *returns_of(a)]
             if ours_only:  # seconds of different days cannot be compared
-                earlier = (RESULTS / f"{name}.md").read_text()
-                (row,) = (row for row in earlier.splitlines() if f"| {script}.py" in row)
+                row = earlier_row(name, script)
                 cells += [cell.strip() for cell in row.split("|")[6:9]] + ["–"]
             else:
                 cells += returns_of(b)
@@ -397,6 +400,13 @@ def run_beyond(seeds: int, only: tuple[str, ...], ours_only: bool):
         write(name, lines, note)
 
 
+def earlier_row(name: str, script: str) -> str:
+    """The line of a script in the table of the last run."""
+    earlier = (RESULTS / f"{name}.md").read_text()
+    (row,) = (row for row in earlier.splitlines() if f"| {script}.py" in row)
+    return row
+
+
 def returns_of(runs: list[dict]) -> list[str]:
     """Cells: median and worst return, median seconds."""
     returns = [run["eval/return"] for run in runs]
@@ -404,9 +414,15 @@ def returns_of(runs: list[dict]) -> list[str]:
     return [f"{median(returns):.0f}", f"{min(returns):.0f}", f"{seconds:.0f}"]
 
 
-def main(beyond: bool = False, seeds: int = 5, only: tuple[str, ...] = (), ours_only: bool = False):
+def main(
+    beyond: bool = False,
+    seeds: int = 5,
+    only: tuple[str, ...] = (),
+    scripts: tuple[str, ...] = ("ppo", "trpo"),
+    ours_only: bool = False,
+):
     if beyond:
-        run_beyond(seeds, only, ours_only)
+        run_beyond(seeds, only, scripts, ours_only)
     else:
         run_cartpole(seeds)
 
