@@ -178,6 +178,8 @@ BEYOND = {  # (environment, script): steps, and our flags
     ("HalfCheetah-v5", "ppo"): (
         300_000,
         {
+            "gamma": 0.98,
+            "gae_lambda": 0.92,
             "init_std": 0.37,
             "num_envs": 4,
             "num_steps": 512,
@@ -397,6 +399,8 @@ def run_beyond(seeds: int, only: tuple[str, ...], scripts: tuple[str, ...], ours
         note += "our times include the evaluation, SB3's are of the training alone"
         if ours_only:
             note += "; SB3's from an earlier run"
+        if len(scripts) == 1:
+            note += "; the other script's row too"
         write(name, lines, note)
 
 
