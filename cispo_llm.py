@@ -15,7 +15,7 @@ fastest, is clipped first, and learns no more. CISPO is REINFORCE with a truncat
 weight: every token keeps its gradient.
 
 Weakness. Only the learning rate bounds a step. The paper tunes ε_high but does not print it; for
-the tiny model 0.2 to 4 make little difference, as its ratios seldom exceed 1.2 (see
+the tiny model 0.2 to 4 made little difference in two seeds, as its ratios seldom exceed 1.2 (see
 tests/benchmarks/results/llm_sweep.md).
 
     python cispo_llm.py                 # a tiny model learns to reason, on a laptop, in a minute

@@ -15,8 +15,8 @@ less and is clipped more narrowly still. GSPO clips far more tokens than GRPO, a
 no worse.
 
 Weakness. A completion is clipped as a whole or not at all. The paper clips at 3e-4 and 4e-4. The
-tiny model moves further in a step and wants more: with these it ends a little lower, over two
-seeds (tests/benchmarks/results/llm_sweep.md).
+tiny model moves further in a step and has wider bounds here; but 3e-4 to 0.2 made little difference
+to where two seeds ended (tests/benchmarks/results/llm_sweep.md).
 
     python gspo_llm.py                  # a tiny model learns to reason, on a laptop, in a minute
     python gspo_llm.py --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl       # on a GPU

@@ -3,7 +3,7 @@ each with its defaults, one process after the other.
 
     python tests/benchmarks/llm_compare.py          # every script, seeds 1 to 5
     python tests/benchmarks/llm_compare.py --only gspo_llm   # its row alone is made anew
-    python tests/benchmarks/llm_compare.py --sweep  # clip bounds of gspo_llm.py and cispo_llm.py
+    python tests/benchmarks/llm_compare.py --sweep --seeds 2   # GSPO's and CISPO's clip bounds
 
 The first also runs grpo_llm.py with an empty cache.
 Prints a table in Markdown and writes it, with machine and versions, into tests/benchmarks/results/,
