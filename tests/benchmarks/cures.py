@@ -22,13 +22,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 os.environ["OMP_NUM_THREADS"] = "1"  # two runs beside each other use two cores
 
-import torch
-import tyro
-from bench import RESULTS, footer
-
 import cures_classic
 import cures_llm_steps
 import cures_llm_tokens
+import torch
+import tyro
+from bench import RESULTS, footer
 from cures_findings import lines
 from cures_tools import picture
 

@@ -22,9 +22,10 @@ from trl_time import TRL, grpo_llm, rloo_llm, trl_trainer
 WARM = 5  # untimed steps at the start of each measurement
 
 
-def ours(script, steps: int) -> float:
+def ours(script, steps: int, device=CPU, **flags) -> float:
     """Completions per second of the script."""
-    training, args = Training(script, script.Args()), script.Args()
+    args = script.Args(**flags)
+    training = Training(script, args, device)
     for number in range(1, WARM + steps + 1):
         if number == WARM + 1:
             start = time.perf_counter()
@@ -46,13 +47,13 @@ class Clock(TrainerCallback):
     on_train_end = on_step_begin
 
 
-def theirs(script, steps: int) -> float:
+def theirs(script, steps: int, device=CPU, **flags) -> float:
     """Completions per second of TRL's trainer."""
-    args, clock = script.Args(), Clock()
-    model, tokenizer = script.load_policy(args, CPU)
+    args, clock = script.Args(**flags), Clock()
+    model, tokenizer = script.load_policy(args, device)
     tokenizer.pad_token = tokenizer.eos_token
     schedule = {"lr_scheduler_type": "constant"}
-    trainer = trl_trainer(script, model, tokenizer, args.seed, WARM + steps, clock, **schedule)
+    trainer = trl_trainer(script, args, model, tokenizer, WARM + steps, clock, **schedule)
     trainer.train()
     found = trainer.state.log_history[-1]
     print("    TRL:  reward {reward:.2f}, length {completions/mean_length:.1f}".format_map(found))

@@ -67,28 +67,32 @@ def ours(script, seed: int):
     return float("inf"), ROLLOUTS
 
 
-def trl_trainer(script, model, tokenizer, seed, rollouts, callback, **options):
-    """TRL's trainer for the same algorithm, with the settings of script.Args."""
-    args = script.Args(seed=seed)
+def trl_trainer(script, args, model, tokenizer, rollouts, callback, **options):
+    """TRL's trainer for the same algorithm, with the settings of args."""
     trainer, config, settings = TRL[script.__name__]
-    rng, updates = random.Random(seed), args.minibatches
+    rng, updates = random.Random(args.seed), args.minibatches
     problems = [script.make_sum(rng) for _ in range(args.prompts_per_step * rollouts)]
 
     def reward(completions, answer, **_):
         pairs = zip(completions, answer, strict=True)
         return [script.verify(completion, right) for completion, right in pairs]
 
+    on_cpu, rows = model.device.type == "cpu", args.prompts_per_step * args.group_size
+    micro = rows // updates if on_cpu else min(args.micro_batch_size, rows // updates)
+    sizes = {
+        "use_cpu": on_cpu,
+        "bf16": not on_cpu,
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": rows // updates // micro,
+        "steps_per_generation": rows // micro,
+    }
     return trainer(
         model=model,
         reward_funcs=reward,
         args=config(
             output_dir=tempfile.mkdtemp(),
-            use_cpu=True,
-            bf16=False,
             gradient_checkpointing=False,
-            seed=seed,
-            per_device_train_batch_size=args.prompts_per_step * args.group_size // updates,
-            steps_per_generation=updates,
+            seed=args.seed,
             num_generations=args.group_size,
             max_completion_length=args.max_new_tokens,
             temperature=args.temperature,
@@ -99,6 +103,7 @@ def trl_trainer(script, model, tokenizer, seed, rollouts, callback, **options):
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
+            **sizes,
             **settings,
             **options,
         ),
@@ -126,7 +131,7 @@ def theirs(script, seed: int):
                 self.clock.after(rollout)
 
     schedule = {"lr_scheduler_type": "linear", "warmup_steps": 10 * args.minibatches}
-    trainer = trl_trainer(script, model, tokenizer, seed, ROLLOUTS, Score(), **schedule)
+    trainer = trl_trainer(script, args, model, tokenizer, ROLLOUTS, Score(), **schedule)
     try:
         trainer.train()
     except Reached as reached:
