@@ -14,12 +14,9 @@ import io
 import json
 import multiprocessing
 import os
-import sys
 import time
 from importlib.util import find_spec
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
 os.environ["OMP_NUM_THREADS"] = "1"  # two runs beside each other use two cores
 
 import cures_classic
