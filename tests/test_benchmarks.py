@@ -70,14 +70,15 @@ def test_a_table_is_read_back_as_it_was_written():
 
 @pytest.mark.parametrize("name", draw.figures())
 def test_a_figure_is_the_one_committed(name, tmp_path):
-    """But for what another version of matplotlib draws otherwise."""
-    pytest.importorskip("matplotlib")
-    from matplotlib.image import imread
-
+    """Where it is another, `python tests/benchmarks/draw.py` was forgotten."""
+    matplotlib = pytest.importorskip("matplotlib")
     draw.main((name,), tmp_path)
-    drawn, committed = imread(tmp_path / f"{name}.png"), imread(bench.RESULTS / f"{name}.png")
-    assert drawn.shape == committed.shape, "python tests/benchmarks/draw.py"
-    assert abs(drawn - committed).mean() < 0.005, "python tests/benchmarks/draw.py"
+    folders = (tmp_path, bench.RESULTS)
+    drawn, committed = (matplotlib.image.imread(path / f"{name}.png") for path in folders)
+    assert drawn.shape == committed.shape
+    if f"matplotlib=={matplotlib.__version__}" in (FOLDER / "requirements.txt").read_text():
+        other = abs(drawn - committed).max(2) > 0.1
+        assert other.mean() < 2e-4, "share of pixels of another colour"
 
 
 # ---------------------------------------------------------------------------------------- Runs
@@ -109,14 +110,15 @@ def test_benchmarks_import_no_test():
 
 
 def test_gpu_benchmark_at_smoke_size():
-    shown = run("tests/benchmarks/gpu.py", "--smoke", "--parts", "a", "c").stdout
+    shown = run("tests/benchmarks/gpu.py", "--smoke", "--parts", "a").stdout
     assert all(f"| a | {name}, bfloat16" in shown for name in LLM_SCRIPTS)
 
 
 @pytest.mark.slow
 def test_gpu_benchmark_at_smoke_size_with_runs_and_torchrun():
     assert (
-        "processes: 2" in run("tests/benchmarks/gpu.py", "--smoke", "--parts", "b", "d", "e").stdout
+        "processes: 2"
+        in run("tests/benchmarks/gpu.py", "--smoke", "--parts", "b", "c", "d", "e").stdout
     )
 
 
