@@ -1,7 +1,7 @@
 """What the benchmarks share: scripts, colours, tables, runs and their logs, and the training loop.
 
-The loop is the one place that calls inner functions of the LLM scripts: load_policy, train_step,
-problem_stream, make_sum, rollout, learning_rate_at.
+Where a script's inner functions change, the loop changes here: it calls load_policy, train_step,
+problem_stream, learning_rate_at, make_sum and rollout. The experiments of cures.py call more.
 """
 
 import copy

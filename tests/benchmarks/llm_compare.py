@@ -86,7 +86,7 @@ def run_sweep(seeds: int) -> list[list[str]]:
 
 
 def run_scripts(seeds: int) -> list[list[str]]:
-    run("grpo_llm", 1, "--steps", 60)  # fills the cache
+    run("grpo_llm", 1, "--steps", 1)  # fills the cache
     rows, curves = [], {}
     for script in LLM:
         runs = [run(script, seed) for seed in range(1, seeds + 1)]
