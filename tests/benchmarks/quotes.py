@@ -74,11 +74,6 @@ def cures():
         print(f"\n{found['seconds']} s; {found['where']}\n")
 
 
-def duration(name: str) -> str:
-    """Minutes that an experiment took."""
-    return f"{experiment(name)['seconds'] / 60:.0f} min"
-
-
 def headline():
     """What grpo_llm.py learns."""
     start, end, short, long = (
