@@ -25,13 +25,11 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from lineage import CLASSIC_SCRIPTS, LLM_SCRIPTS, ROOT  # noqa: F401
 
-ROOT = Path(__file__).parents[1]
 # the same tests on every machine; tests/benchmarks/gpu.py is for GPUs
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/benchmarks")]
-LLM_SCRIPTS = sorted(path.stem for path in ROOT.glob("*_llm.py"))
-CLASSIC_SCRIPTS = ["reinforce", "actor_critic", "trpo", "ppo"]  # in the order of the lineage
 LAUNCHES = {"Launched", "run", "side_by_side"}  # a module that imports one of these starts scripts
 WITHOUT_TINY_MODEL = {"test_flags", "test_lineage", "test_style", "test_classic_algorithms"}
 WITHOUT_TINY_MODEL |= {"test_classic_rollout", "test_classic_runs"}
