@@ -169,6 +169,9 @@ def test_what_is_the_algorithms_own_stays(copy):
     changed = {name for name in LLM_SCRIPTS if (copy / f"{name}.py").read_bytes() != before[name]}
     assert status == 0 and changed == {"rloo_llm", "cispo_llm"}
     assert "grpo_llm.py: `token_weights` is its own" in said
+    carry(copy, "dapo_llm", "--own")
+    assert "# mended\ndef token_weights(" in (copy / "grpo_llm.py").read_text()
+    assert "Our DAPO" not in (copy / "grpo_llm.py").read_text()
 
 
 def test_a_conflict_is_marked_and_listed(copy):
