@@ -1,0 +1,173 @@
+"""What DAPO alone has: the overlong penalty and dynamic sampling."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import scalars, script
+
+dapo = script("dapo_llm")
+
+
+def test_overlong_penalty_by_hand():
+    args = dapo.Args(max_new_tokens=20, overlong_cache=8)
+    lengths, ended = (
+        torch.tensor([1.0, 12, 13, 16, 20, 20]),
+        torch.tensor([True, True, True, True, True, False]),
+    )
+    torch.testing.assert_close(
+        dapo.overlong_penalty(lengths, ended, args),
+        torch.tensor([0, 0, -1 / 16, -0.25, -0.5, -0.5]),
+    )
+    assert (dapo.overlong_penalty(lengths, ended, dapo.Args(overlong_cache=0)) == 0).all()
+
+
+def scripted(monkeypatch, rewards):
+    """rollout() replaced: hands out these groups, two at a time, with tensors of growing width."""
+    stream = iter(rewards)
+    calls = []
+
+    def rollout(model, tokenizer, problems, num_samples, temperature, args):
+        S, T = 3 + len(calls), 2 + len(calls)
+        calls.append(len(problems))
+        B = len(problems) * num_samples
+        mark = torch.full((B, T), float(len(calls)))
+        batch = {
+            "prompt_ids": torch.full((B, S), 7),
+            "prompt_mask": torch.ones(B, S).long(),
+            "completion_ids": mark.long(),
+            "mask": torch.ones(B, T),
+            "old_logprobs": -mark,
+            "ended": torch.ones(B, 1).bool(),
+        }
+        return batch, [], torch.tensor([next(stream) for _ in problems])
+
+    monkeypatch.setattr(dapo, "rollout", rollout)
+    return calls
+
+
+DEAD, WRONG, ALIVE = [1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]
+MODEL = SimpleNamespace(device=torch.device("cpu"))
+
+
+def problems():
+    return iter([("1+1=", "2")] * 1000)
+
+
+def test_refill_until_enough_groups_have_signal(monkeypatch):
+    calls = scripted(monkeypatch, [DEAD, ALIVE, WRONG, DEAD, ALIVE, ALIVE, ALIVE, ALIVE])
+    args = dapo.Args(prompts_per_step=2, group_size=3, max_resample=10)
+    batch, rewards = dapo.dynamic_rollout(MODEL, None, problems(), args)
+    assert len(calls) == 3 and dapo.informative(rewards).tolist() == [
+        False,
+        True,
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert batch["mask"].shape == (18, 4) and batch["prompt_mask"].shape == (18, 5)
+    # the first draw was narrower: padded on the left of the prompt, on the right of the completion
+    assert batch["prompt_mask"][0].tolist() == [0, 0, 1, 1, 1] and batch["mask"][0].tolist() == [
+        1,
+        1,
+        0,
+        0,
+    ]
+    assert batch["old_logprobs"][:, 0].tolist() == [-1.0] * 6 + [-2.0] * 6 + [-3.0] * 6
+
+
+def test_the_cap_and_all_groups_dead(monkeypatch):
+    calls = scripted(monkeypatch, [DEAD, WRONG] * 50)
+    _, rewards = dapo.dynamic_rollout(
+        MODEL, None, problems(), dapo.Args(prompts_per_step=2, group_size=3, max_resample=4)
+    )
+    assert len(calls) == 4 and not dapo.informative(rewards).any() and len(rewards) == 8
+
+
+def test_informative_asks_the_verifier_not_the_penalty():
+    """All wrong, but of different lengths:
+    the penalty would tell them apart, the verifier does not."""
+    assert dapo.informative(torch.tensor([WRONG, DEAD, ALIVE])).tolist() == [False, False, True]
+    shaped = torch.tensor([WRONG]) + dapo.overlong_penalty(
+        torch.tensor([5.0, 20, 24]), torch.ones(3).bool(), dapo.Args()
+    )
+    assert shaped.std() > 0
+
+
+def dapo_args(tmp_path, **flags):
+    return dapo.Args(
+        prompts_per_step=4, group_size=4, eval_problems=4, output_dir=str(tmp_path), **flags
+    )
+
+
+# there was no optimizer step, on purpose
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("verdict", [0.0, 1.0])
+def test_a_run_of_dead_groups_says_so_and_goes_on(monkeypatch, tmp_path, capsys, verdict):
+    """All wrong or all right, and the overlong penalty differs within each group:
+    that must not bring it to life."""
+    monkeypatch.setattr(dapo, "verify", lambda completion, answer: verdict)
+    result = dapo.main(
+        dapo_args(tmp_path, steps=2, max_resample=2, max_new_tokens=6, overlong_cache=6)
+    )
+    assert capsys.readouterr().out.count("no update") == 2 and result["eval/pass@1"] == verdict
+
+
+def test_dapo_trains_on_informative_groups_alone_and_counts_what_it_discards(monkeypatch, tmp_path):
+    batches, real = [], dapo.train_minibatch
+    monkeypatch.setattr(
+        dapo,
+        "train_minibatch",
+        lambda m, o, batch, a: batches.append(batch) or real(m, o, batch, a),
+    )
+    drawn, rollout = [], dapo.rollout
+
+    def spy(*args):
+        result = rollout(*args)
+        drawn.append(int(result[0]["mask"].sum()))
+        return result
+
+    monkeypatch.setattr(dapo, "rollout", spy)
+    coin = torch.Generator().manual_seed(0)
+    monkeypatch.setattr(
+        dapo, "verify", lambda *a, **k: float(torch.rand((), generator=coin) < 0.05)
+    )
+    args = dapo_args(tmp_path, steps=1, minibatches=1, max_resample=50, overlong_cache=0)
+    result = dapo.main(args)
+    (batch,) = batches
+    groups = batch["advantages"].sort().values  # 4 groups of z-scores, none of them zero
+    assert len(groups) == 16 and (groups != 0).all()
+    assert scalars(result["folder"], "discarded_groups")[0] == 4 * (len(drawn) - 4) - 4 > 0
+    # less the two evaluations, each twice
+    assert scalars(result["folder"], "num_tokens")[0] == sum(drawn[2:-2])
+
+
+def test_statistics_are_means_over_the_updates_made(monkeypatch, tmp_path):
+    """Three groups of four in minibatches for four: six updates of two rows, not eight."""
+    monkeypatch.setattr(dapo, "informative", lambda rewards: torch.arange(len(rewards)) % 4 != 0)
+    updates, real = [], dapo.train_minibatch
+    monkeypatch.setattr(
+        dapo, "train_minibatch", lambda *args: updates.append(real(*args)) or updates[-1]
+    )
+    result = dapo.main(dapo_args(tmp_path, steps=1, minibatches=8, max_resample=1))
+    assert len(updates) == 6
+    for name in ("loss", "grad_norm"):
+        assert scalars(result["folder"], name) == pytest.approx(
+            [sum(update[name] for update in updates) / 6], rel=1e-5
+        )
+
+
+def test_a_right_long_answer_ranks_above_a_wrong_one():
+    args = dapo.Args(max_new_tokens=20)
+    assert args.overlong_cache == 4
+    lengths, ended = torch.tensor([3.0, 20, 3, 20]), torch.tensor([True, False, True, False])
+    shaped = torch.tensor([1.0, 1, 0, 0]) + dapo.overlong_penalty(lengths, ended, args)
+    assert (
+        shaped.tolist() == sorted(shaped.tolist(), reverse=True) and len(set(shaped.tolist())) == 4
+    )
+
+
+def test_overlong_cache_longer_than_the_limit(refused):
+    args = dapo.Args(overlong_cache=25)
+    assert "--overlong-cache" in refused(dapo.check_args, args)
