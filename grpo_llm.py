@@ -83,7 +83,7 @@ class Args:
     minibatches: int = 4
     """optimizer steps per pass over a rollout, each on an equal part of its groups"""
     update_epochs: int = 1
-    """passes over each rollout (μ); the more, the further π moves and the more the clip acts"""
+    """passes over each rollout (μ), each in a new order: the more, the further the policy moves"""
     group_size: int = 8
     """completions drawn per question (G)"""
     prompts_per_step: int = 32
@@ -175,7 +175,7 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 
 
 def is_clipped(logprobs, old_logprobs, advantages, mask, args):
-    """Tokens that the clip leaves no gradient, as their ratio is as far as A wants: bool (B, T)."""
+    """Tokens whose gradient the clip takes, as the ratio is as far as A wants: bool (B, T)."""
     unclipped = importance_ratio(logprobs, old_logprobs, mask) * advantages[:, None]
     return surrogate(logprobs, old_logprobs, advantages, mask, args) < unclipped
 
@@ -228,7 +228,7 @@ def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch with advantages (B,); returns what to log of it.
 
     approx_kl, KL(π_old ‖ π), is a mean over the tokens trained on; clip_ratio is the share of these
-    without a gradient. Where all advantages are 0 there is no step, and nothing to log: Adam would
+    that is clipped. Where all advantages are 0 there is no step, and nothing to log: Adam would
     scale up what little noise the KL term has.
     """
     if not batch["advantages"].any():
@@ -475,7 +475,7 @@ def describe_group(problems, completions, rewards, advantages):
     text = "    {!r}, right answer {!r}".format(*problems[group])
     for i in range(min(G, 4)):
         score = f"reward {rewards[group, i]:.2f}, advantage {advantages[group, i]:+.2f}"
-        text += f"\n      {score}: {completions[group * G + i]!r}"
+        text += f"\n      {score}: {completions[group * G + i][:400]!r}"
     return text
 
 

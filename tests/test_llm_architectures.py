@@ -139,4 +139,4 @@ def test_values_and_gradients_are_those_of_single_rows(kind):
             torch.testing.assert_close(found[i, :n], alone, rtol=0, atol=2e-5)
         (alone * weights[i, :n]).sum().backward()
     alone = gradient(model)
-    assert (shared - alone).abs().max() < 2e-5 * alone.abs().max()
+    assert (shared - alone).abs().max() < 1e-4 * alone.abs().max()
