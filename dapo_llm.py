@@ -511,10 +511,11 @@ def rollout_metrics(batch, rewards):
 
 
 def describe_group(problems, completions, rewards, advantages):
-    """As text: of the group whose rewards differ most, the first four completions."""
+    """As text: the group whose rewards differ most, its two best and two worst completions."""
     group, G = int(rewards.std(1).argmax()), rewards.shape[1]
     text = "    {!r}, right answer {!r}".format(*problems[group])
-    for i in range(min(G, 4)):
+    ranked = rewards[group].argsort(descending=True, stable=True).tolist()
+    for i in ranked[:2] + ranked[2:][-2:]:
         score = f"reward {rewards[group, i]:.2f}, advantage {advantages[group, i]:+.2f}"
         text += f"\n      {score}: {completions[group * G + i][:400]!r}"
     return text
