@@ -58,7 +58,7 @@ def become(command: list[str], environment: dict, streams: list, largest_file: i
     tqdm.set_lock(threading.RLock())  # its own is a semaphore, which a killed process leaves behind
     os.chdir(ROOT)
     sys.argv = command
-    sys.path.insert(0, str(ROOT))
+    sys.path.insert(0, str(Path(command[0]).resolve().parent))
     runpy.run_path(command[0], run_name="__main__")
 
 

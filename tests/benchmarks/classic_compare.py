@@ -13,21 +13,16 @@ in Markdown and writes them, with machine and versions, into tests/benchmarks/re
 
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from statistics import median
 
 import gymnasium as gym
 import torch
 import tyro
-
-ROOT = Path(__file__).parents[2]
-RESULTS = Path(__file__).parent / "results"
-sys.path.insert(0, str(ROOT))
+from bench import CLASSIC, RESULTS, ROOT, row, table, write_table
 
 # hyperparams/*.yml of github.com/DLR-RM/rl-baselines3-zoo; lin(x): falls linearly from x to 0.
 ZOO = {
@@ -142,6 +137,7 @@ LABELS = {
     "TRPO": "sb3-contrib TRPO",
     "JAX PPO": "PPO compiled by JAX",
 }
+PACKAGES = ("gymnasium", "stable-baselines3", "sb3-contrib")
 PEERS = {"ppo": "PPO", "trpo": "TRPO", "actor_critic": "A2C"}
 BEYOND = {  # (environment, script): steps, and our flags
     ("Acrobot-v1", "ppo"): (
@@ -291,22 +287,6 @@ def from_the_command(run: dict) -> float:
     return run["wall"] - run["seconds"] + run["solved_seconds"]
 
 
-def write(name: str, lines: list[str], note: str):
-    import sb3_contrib
-    import stable_baselines3
-
-    versions = f"torch {torch.__version__}, gymnasium {gym.__version__}, "
-    versions += f"stable-baselines3 {stable_baselines3.__version__}, "
-    versions += f"sb3-contrib {sb3_contrib.__version__}"
-    lines += [
-        "",
-        f"{platform.machine()}, one thread, Python {platform.python_version()}, {versions}, "
-        f"{time.strftime('%Y-%m-%d')}, {note}",
-    ]
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.md").write_text("\n".join(lines) + "\n")
-
-
 def seconds_of(runs):
     return [
         run["solved_seconds"] if run["solved_seconds"] is not None else float("inf") for run in runs
@@ -316,7 +296,7 @@ def seconds_of(runs):
 def run_cartpole(seeds: int):
     runs = {}
     for seed in range(1, seeds + 1):
-        for script in ("reinforce", "actor_critic", "trpo", "ppo"):
+        for script in CLASSIC:
             runs.setdefault(script, []).append(measure(script=script, flags={"seed": seed}))
             if script in PEERS:
                 job = {
@@ -328,49 +308,34 @@ def run_cartpole(seeds: int):
                 runs.setdefault(PEERS[script], []).append(measure(**job, until_solved=True))
             print(f"seed {seed} {script} {seconds_of(runs[script])[-1]:.2f} s", flush=True)
         runs.setdefault("JAX PPO", []).append(measure_jax(seed))
-    lines = [
-        "| CartPole-v1 | solved | seconds to 475, median | worst | from the command "
-        "| steps, median | greedy return, median | worst | times faster |"
-    ]
-    lines += ["|-" * 9 + "|"]
+    header = ["CartPole-v1", "solved", "seconds to 475, median", "worst", "from the command"]
+    header += ["steps, median", "greedy return, median", "worst", "times faster"]
+    rows = []
     for name, done in runs.items():
         times, steps = seconds_of(done), [run["solved_step"] or float("inf") for run in done]
         greedy = [run["eval/return"] for run in done]
         peer = PEERS.get(name)
         ratio = f"{median(seconds_of(runs[peer])) / median(times):.1f}" if peer else "–"
         label = LABELS.get(name, name)
-        shown = (
-            [f"{median(greedy):.0f}", f"{min(greedy):.0f}"] if label == name else ["–", "–"]
-        )  # theirs stop when solved
+        shown = ["–", "–"]  # theirs stop when solved
+        if label == name:
+            shown = [f"{median(greedy):.0f}", f"{min(greedy):.0f}"]
         total = median(from_the_command(run) for run in done)
         numbers = [f"{median(times):.2f}", f"{max(times):.2f}", f"{total:.1f}"]
         numbers.append(f"{median(steps):.0f}")
         numbers = ["never" if number == "inf" else number for number in numbers]
-        lines.append(
-            "| "
-            + " | ".join(
-                [
-                    label,
-                    f"{sum(t < float('inf') for t in times)} of {len(done)}",
-                    *numbers,
-                    *shown,
-                    ratio,
-                ]
-            )
-            + " |"
-        )
-    print("\n".join(lines))
-    write("classic_cartpole", lines, f"{seeds} seeds; theirs with the zoo's tuned settings")
+        share = f"{sum(t < float('inf') for t in times)} of {len(done)}"
+        rows.append([label, share, *numbers, *shown, ratio])
+    note = f"one thread, {seeds} seeds; theirs with the zoo's tuned settings"
+    write_table("classic_cartpole", table(header, rows), *PACKAGES, note=note)
 
 
 def run_beyond(seeds: int, only: tuple[str, ...], scripts: tuple[str, ...], ours_only: bool):
     for env_id in only or dict.fromkeys(env_id for env_id, _ in BEYOND):
         name = f"classic_{env_id.split('-')[0].lower()}"
-        lines = [
-            "| environment, steps | | return, median | worst | seconds "
-            "| SB3: return, median | worst | seconds | times faster |"
-        ]
-        lines += ["|-" * 9 + "|"]
+        header = ["environment, steps", "", "return, median", "worst", "seconds"]
+        header += ["SB3: return, median", "worst", "seconds", "times faster"]
+        lines = table(header, [])
         for script in ("ppo", "trpo"):
             if script not in scripts:
                 lines.append(earlier_row(name, script))
@@ -388,27 +353,26 @@ def run_beyond(seeds: int, only: tuple[str, ...], scripts: tuple[str, ...], ours
             shown = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in flags.items())
             cells = [f"{env_id}, {steps:,}", f"{script}.py {shown}".strip(), *returns_of(a)]
             if ours_only:  # seconds of different days cannot be compared
-                row = earlier_row(name, script)
-                cells += [cell.strip() for cell in row.split("|")[6:9]] + ["–"]
+                earlier = earlier_row(name, script)
+                cells += [cell.strip() for cell in earlier.split("|")[6:9]] + ["–"]
             else:
                 cells += returns_of(b)
                 cells.append(f"{float(cells[7]) / float(cells[4]):.1f}")
-            lines.append("| " + " | ".join(cells) + " |")
-        print("\n".join(lines), flush=True)
-        note = f"{seeds} seeds; greedy return over 100 fresh episodes; "
+            lines.append(row(cells))
+        note = f"one thread, {seeds} seeds; greedy return over 100 fresh episodes; "
         note += "our times include the evaluation, SB3's are of the training alone"
         if ours_only:
             note += "; SB3's from an earlier run"
         if len(scripts) == 1:
             note += "; the other script's row too"
-        write(name, lines, note)
+        write_table(name, lines, *PACKAGES, note=note)
 
 
 def earlier_row(name: str, script: str) -> str:
     """The line of a script in the table of the last run."""
     earlier = (RESULTS / f"{name}.md").read_text()
-    (row,) = (row for row in earlier.splitlines() if f"| {script}.py" in row)
-    return row
+    (line,) = (line for line in earlier.splitlines() if f"| {script}.py" in line)
+    return line
 
 
 def returns_of(runs: list[dict]) -> list[str]:

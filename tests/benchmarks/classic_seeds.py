@@ -14,38 +14,28 @@ import importlib
 import io
 import multiprocessing
 import os
-import platform
-import sys
 import tempfile
 import time
-from pathlib import Path
 from statistics import median
 
-import gymnasium
-import torch
 import tyro
+from bench import CLASSIC, RESULTS, row, table, write_table
 
-ROOT = Path(__file__).parents[2]
-RESULTS = Path(__file__).parent / "results"
-SCRIPTS = ("reinforce", "actor_critic", "trpo", "ppo")
-HEADER = (
-    "| CartPole-v1 | solved | greedy return ≥ 475 | median | worst | steps to 475, median | worst "
-    "| seconds to 475, median | worst | date |"
-)
+HEADER = ["CartPole-v1", "solved", "greedy return ≥ 475", "median", "worst"]
+HEADER += ["steps to 475, median", "worst", "seconds to 475, median", "worst", "date"]
 
 
 def run(name: str, seed: int) -> dict:
     """One run, in a worker process."""
-    sys.path.insert(0, str(ROOT))
     script = importlib.import_module(name)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         return script.main(script.Args(seed=seed, output_dir=folder))
 
 
-def row(name: str, runs: list[dict]) -> str:
+def cells(name: str, runs: list[dict]) -> list[str]:
     solved = [each for each in runs if each["solved_step"]]
     returns = sorted(each["eval/return"] for each in runs)
-    cells = [
+    return [
         name,
         f"{len(solved)} of {len(runs)}",
         f"{sum(value >= 475 for value in returns)} of {len(runs)}",
@@ -57,10 +47,9 @@ def row(name: str, runs: list[dict]) -> str:
         f"{max(each['solved_seconds'] for each in solved):.1f}",
         time.strftime("%Y-%m-%d"),
     ]
-    return "| " + " | ".join(cells) + " |"
 
 
-def main(seeds: int = 50, first: int = 1, only: tuple[str, ...] = SCRIPTS, workers: int = 2):
+def main(seeds: int = 50, first: int = 1, only: tuple[str, ...] = tuple(CLASSIC), workers: int = 2):
     os.environ["OMP_NUM_THREADS"] = "1"
     path = RESULTS / "classic_seeds.md"
     rows = {line.split()[1]: line for line in path.read_text().splitlines() if line[:2] == "| "}
@@ -68,19 +57,16 @@ def main(seeds: int = 50, first: int = 1, only: tuple[str, ...] = SCRIPTS, worke
         for name in only:
             jobs = [(name, seed) for seed in range(first, first + seeds)]
             runs = pool.starmap(run, jobs, chunksize=1)
-            rows[name] = row(name, runs)
+            rows[name] = row(cells(name, runs))
             print(rows[name], flush=True)
             for (_, seed), each in zip(jobs, runs, strict=True):
                 if each["eval/return"] < 475 or not each["solved_step"]:
                     print(f"    seed {seed}: {each['eval/return']:.0f}, {each['solved_step']}")
-    lines = [HEADER, "|-" * 10 + "|", *(rows[name] for name in SCRIPTS if name in rows), ""]
-    lines += [
-        f"{platform.machine()}, {workers} runs beside each other, one thread each, "
-        f"Python {platform.python_version()}, torch {torch.__version__}, "
-        f"gymnasium {gymnasium.__version__}, seeds {first} to {first + seeds - 1}"
-    ]
+    lines = [*table(HEADER, []), *(rows[name] for name in CLASSIC if name in rows)]
+    note = f"{workers} runs beside each other, one thread each, "
+    note += f"seeds {first} to {first + seeds - 1}"
     if (seeds, first) == (50, 1):
-        path.write_text("\n".join(lines) + "\n")
+        write_table("classic_seeds", lines, "gymnasium", note=note)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The experiments on CartPole-v1: Ψ, the control of the step, the clip, λ."""
 
 import contextlib
+import importlib
 import io
 import tempfile
 from dataclasses import replace
@@ -9,27 +10,12 @@ from unittest.mock import patch
 import gymnasium as gym
 import numpy as np
 import torch
-from cures_tools import (
-    BLUE,
-    COLORS,
-    GREEN,
-    GREY,
-    ORANGE,
-    RED,
-    Experiment,
-    band,
-    grid,
-    select,
-    smooth,
-    titles,
-)
+from bench import BLUE, COLORS, GREEN, GREY, ORANGE, RED
+from cures_tools import Experiment, band, grid, select, smooth, titles
 
-import actor_critic
 import ppo
 import reinforce
-import trpo
 
-SCRIPTS = {"reinforce": reinforce, "actor_critic": actor_critic, "trpo": trpo, "ppo": ppo}
 SEEDS = range(1, 6)
 POINTS = 40  # of a learning curve
 
@@ -40,7 +26,7 @@ def train(script, points=POINTS, after_update=None, **flags):
 
     after_update(agent, batch) is called after each update, if given. Returns (result, agent).
     """
-    module = SCRIPTS[script]
+    module = importlib.import_module(script)
     args = module.Args(**flags)
     found = {"steps": [], "returns": [], "agent": None}
     make_rollouts, update = module.rollouts, module.update

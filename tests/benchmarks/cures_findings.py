@@ -2,11 +2,13 @@
 
 Every measured number is a field, {row / column} of the experiment's table in results/cures.md: the
 median over the seeds, or with `/ low` or `/ high` an end of their range. A format may follow, as in
-{psi return / variance :,.0f}. cures.py fills the fields in; a test holds README to the outcome.
+{psi return / variance :,.0f}. quotes.py writes the outcome into the pages.
 """
 
 import re
 from statistics import median
+
+from bench import table
 
 FINDINGS = {
     "psi": "At one and the same policy the gradient's variance is {psi return / variance :,.0f} "
@@ -131,6 +133,22 @@ def summary(found: dict) -> dict:
             if values and not isinstance(values[0], list):
                 rows[row][column] = (min(values), median(values), max(values))
     return rows
+
+
+def lines(found: dict) -> list[str]:
+    """Markdown: a row per setting, the median over seeds of each number, and its range."""
+    rows = summary(found)
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))[1:]
+
+    def cell(numbers, column):
+        low, middle, high = numbers[column]
+        return f"{middle:.4g} ({low:.4g} to {high:.4g})"
+
+    cells = [
+        [row, numbers["seeds"], *(cell(numbers, c) if c in numbers else "–" for c in columns)]
+        for row, numbers in rows.items()
+    ]
+    return table(["", "seeds", *columns], cells)
 
 
 def fill(finding: str, rows: dict) -> str:

@@ -17,23 +17,8 @@ from statistics import median
 from unittest.mock import patch
 
 import torch
-from cures_llm_loop import evaluate, train
-from cures_tools import (
-    BLUE,
-    COLORS,
-    GREEN,
-    GREY,
-    ORANGE,
-    PINK,
-    RED,
-    Experiment,
-    band,
-    dots,
-    grid,
-    select,
-    smooth,
-    titles,
-)
+from bench import COLORS, CPU, ORANGE, PINK, PURPLE, evaluate, train
+from cures_tools import Experiment, band, dots, grid, labels, select, smooth, titles
 
 import cispo_llm
 import dapo_llm
@@ -64,10 +49,10 @@ def gradients(model, batch, weights, variants, args):
 
 BASELINES = {
     "none": PINK,
-    "none, R + 1": GREY,
+    "none, R + 1": PURPLE,
     "mean": ORANGE,
-    "leave-one-out": BLUE,
-    "z-score": RED,
+    "leave-one-out": COLORS["RLOO"],
+    "z-score": COLORS["GRPO"],
 }
 AFTER = [0, 10, 30]  # rollouts
 
@@ -151,8 +136,7 @@ def draw_baseline(figure, results):
         if runs:
             curves = [smooth(run["reward"], 5) for run in runs]
             band(right, range(1, len(curves[0]) + 1), curves, color)
-        place = {"transform": right.transAxes, "ha": "right", "fontsize": 8}
-        right.text(0.98, 0.05 + 0.09 * (4 - i), name, color=color, **place)
+    labels(right, BASELINES, 0.98, 0.05, BASELINES)
     left.set_yscale("log")
     left.set_xticks([2, 8, 14], [str(after) for after in AFTER])
     left.set_xlim(-1, 17)
@@ -163,13 +147,13 @@ def draw_baseline(figure, results):
 # ----------------------------------------------------------------------------------------- Steps
 
 METHODS = {
-    "RLOO, 1 step": (rloo_llm, {"minibatches": 1}, GREY),
-    "RLOO": (rloo_llm, {}, PINK),
-    "GRPO, no clip": (grpo_llm, {"clip_low": 1e9, "clip_high": 1e9}, ORANGE),
-    "GRPO": (grpo_llm, {}, COLORS["grpo"]),
-    "DAPO": (dapo_llm, {"max_resample": 1}, COLORS["dapo"]),
-    "GSPO": (gspo_llm, {}, COLORS["gspo"]),
-    "CISPO": (cispo_llm, {}, COLORS["cispo"]),
+    "RLOO, 1 step": (rloo_llm, {"minibatches": 1}),
+    "RLOO": (rloo_llm, {}),
+    "GRPO, no clip": (grpo_llm, {"clip_low": 1e9, "clip_high": 1e9}),
+    "GRPO": (grpo_llm, {}),
+    "DAPO": (dapo_llm, {"max_resample": 1}),
+    "GSPO": (gspo_llm, {}),
+    "CISPO": (cispo_llm, {}),
 }
 RATES = [5e-4, 1e-3, 2e-3, 4e-3]
 
@@ -182,7 +166,7 @@ def run_steps(method, learning_rate, seed, steps=30, prompts=16):
     Measured: pass@1 on held-out sums at the end; and approx_kl, how far the policy has moved from
     the one that drew the rollout, when an update begins.
     """
-    script, flags, _ = METHODS[method]
+    script, flags = METHODS[method]
     options = {"minibatches": 8, "prompts_per_step": prompts} | flags
     args = script.Args(learning_rate=learning_rate, steps=steps, seed=seed, **options)
     result = train(script, replace(args, eval_problems=128))
@@ -199,16 +183,14 @@ def draw_steps(figure, results):
     panels = figure.subplots(1, 2, sharey=True)
     names = list(METHODS)
     for axes, chosen in ((panels[0], names[:4]), (panels[1], names[3:])):
-        for i, name in enumerate(chosen):
-            script, flags, color = METHODS[name]
+        labels(axes, chosen, 0.03, 0.05)
+        for name in chosen:
             rates = [rate for rate in RATES if select(results, method=name, learning_rate=rate)]
             runs = [select(results, method=name, learning_rate=rate) for rate in rates]
             if not rates:
                 continue
             scores = [[run["pass@1"] for run in at_rate] for at_rate in runs]
-            band(axes, rates, list(zip(*scores, strict=True)), color)
-            place = {"transform": axes.transAxes, "fontsize": 8}
-            axes.text(0.03, 0.05 + 0.09 * (len(chosen) - 1 - i), name, color=color, **place)
+            band(axes, rates, list(zip(*scores, strict=True)), COLORS[name])
         axes.set_xscale("log")
         axes.set_xticks(RATES, [f"{rate:.0e}".replace("e-0", "e-") for rate in RATES])
         axes.minorticks_off()
@@ -219,7 +201,7 @@ def draw_steps(figure, results):
 
 # ---------------------------------------------------------------------------------------- Length
 
-LENGTHS = {"GRPO": RED, "GRPO, constant": ORANGE, "Dr. GRPO": GREEN, "token mean": BLUE}
+LENGTHS = ["GRPO", "GRPO, constant", "Dr. GRPO", "token mean"]
 EDGES = [8, 16, 24, 32, 40, 48]
 
 
@@ -252,7 +234,7 @@ def wandering_model(args, steps):
         with suppress(OSError):  # another worker may have been quicker
             mine.rename(folder)
         shutil.rmtree(mine, ignore_errors=True)
-    return grpo_llm.load_policy(replace(args, model=str(folder)), "cpu")
+    return grpo_llm.load_policy(replace(args, model=str(folder)), CPU)
 
 
 def lengths_of(model, tokenizer, args, num_problems):
@@ -350,8 +332,9 @@ def medians(runs, key):
 
 def draw_length(figure, results):
     panels = figure.subplots(1, 3)
-    for i, (name, color) in enumerate(LENGTHS.items()):
-        runs = select(results, method=name)
+    labels(panels[0], LENGTHS, 0.98, 0.63)
+    for name in LENGTHS:
+        runs, color = select(results, method=name), COLORS[name]
         if not runs:
             continue
         centres = [edge - 4 for edge in EDGES]
@@ -360,8 +343,6 @@ def draw_length(figure, results):
         for axes, key in ((panels[1], "lengths of wrong"), (panels[2], "lengths of right")):
             lines = [[math.nan if y is None else y for y in run[key]] for run in runs]
             band(axes, x, lines, color)
-        place = {"transform": panels[0].transAxes, "ha": "right", "fontsize": 8}
-        panels[0].text(0.98, 0.9 - 0.09 * i, name, color=color, **place)
     panels[0].set_ylim(0)
     titles(panels[0], "a token of a wrong answer", "length of the answer", "weight / mean weight")
     titles(panels[1], "wrong answers", "rollouts", "tokens")
@@ -429,7 +410,8 @@ def run_difficulty(after, std, seed, num_problems=256, samples=64):
 def draw_difficulty(figure, results):
     left, right = figure.subplots(1, 2)
     panels = ((left, 8, "norm by right answers"), (right, 16, "norm by pass rate"))
-    for std, color, label in ((True, RED, "with std"), (False, GREEN, "without: Dr. GRPO")):
+    labels(left, ["GRPO", "Dr. GRPO"], 0.7, 0.05)
+    for std, color in ((True, COLORS["GRPO"]), (False, COLORS["Dr. GRPO"])):
         for axes, after, key in panels:
             runs = select(results, std=std, after=after)
             if runs:
@@ -438,8 +420,6 @@ def draw_difficulty(figure, results):
                     dotted = [math.nan if y is None else y for y in run[key]]
                     axes.plot(range(len(dotted)), dotted, ".", color=color, alpha=0.4)
                 axes.plot(range(len(middle)), middle, color=color, linewidth=1.8)
-        place = {"transform": left.transAxes, "ha": "center", "fontsize": 8}
-        left.text(0.5, 0.15 if std else 0.05, label, color=color, **place)
     left.set_ylim(0)
     right.set_ylim(0)
     right.set_xticks(range(6), ["–.1", "–.3", "–.5", "–.7", "–.9", "–1"])
@@ -450,9 +430,9 @@ def draw_difficulty(figure, results):
 # --------------------------------------------------------------------------------------- Dynamic
 
 DYNAMICS = {
-    "DAPO": (dapo_llm, {}, BLUE),
-    "DAPO, one draw": (dapo_llm, {"max_resample": 1}, ORANGE),
-    "GRPO": (grpo_llm, {}, RED),
+    "DAPO": (dapo_llm, {}),
+    "DAPO, one draw": (dapo_llm, {"max_resample": 1}),
+    "GRPO": (grpo_llm, {}),
 }
 
 
@@ -463,9 +443,9 @@ def run_dynamic(method, seed, steps=60, prompts=16, every=2):
     Changed: DAPO's --max-resample, 10 or 1; GRPO beside it. Measured: the share of groups drawn
     that have a signal, and pass@1 on held-out sums by updates and by completions drawn.
     """
-    script, flags, _ = DYNAMICS[method]
+    script, flags = DYNAMICS[method]
     args = script.Args(steps=steps, seed=seed, prompts_per_step=prompts, **flags)
-    model, tokenizer = script.load_policy(args, "cpu")
+    model, tokenizer = script.load_policy(args, CPU)
     points = [[0, 0, evaluate(script, model, tokenizer, args, 128, 4)["pass@1"]]]
     drawn = []
 
@@ -494,8 +474,9 @@ def run_dynamic(method, seed, steps=60, prompts=16, every=2):
 
 def draw_dynamic(figure, results):
     panels = figure.subplots(1, 3)
-    for i, (name, (_, _, color)) in enumerate(DYNAMICS.items()):
-        runs = select(results, method=name)
+    labels(panels[2], DYNAMICS, 0.98, 0.05)
+    for name in DYNAMICS:
+        runs, color = select(results, method=name), COLORS[name]
         if not runs:
             continue
         signal = [smooth(run["signal"], 5) for run in runs]
@@ -504,8 +485,6 @@ def draw_dynamic(figure, results):
         band(panels[1], runs[0]["rollouts"], scores, color)
         drawn = medians(runs, "completions by then")
         band(panels[2], drawn[1:], [each[1:] for each in scores], color)
-        place = {"transform": panels[2].transAxes, "ha": "right", "fontsize": 8}
-        panels[2].text(0.98, 0.25 - 0.1 * i, name, color=color, **place)
     panels[2].set_xscale("log")
     titles(panels[0], "groups with a signal", "rollouts", "share")
     titles(panels[1], "by update", "rollouts", "pass@1")

@@ -14,23 +14,8 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
-from cures_llm_loop import evaluate, train
-from cures_tools import (
-    BLUE,
-    BROWN,
-    GREEN,
-    GREY,
-    ORANGE,
-    PINK,
-    RED,
-    Experiment,
-    band,
-    dots,
-    grid,
-    select,
-    smooth,
-    titles,
-)
+from bench import BLUE, COLORS, CPU, GREEN, GREY, RED, SKY, evaluate, train
+from cures_tools import Experiment, band, dots, grid, labels, select, smooth, titles
 
 import cispo_llm
 import dapo_llm
@@ -38,7 +23,6 @@ import grpo_llm
 import rloo_llm
 
 SEEDS = [1, 2, 3, 4, 5]
-CPU = torch.device("cpu")
 
 # ----------------------------------------------------------------------------- Other warm starts
 
@@ -110,7 +94,7 @@ def known(values):
 
 # ----------------------------------------------------------------------------------- Clip-higher
 
-CLIPS = {0.2: RED, 0.28: BLUE, 0.5: GREEN}
+CLIPS = {0.2: COLORS["GRPO"], 0.28: COLORS["DAPO"], 0.5: SKY}
 
 
 def run_cliphigher(clip_high, minibatches, seed, steps=24, warm=1000):
@@ -333,8 +317,8 @@ def token_correlation(log_ratio, mask):
 def draw_ratio(figure, results):
     left, right = figure.subplots(1, 2)
     runs = [result for _, result in results]
-    colors = {"sum": GREY, "token": RED, "mean": ORANGE}
-    labels = {"sum": "whole answer", "token": "token (GRPO)", "mean": "mean of answer (GSPO)"}
+    colors = {"sum": GREY, "token": COLORS["GRPO"], "mean": COLORS["GSPO"]}
+    named = {"sum": "whole answer", "token": "token (GRPO)", "mean": "mean of answer (GSPO)"}
     for name, column in (("token", 1), ("sum", 2), ("mean", 3)):
         x, y = [], []
         for i in range(len(LENGTHS) - 1):
@@ -344,18 +328,18 @@ def draw_ratio(figure, results):
                 y.append([max(row[column], 0) ** 0.5 for row in rows])
         if x:
             values = [list(column) for column in zip(*y, strict=True)]
-            band(left, x, values, colors[name], labels[name], len(x) // 3)
+            band(left, x, values, colors[name], named[name], len(x) // 3)
     left.set_yscale("log")
     left.set_yticks([0.02, 0.05, 0.1, 0.2, 0.5, 1.0], ["0.02", "0.05", "0.1", "0.2", "0.5", "1"])
     left.minorticks_off()
     for name, color in colors.items():
         values = [run[f"{name} beyond 0.2, by update"] for run in runs]
         x = range(1, len(values[0]) + 1)
-        band(right, x, values, color, labels[name] if name != "mean" else "", len(x) // 3)
+        band(right, x, values, color, named[name] if name != "mean" else "", len(x) // 3)
         if name == "mean":
             place = {"xytext": (0, -4), "textcoords": "offset points", "va": "top", "ha": "right"}
             where = (x[-1], median(run[-1] for run in values))
-            right.annotate(labels[name], where, color=color, fontsize=8, **place)
+            right.annotate(named[name], where, color=color, fontsize=8, **place)
     right.set_ylim(bottom=-0.05)
     titles(left, "Spread of the log-ratio after the last step", "tokens in the answer", "std")
     titles(right, "Beyond 1 ± 0.2", "gradient steps on the rollout", "share")
@@ -364,13 +348,7 @@ def draw_ratio(figure, results):
 # -------------------------------------------------------------------------------------- Silenced
 
 PROBABILITIES = [0.0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 1.001]
-SILENCED = {
-    "RLOO": GREY,
-    "RLOO, 4 steps": BROWN,
-    "GRPO": RED,
-    "CISPO": GREEN,
-    "CISPO, GRPO's clip": PINK,
-}
+SILENCED = ["RLOO", "RLOO, 4 steps", "GRPO", "CISPO", "CISPO, GRPO's clip"]
 
 
 def silencing(kept):
@@ -448,14 +426,15 @@ def draw_silenced(figure, results):
         runs = [run for run in select(results, method="GRPO", guess_rate=rate) if "praised" in run]
         values = [run["silenced"][i] / run["praised"][i] for run in runs if run["praised"][i] >= 20]
         if values:
-            dots(left, i, values, RED)
+            dots(left, i, values, COLORS["GRPO"])
     left.set_xticks(range(len(names)), names, rotation=30)
-    for i, (method, color) in enumerate(SILENCED.items()):
+    for i, method in enumerate(SILENCED):
         runs = select(results, method=method, guess_rate=rate)
         if runs:
             last = len(runs[0]["reward"])
             never = last * 1.1
-            dots(right, i, [run["rollouts to 0.5"] or never for run in runs], color)
+            values = [run["rollouts to 0.5"] or never for run in runs]
+            dots(right, i, values, COLORS[method])
             right.axhline(last, color=GREY, linewidth=0.5, linestyle=":")
     right.set_xticks(range(len(SILENCED)), [name.replace(", ", ",\n") for name in SILENCED])
     titles(left, "Praised tokens that GRPO's clip silences", "probability before", "share")
@@ -464,7 +443,7 @@ def draw_silenced(figure, results):
 
 # -------------------------------------------------------------------------------------------- KL
 
-KL_METHODS = {"in the reward": GREY, "in the loss": BROWN, "GRPO": RED}
+KL_METHODS = ["in the reward", "in the loss", "GRPO"]
 
 
 def leave_one_out(rewards, args):
@@ -510,7 +489,8 @@ def run_kl(method, beta, seed, steps=40, learning_rate=1e-3):
 def draw_kl(figure, results):
     left, right = figure.subplots(1, 2)
     betas = sorted({settings["beta"] for settings, _ in results})
-    for i, (method, color) in enumerate(KL_METHODS.items()):
+    for i, method in enumerate(KL_METHODS):
+        color = COLORS[method]
         runs = [select(results, method=method, beta=beta) for beta in betas]
         if not all(runs):
             continue
@@ -562,22 +542,6 @@ def gae(rewards, values, mask, lam):
         next_value = torch.where(written, values[:, t], rewards)
         advantages[:, t] = following
     return advantages
-
-
-def check_gae():
-    """gae against its definition: Σ_n (1 − λ) λ^(n−1) A^(n), A^(n) = what n steps bring − V."""
-    rewards, lam = torch.tensor([1.0, 0.0, 0.5]), 0.8
-    lengths, values = [5, 1, 3], torch.randn(3, 5)
-    mask = torch.tensor([[float(t < length) for t in range(5)] for length in lengths])
-    advantages = gae(rewards, values, mask, lam)
-    for i, length in enumerate(lengths):
-        for t in range(length):
-            expected = 0.0
-            for n in range(1, length - t):
-                expected += (1 - lam) * lam ** (n - 1) * (values[i, t + n] - values[i, t])
-            expected += lam ** (length - t - 1) * (rewards[i] - values[i, t])
-            assert abs(advantages[i, t] - expected) < 1e-5
-        assert (advantages[i, length:] == 0).all()
 
 
 def ppo_step(critic, model, tokenizer, optimizer, problems, rng, args):
@@ -632,7 +596,6 @@ def run_critic(method, seed, steps=40, critic_scale=10.0):
     is all that is expected. Measured: reward by rollouts and by seconds of one core in training,
     held-out pass@1 at the end, bytes of weights, gradients and Adam's moments.
     """
-    check_gae()
     script = rloo_llm if method.startswith("RLOO") else grpo_llm
     args = script.Args(beta=0.0, seed=seed, steps=steps)
     if method == "RLOO, 4 steps":
@@ -668,29 +631,21 @@ def run_critic(method, seed, steps=40, critic_scale=10.0):
     }
 
 
-CRITICS = {
-    "RLOO": GREY,
-    "RLOO, 4 steps": BROWN,
-    "GRPO": RED,
-    "PPO 1": BLUE,
-    "PPO 0.95": GREEN,
-    "PPO 0.95, no groups": PINK,
-    "PPO 1, no critic": ORANGE,
-}
+CRITICS = ["RLOO", "RLOO, 4 steps", "GRPO", "PPO 1", "PPO 0.95", "PPO 0.95, no groups"]
+CRITICS += ["PPO 1, no critic"]
 
 
 def draw_critic(figure, results):
     left, right = figure.subplots(1, 2)
     shown = [name for name in CRITICS if select(results, method=name)]
-    for i, method in enumerate(shown):
+    labels(right, shown, 0.98, 0.05)
+    for method in shown:
         runs = select(results, method=method)
         rewards = [smooth(run["reward"]) for run in runs]
-        band(left, range(1, len(rewards[0]) + 1), rewards, CRITICS[method])
+        band(left, range(1, len(rewards[0]) + 1), rewards, COLORS[method])
         columns = zip(*(run["seconds"] for run in runs), strict=True)
         seconds = [sum(column) / len(column) for column in columns]
-        band(right, seconds, rewards, CRITICS[method])
-        place = {"transform": right.transAxes, "ha": "right", "fontsize": 8}
-        right.text(0.98, 0.05 + 0.08 * i, method, color=CRITICS[method], **place)
+        band(right, seconds, rewards, COLORS[method])
     titles(left, "Right answers, by rollouts", "rollouts", "reward, mean of three")
     titles(right, "The same, by seconds of one core", "seconds of training", "")
 
@@ -731,7 +686,7 @@ EXPERIMENTS = [
         "The clip takes the gradient from rare tokens that move fastest; CISPO keeps it.",
         "Guessing nearly complete: rollouts to half right; which tokens GRPO's clip silences.",
         run_silenced,
-        grid(SEEDS, method=list(SILENCED), guess_rate=[0.999], steps=[80]),
+        grid(SEEDS, method=SILENCED, guess_rate=[0.999], steps=[80]),
         [
             {"method": "GRPO", "guess_rate": 0.85, "seed": 1, "steps": 2},
             {"method": "RLOO, 4 steps", "guess_rate": 0.85, "seed": 1, "steps": 2},
@@ -743,7 +698,7 @@ EXPERIMENTS = [
         "KL in the reward mixes it into the credit of all tokens; GRPO moves it into the loss.",
         "By β, at the end: KL to the reference of an answer, and held-out pass@1.",
         run_kl,
-        grid(SEEDS, method=list(KL_METHODS), beta=[0.0, 0.1, 0.3, 1.0]),
+        grid(SEEDS, method=KL_METHODS, beta=[0.0, 0.1, 0.3, 1.0]),
         [
             {"method": "in the reward", "beta": 0.1, "seed": 1, "steps": 2},
             {"method": "in the loss", "beta": 0.1, "seed": 1, "steps": 2},
@@ -755,7 +710,7 @@ EXPERIMENTS = [
         "Where the only reward comes at the end, a critic is not worth its memory.",
         "PPO on the language model against RLOO and GRPO: reward by rollouts, seconds; memory.",
         run_critic,
-        grid(SEEDS, method=list(CRITICS)),
+        grid(SEEDS, method=CRITICS),
         [
             {"method": "PPO 0.95, no groups", "seed": 1, "steps": 2},
             {"method": "RLOO", "seed": 1, "steps": 2},

@@ -1,35 +1,10 @@
 """What the experiments of cures.py have in common: their form, and one style for all figures."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-
-ROOT = Path(__file__).parents[2]
-RESULTS = Path(__file__).parent / "results"
-GREY = "#777777"  # readable on light pages and on dark ones
-# Okabe and Ito's palette, which the colour-blind can tell apart.
-ORANGE, SKY, GREEN, BLUE, RED, PINK, BROWN = (
-    "#E69F00",
-    "#56B4E9",
-    "#009E73",
-    "#0072B2",
-    "#D55E00",
-    "#CC79A7",
-    "#8C6D31",
-)
-COLORS = {
-    "reinforce": GREY,
-    "actor_critic": ORANGE,
-    "trpo": BLUE,
-    "ppo": RED,
-    "rloo": GREY,
-    "grpo": RED,
-    "dapo": BLUE,
-    "gspo": ORANGE,
-    "cispo": GREEN,
-}
+from bench import COLORS, GREY
 
 
 class Experiment(NamedTuple):
@@ -84,6 +59,14 @@ def dots(axes, x, runs, color):
     axes.plot([x - 0.25, x + 0.25], [np.median(runs)] * 2, color=color, linewidth=2)
 
 
+def labels(axes, names, x, y, colors=COLORS):
+    """The names below each other, each in its colour; (x, y), in shares of the axes, is the corner
+    of the last one, at its right where x is beyond the middle."""
+    place = {"transform": axes.transAxes, "fontsize": 8, "ha": "right" if x > 0.5 else "left"}
+    for i, name in enumerate(reversed(names)):
+        axes.text(x, y + 0.09 * i, name, color=colors[name], **place)
+
+
 def smooth(values, window=3):
     """The mean over the last `window` points, or as many as there are."""
     return [np.mean(values[max(0, i + 1 - window) : i + 1]) for i in range(len(values))]
@@ -95,8 +78,12 @@ def titles(axes, title, xlabel="", ylabel=""):
     axes.set_ylabel(ylabel, fontsize=9)
 
 
-def finish(figure, path):
-    """One style: no frame, a faint grid, grey text on a transparent ground."""
+def picture(path, draw, data, size):
+    """draw(figure, data) as a PNG: no frame, a faint grid, grey text on a transparent ground."""
+    from matplotlib.figure import Figure  # the tests run the rest without it
+
+    figure = Figure(figsize=size)
+    draw(figure, data)
     for axes in figure.axes:
         axes.grid(alpha=0.25)
         axes.tick_params(colors=GREY, labelsize=8)
@@ -106,4 +93,4 @@ def finish(figure, path):
             spine.set_visible(side in ("left", "bottom"))
             spine.set_color(GREY)
     figure.tight_layout()
-    figure.savefig(path, transparent=True, dpi=130)
+    figure.savefig(path, format="png", transparent=True, dpi=130)

@@ -1,49 +1,25 @@
-"""The fault tests at full count: 50 kills at random instants, a million hostile completions.
+"""Faults at full count: 50 kills at random instants, a million hostile completions.
 
     python tests/benchmarks/faults.py
 
-The same tests run in CI with fewer kills. Prints what it found, and writes results/faults.md.
+The quick tests do the same a few times. Writes results/faults.md.
 """
 
 import os
-import platform
 import random
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import tyro
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from launch import start_server
-from test_llm_resume import test_kill_at_any_instant_leaves_a_whole_checkpoint as kill_test
+from bench import ROOT, table, write_table
 
 import grpo_llm
 
-PIECES = [
-    "#",
-    "####",
-    "7",
-    "1,234",
-    "\\boxed{",
-    "}",
-    "$",
-    "٣",
-    "７",
-    "²",
-    "-",
-    ".",
-    "e9",
-    "\n",
-    " ",
-    "\x00",
-    "🙂",
-    "9**9**9",
-    "NaN",
-    "inf",
-]
+PIECES = ["#", "####", "7", "1,234", "\\boxed{", "}", "$", "٣", "７", "²", "-", ".", "e9"]
+PIECES += ["\n", " ", "\x00", "🙂", "9**9**9", "NaN", "inf"]
 
 
 def hostile(count: int) -> float:
@@ -64,33 +40,47 @@ def hostile(count: int) -> float:
     return slowest
 
 
+def kill(count: int, folder: Path):
+    """Each time it goes on from a checkpoint that is whole, and no older than the last one known
+    before the kill."""
+    rng, resume = random.Random(0), []
+    command = [sys.executable, "grpo_llm.py", "--steps", "100000", "--prompts-per-step", "4"]
+    command += ["--group-size", "4", "--eval-problems", "8", "--output-dir", str(folder)]
+    command += ["--save-every", "1"]
+
+    def newest():
+        return max(folder.glob("*/step-*"), default=None)
+
+    for number in range(count + 1):
+        known, end = newest(), time.time() + 120
+        with open(os.devnull, "w") as nowhere:
+            process = subprocess.Popen(
+                [*command, *resume], cwd=ROOT, stdout=nowhere, stderr=nowhere
+            )
+        while newest() == known:  # until it has gone on from where it was
+            assert process.poll() is None and time.time() < end, f"after {known}"
+            time.sleep(0.02)
+        time.sleep(rng.random() * 2 * (number < count))
+        process.kill()
+        process.wait()
+        assert known is None or newest() > known
+        resume = ["--resume", str(newest())]
+
+
 def main(kills: int = 50, completions: int = 1_000_000):
     start = time.perf_counter()
-    start_server()
     slowest = hostile(completions)
-    print(
-        f"{completions:,} hostile completions: no exception, no reward; "
-        f"a megabyte took {slowest:.3f} s at most",
-        flush=True,
-    )
+    print(f"{completions:,} hostile completions, {slowest:.3f} s a megabyte at most", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        kill_test(
-            {"prompts_per_step": 4, "group_size": 4, "eval_problems": 8, "output_dir": folder},
-            kills=kills,
-        )
-    print(f"{kills} of {kills} kills left a whole checkpoint, from which the run went on")
-    where = f"{platform.machine()}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}"
-    lines = [
-        "| fault | count | outcome |",
-        "|-|-|-|",
-        f"| hostile completions | {completions:,} | no exception, no reward; "
-        f"at most {slowest:.3f} s per megabyte |",
-        f"| kill -9 at a random instant, then --resume | {kills} | "
-        "all went on from the last complete checkpoint |",
-        "",
-        f"{where}, {time.perf_counter() - start:.0f} s",
+        kill(kills, Path(folder))
+    found = f"no exception, no reward; at most {slowest:.3f} s per megabyte"
+    resumed = "all went on from the last complete checkpoint"
+    rows = [
+        ["hostile completions", f"{completions:,}", found],
+        ["kill -9 at a random instant, then --resume", kills, resumed],
     ]
-    (Path(__file__).parent / "results" / "faults.md").write_text("\n".join(lines) + "\n")
+    seconds = f"{time.perf_counter() - start:.0f} s"
+    write_table("faults", table(["fault", "count", "outcome"], rows), note=seconds)
 
 
 if __name__ == "__main__":

@@ -6,71 +6,33 @@ one process with two threads against two processes with one thread each.
 Rounds alternate. Writes results/parallel_speed.md.
 """
 
-import os
-import platform
-import subprocess
-import sys
-import tempfile
-import time
-from pathlib import Path
 from statistics import median
 
-import torch
 import tyro
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from bench import run_script, table, write_table
 
-ROOT = Path(__file__).parents[2]
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-def seconds_per_step(prefix: tuple, threads: int, steps: int) -> float:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            *prefix,
-            "grpo_llm.py",
-            "--steps",
-            str(steps),
-            "--eval-problems",
-            "8",
-            "--output-dir",
-            folder,
-        ]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        subprocess.run(
-            command,
-            cwd=ROOT,
-            env=environment,
-            check=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        events = EventAccumulator(
-            next(Path(folder).iterdir()).as_posix(), size_guidance={"scalars": 0}
-        )
-        events.Reload()
-        return median(event.value for event in events.Scalars("step_time"))
+def seconds_per_step(launcher: tuple, threads: int, steps: int) -> float:
+    flags = ["--steps", steps, "--eval-problems", 8]
+    done = run_script("grpo_llm", *flags, launcher=launcher, OMP_NUM_THREADS=str(threads))
+    return median(value for _, value in done["log"]["step_time"])
 
 
 def main(rounds: int = 5, steps: int = 40):
-    pairs = [
-        (seconds_per_step((), 2, steps), seconds_per_step(TORCHRUN, 1, steps))
-        for _ in range(rounds)
-    ]
+    pairs = []
+    for _ in range(rounds):
+        pairs.append((seconds_per_step((), 2, steps), seconds_per_step(TORCHRUN, 1, steps)))
     one, two = (median(column) for column in zip(*pairs, strict=True))
     ratios = sorted(a / b for a, b in pairs)
-    lines = [
-        "| one default step on two cores | seconds | speed |",
-        "|-|-|-|",
-        f"| 1 process × 2 threads | {one:.3f} | 1 |",
-        f"| 2 processes × 1 thread | {two:.3f} | "
-        f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) |",
-        "",
-        f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, "
-        f"{time.strftime('%Y-%m-%d')}, median of {rounds} alternating rounds",
+    share = f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+    rows = [
+        ["1 process × 2 threads", f"{one:.3f}", "1"],
+        ["2 processes × 1 thread", f"{two:.3f}", share],
     ]
-    print("\n".join(lines))
-    (Path(__file__).parent / "results" / "parallel_speed.md").write_text("\n".join(lines) + "\n")
+    lines = table(["one default step on two cores", "seconds", "speed"], rows)
+    write_table("parallel_speed", lines, note=f"median of {rounds} alternating rounds")
 
 
 if __name__ == "__main__":

@@ -6,30 +6,24 @@ grpo_llm.py and rloo_llm.py against TRL's GRPOTrainer and RLOOTrainer.
 
 The same warm-started model, 32 × 8 completions a rollout, the same number of optimizer steps on
 them, learning rate with ten rollouts of warm-up and linear decay over 200, and KL weight. Every
-two rollouts both are scored by evaluate() of grpo_llm.py, off the clock. Ours and theirs in turns,
+two rollouts both are scored on the same held-out sums, off the clock. Ours and theirs in turns,
 seed by seed. Writes results/trl_time.md.
 """
 
-import os
 import random
-import sys
 import tempfile
 import time
-from pathlib import Path
 from statistics import median
 
-import torch
 import trl
 import tyro
+from bench import CPU, Training, evaluate, table, write_table
 from datasets import Dataset
-from torch.utils.tensorboard import SummaryWriter
 from transformers import TrainerCallback
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
 import grpo_llm
 import rloo_llm
 
-RESULTS = Path(__file__).parent / "results"
 EVERY, TARGET, ROLLOUTS = 2, 0.90, 200
 TRL = {  # what in TRL's defaults is not the published algorithm
     "grpo_llm": (
@@ -46,63 +40,59 @@ class Reached(Exception):
 
 
 class Clock:
-    """Training time, evaluations excluded; `check` raises Reached."""
+    """Training time without the evaluations; after(rollout) raises Reached."""
 
-    def __init__(self, evaluate):
-        self.evaluate, self.start, self.spent = evaluate, None, 0.0
+    def __init__(self, script, model, tokenizer, args):
+        self.evaluated = (script, model, tokenizer, args)
+        self.start = time.perf_counter()
 
-    def check(self, step, *args):
-        before = time.perf_counter()
-        with torch.random.fork_rng():
-            scores = self.evaluate(*args)
-        if self.start is None:
-            self.start = time.perf_counter()
-        elif scores["eval/pass@1"] >= TARGET:
-            raise Reached(before - self.start - self.spent, step)
-        else:
-            self.spent += time.perf_counter() - before
-        return scores
+    def after(self, rollout: int):
+        if rollout % EVERY > 0:
+            return
+        now = time.perf_counter()
+        if evaluate(*self.evaluated, num_problems=256)["pass@1"] >= TARGET:
+            raise Reached(now - self.start, rollout)
+        self.start += time.perf_counter() - now
 
 
-def ours(module, seed: int):
-    clock, real = Clock(module.evaluate), module.evaluate
-    module.evaluate = lambda *args: clock.check(args[5], *args)
+def ours(script, seed: int):
+    training = Training(script, script.Args(seed=seed, steps=ROLLOUTS))
+    clock = Clock(script, training.model, training.tokenizer, training.args)
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            module.main(
-                module.Args(
-                    seed=seed, steps=ROLLOUTS, eval_every=EVERY, save_every=10**6, output_dir=folder
-                )
-            )
+        for rollout in range(1, ROLLOUTS + 1):
+            training.step(rollout)
+            clock.after(rollout)
     except Reached as reached:
         return reached.args
-    finally:
-        module.evaluate = real
     return float("inf"), ROLLOUTS
 
 
-def trl_trainer(module, model, tokenizer, seed, rollouts, callback, **options):
-    """TRL's trainer for the same algorithm, with the settings of module.Args."""
-    args = module.Args(seed=seed)
-    trainer, config, settings = TRL[module.__name__]
-    rng, updates = random.Random(seed), args.minibatches
-    problems = [module.make_sum(rng) for _ in range(args.prompts_per_step * rollouts)]
+def trl_trainer(script, args, model, tokenizer, rollouts, callback, **options):
+    """TRL's trainer for the same algorithm, with the settings of args."""
+    trainer, config, settings = TRL[script.__name__]
+    rng, updates = random.Random(args.seed), args.minibatches
+    problems = [script.make_sum(rng) for _ in range(args.prompts_per_step * rollouts)]
 
     def reward(completions, answer, **_):
         pairs = zip(completions, answer, strict=True)
-        return [module.verify(completion, right) for completion, right in pairs]
+        return [script.verify(completion, right) for completion, right in pairs]
 
+    on_cpu, rows = model.device.type == "cpu", args.prompts_per_step * args.group_size
+    micro = rows // updates if on_cpu else min(args.micro_batch_size, rows // updates)
+    sizes = {
+        "use_cpu": on_cpu,
+        "bf16": not on_cpu,
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": rows // updates // micro,
+        "steps_per_generation": rows // micro,
+    }
     return trainer(
         model=model,
         reward_funcs=reward,
         args=config(
             output_dir=tempfile.mkdtemp(),
-            use_cpu=True,
-            bf16=False,
             gradient_checkpointing=False,
-            seed=seed,
-            per_device_train_batch_size=args.prompts_per_step * args.group_size // updates,
-            steps_per_generation=updates,
+            seed=args.seed,
             num_generations=args.group_size,
             max_completion_length=args.max_new_tokens,
             temperature=args.temperature,
@@ -113,6 +103,7 @@ def trl_trainer(module, model, tokenizer, seed, rollouts, callback, **options):
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
+            **sizes,
             **settings,
             **options,
         ),
@@ -124,25 +115,23 @@ def trl_trainer(module, model, tokenizer, seed, rollouts, callback, **options):
     )
 
 
-def theirs(module, seed: int):
-    args = module.Args(seed=seed)
-    model, tokenizer = module.load_policy(args, torch.device("cpu"))
+def theirs(script, seed: int):
+    args = script.Args(seed=seed)
+    model, tokenizer = script.load_policy(args, CPU)
     tokenizer.pad_token = tokenizer.eos_token
-    held_out, updates = module.load_data(args)[1], args.minibatches
-    clock, writer = Clock(grpo_llm.evaluate), SummaryWriter(tempfile.mkdtemp())
 
     class Score(TrainerCallback):
         def on_train_begin(self, *_, **__):
-            clock.check(0, model, tokenizer, held_out, args, writer, 0)
+            self.clock = Clock(script, model, tokenizer, args)
 
         def on_step_end(self, _, state, __, **___):
-            rollout, rest = divmod(state.global_step, updates)
-            if rest == 0 and rollout % EVERY == 0:
+            rollout, rest = divmod(state.global_step, args.minibatches)
+            if rest == 0:
                 model.eval()
-                clock.check(rollout, model, tokenizer, held_out, args, writer, rollout)
+                self.clock.after(rollout)
 
-    schedule = {"lr_scheduler_type": "linear", "warmup_steps": 10 * updates}
-    trainer = trl_trainer(module, model, tokenizer, seed, ROLLOUTS, Score(), **schedule)
+    schedule = {"lr_scheduler_type": "linear", "warmup_steps": 10 * args.minibatches}
+    trainer = trl_trainer(script, args, model, tokenizer, ROLLOUTS, Score(), **schedule)
     try:
         trainer.train()
     except Reached as reached:
@@ -151,38 +140,22 @@ def theirs(module, seed: int):
 
 
 def main(seeds: int = 5):
-    lines = [
-        "| to 0.90 held-out pass@1 | seconds, median (worst) | rollouts | "
-        "times faster, median (range) |",
-        "|-|-|-|-|",
-    ]
-    for module in (grpo_llm, rloo_llm):
+    rows = []
+    for script in (grpo_llm, rloo_llm):
         pairs = []
         for seed in range(1, seeds + 1):
-            pairs.append((ours(module, seed), theirs(module, seed)))
-            print(module.__name__, seed, pairs[-1], flush=True)
+            pairs.append((ours(script, seed), theirs(script, seed)))
+            print(script.__name__, seed, pairs[-1], flush=True)
         ratios = sorted(b[0] / a[0] for a, b in pairs)
-        for label, runs in (
-            (f"{module.__name__}.py", [a for a, _ in pairs]),
-            (f"TRL's {TRL[module.__name__][0].__name__}", [b for _, b in pairs]),
-        ):
+        faster = f"{median(ratios):.1f} ({ratios[0]:.1f} to {ratios[-1]:.1f})"
+        names = {f"{script.__name__}.py": faster, f"TRL's {TRL[script.__name__][0].__name__}": "1"}
+        for (name, shown), runs in zip(names.items(), zip(*pairs, strict=True), strict=True):
             seconds, rollouts = zip(*runs, strict=True)
-            shown = (
-                f"{median(ratios):.1f} ({ratios[0]:.1f} to {ratios[-1]:.1f})"
-                if label.endswith(".py")
-                else "1"
-            )
-            lines.append(
-                f"| {label} | {median(seconds):.1f} ({max(seconds):.1f}) | "
-                f"{median(rollouts):.0f} | {shown} |"
-            )
-    lines += [
-        "",
-        f"{os.cpu_count()} cores, torch {torch.__version__}, trl {trl.__version__}, "
-        f"{time.strftime('%Y-%m-%d')}, {seeds} seeds",
-    ]
-    print("\n".join(lines))
-    (RESULTS / "trl_time.md").write_text("\n".join(lines) + "\n")
+            taken = f"{median(seconds):.1f} ({max(seconds):.1f})"
+            rows.append([name, taken, f"{median(rollouts):.0f}", shown])
+    header = ["to 0.90 held-out pass@1", "seconds, median (worst)", "rollouts"]
+    header += ["times faster, median (range)"]
+    write_table("trl_time", table(header, rows), "trl", note=f"{seeds} seeds")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,223 @@
+"""What the benchmarks share: scripts, colours, tables, runs and their logs, and the training loop.
+
+Where a script's inner functions change, the loop changes here: it calls load_policy, train_step,
+problem_stream, learning_rate_at, make_sum and rollout. The experiments of cures.py call more.
+"""
+
+import copy
+import inspect
+import math
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+ROOT = Path(__file__).parents[2]
+RESULTS = Path(__file__).parent / "results"
+CPU = torch.device("cpu")
+sys.path.insert(0, str(ROOT))
+
+# --------------------------------------------------------------------------------------- Methods
+
+GREY = "#777777"  # readable on light pages and on dark ones
+# Okabe and Ito's palette, which the colour-blind can tell apart, and three more.
+ORANGE, SKY, GREEN = "#E69F00", "#56B4E9", "#009E73"
+BLUE, RED, PINK = "#0072B2", "#D55E00", "#CC79A7"
+BROWN, PURPLE, OLIVE = "#8C6D31", "#7B52AB", "#8F9A00"
+COLORS = {  # one for each method in all figures; a new one is entered here
+    "reinforce": GREY,
+    "actor_critic": ORANGE,
+    "trpo": BLUE,
+    "ppo": RED,
+    "RLOO": GREY,
+    "GRPO": RED,
+    "DAPO": BLUE,
+    "GSPO": ORANGE,
+    "CISPO": GREEN,
+    # variants, in the experiments of cures.py
+    "RLOO, 1 step": BROWN,
+    "RLOO, 4 steps": BROWN,
+    "GRPO, no clip": PINK,
+    "GRPO, constant": PINK,
+    "Dr. GRPO": SKY,
+    "token mean": BLUE,  # DAPO's
+    "DAPO, one draw": SKY,
+    "CISPO, GRPO's clip": PINK,
+    "in the reward": GREY,  # RLOO's KL
+    "in the loss": BROWN,
+    "PPO 1": SKY,
+    "PPO 0.95": PINK,
+    "PPO 0.95, no groups": PURPLE,
+    "PPO 1, no critic": OLIVE,
+}
+
+
+def label(script: str) -> str:
+    """grpo_llm → GRPO; a classic script is called by its file's name."""
+    return script.removesuffix("_llm").upper() if script.endswith("_llm") else script
+
+
+def found(pattern: str) -> list[str]:
+    """The scripts of the top level, in the order of their colours."""
+    order = list(COLORS)
+    names = sorted(path.stem for path in ROOT.glob(pattern))
+    return sorted(names, key=lambda name: [*order, label(name)].index(label(name)))
+
+
+LLM = found("*_llm.py")
+CLASSIC = [name for name in found("*.py") if name not in LLM]
+
+# ---------------------------------------------------------------------------------------- Tables
+
+
+def row(cells) -> str:
+    return "|" + "".join(f" {cell} |" if cell != "" else " |" for cell in cells)
+
+
+def table(header: list[str], rows) -> list[str]:
+    """Lines of Markdown."""
+    return [row(header), "|-" * len(header) + "|", *map(row, rows)]
+
+
+def footer(*packages: str, note: str = "") -> str:
+    """The machine, the versions of torch and of these packages, and the date."""
+    parts = [platform.machine(), f"{os.cpu_count()} cores", f"Python {platform.python_version()}"]
+    parts += [f"{name} {version(name)}" for name in ("torch", *packages)]
+    parts += [time.strftime("%Y-%m-%d"), note]
+    return ", ".join(part for part in parts if part)
+
+
+def write_table(name: str, lines: list[str], *packages: str, note: str = ""):
+    """Into results/NAME.md, with a footer."""
+    text = "\n".join([*lines, "", footer(*packages, note=note)])
+    (RESULTS / f"{name}.md").write_text(text + "\n")
+    print(text)
+
+
+# ------------------------------------------------------------------------------------------ Runs
+
+
+def scalars(folder) -> dict[str, list[tuple[int, float]]]:
+    """TensorBoard's log of the run in this folder: (step, value) by name."""
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    names = events.Tags()["scalars"]
+    return {name: [(each.step, each.value) for each in events.Scalars(name)] for name in names}
+
+
+def run_script(script: str, *flags, launcher=(), **environment) -> dict:
+    """A run in a process of its own: its log, seconds of the whole process, and its peak in MB."""
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as output:
+        command = [sys.executable, *launcher, f"{script}.py", *map(str, flags)]
+        streams = {"stdout": output, "stderr": output}
+        start = time.perf_counter()
+        process = subprocess.Popen(
+            [*command, "--output-dir", folder], cwd=ROOT, env=os.environ | environment, **streams
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - start
+        if status != 0:
+            output.seek(0)
+            raise RuntimeError(f"{' '.join(command)}\n{output.read()[-2000:]}")
+        (run,) = Path(folder).iterdir()
+        return {"log": scalars(run), "seconds": seconds, "MB": usage.ru_maxrss / 1024}
+
+
+# -------------------------------------------------------------------------------- Training loop
+
+
+class Training:
+    """main() of an LLM script step by step, without its files.
+
+    `model` is (model, tokenizer), to begin with them rather than args.model.
+    """
+
+    def __init__(self, script, args, device=CPU, model=None):
+        self.script, self.args = script, args
+        self.model, self.tokenizer = model or script.load_policy(args, device)
+        self.reference = None
+        if getattr(args, "beta", 0.0) > 0:
+            self.reference = copy.deepcopy(self.model).requires_grad_(False)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), weight_decay=0.0, fused=True)
+        self.problems = script.problem_stream(None, args.seed)
+
+    def step(self, number: int, learning_rate: float | None = None) -> dict[str, float]:
+        """Step `number`, from 1 on; train_step is given what it asks for by name."""
+        rng = random.Random(f"{self.args.seed} {number}")
+        torch.manual_seed(rng.getrandbits(32))
+        if learning_rate is None:
+            learning_rate = self.script.learning_rate_at(number, self.args)
+        self.optimizer.param_groups[0]["lr"] = learning_rate
+        known = vars(self) | {"rng": rng}
+        wanted = inspect.signature(self.script.train_step).parameters
+        metrics = self.script.train_step(*(known[name] for name in wanted))
+        return {name: float(value) for name, value in metrics.items()}
+
+
+def train(script, args, steps=None, each_step=None, model=None):
+    """Train as script.main does, and evaluate at the end.
+
+    `steps` stops a run early, on the schedule of args.steps. The model is trained in place. After
+    every step, each counted from 1, `each_step(step, model, metrics)` is called.
+
+    Returns the model, the tokenizer, a list per metric with a number per step (None where the step
+    did not report it), and pass@1 and pass@8 at the end. Where main would stop because a metric is
+    not finite, the lists end early; a policy with weights that are not finite scores 0.
+    """
+    training = Training(script, args, model=model)
+    policy, tokenizer = training.model, training.tokenizer
+    history = []
+    for step in range(1, (args.steps if steps is None else steps) + 1):
+        metrics = training.step(step)
+        if not all(map(math.isfinite, metrics.values())):
+            break
+        history.append(metrics)
+        if each_step:
+            each_step(step, policy, metrics)
+
+    names = list(dict.fromkeys(name for metrics in history for name in metrics))
+    result = {name: [metrics.get(name) for metrics in history] for name in names}
+    result |= {"pass@1": 0.0, "pass@8": 0.0}
+    if all(parameter.isfinite().all() for parameter in policy.parameters()):
+        scores = evaluate(script, policy, tokenizer, args, args.eval_problems)
+        result |= {name: scores[name] for name in ("pass@1", "pass@8")}
+    return result | {"model": policy, "tokenizer": tokenizer}
+
+
+def evaluate(script, model, tokenizer, args, num_problems=128, k=8):
+    """Scores on the first held-out sums, from k samples each at temperature 1.
+
+    pass@1: share of right samples; pass@k: of sums with one or more. The dice are the same at
+    every call, but the caller's are left as they were.
+    """
+    rng = random.Random(0)
+    problems = [script.make_sum(rng, held_out=True) for _ in range(num_problems)]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        batch, _, rewards = script.rollout(model, tokenizer, problems, k, 1.0, args)
+    return {
+        "pass@1": rewards.mean().item(),
+        f"pass@{k}": rewards.amax(1).mean().item(),
+        "mean_length": batch["mask"].sum(1).mean().item(),
+    }
+
+
+@contextmanager
+def products_in(script, dtype, device):
+    """Matrix products in this dtype: autocast where the script has it, but on any device."""
+    bf16 = dtype == torch.bfloat16
+    with ExitStack() as stack:
+        for name, value in {"device": device.type, "_enabled": bf16}.items():
+            stack.enter_context(patch.object(script.mixed_precision, name, value))
+        stack.enter_context(patch.object(script, "in_bf16", lambda model: bf16))
+        yield

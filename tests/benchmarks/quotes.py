@@ -1,0 +1,132 @@
+"""Writes what the pages quote of results/, between markers, by cog.
+
+    python tests/benchmarks/quotes.py            # after a measurement
+    python tests/benchmarks/quotes.py --check    # is anything stale? .ci/run asks this
+
+A marker names one of the functions below: <!-- [[[cog finding("clip") ]]] --> text <!-- [[[end]]]
+-->. What stands between is not edited by hand. Wording is: here, and in cures_findings.py.
+"""
+
+import json
+import sys
+import textwrap
+from pathlib import Path
+
+import cogapp
+import tyro
+from bench import RESULTS, ROOT
+from cures_findings import FINDINGS, fill, lines, summary
+
+PAGES = [ROOT / "README.md", Path(__file__).parent / "README.md", RESULTS / "cures.md"]
+WIDTH = 140
+
+
+def page(name: str) -> str:
+    return (RESULTS / f"{name}.md").read_text().strip()
+
+
+def cells(name: str) -> dict[str, dict[str, str]]:
+    """{first cell of the row: {column: cell}} of a table in results/."""
+    rows = [line.strip("| ").split(" | ") for line in page(name).splitlines() if line[0:1] == "|"]
+    header, _, *body = rows
+    return {row[0]: dict(zip(header[::-1], row[::-1], strict=True)) for row in body}
+
+
+def number(name: str, row: str, column: str) -> float:
+    """The number with which a cell begins."""
+    return float(cells(name)[row][column].split()[0])
+
+
+def say(text: str):
+    print(textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False))
+
+
+# ------------------------------------------------------------------------- what the markers name
+
+
+def table(name: str):
+    """A table with its footer."""
+    print(page(name))
+
+
+def rows(*names: str):
+    """Tables of one form as a single one, without footers."""
+    tables = [[line for line in page(name).splitlines() if line[:1] == "|"] for name in names]
+    print(*tables[0][:2], *(line for each in tables for line in each[2:]), sep="\n")
+
+
+def experiment(name: str) -> dict:
+    return json.loads((RESULTS / f"cures_{name}.json").read_text())
+
+
+def finding(name: str):
+    """What an experiment found, in sentences."""
+    say(fill(FINDINGS[name], summary(experiment(name))))
+
+
+def cures():
+    """Every experiment: claim, table, finding."""
+    for name in FINDINGS:
+        found = experiment(name)
+        print(f"## {name}\n\nClaim: {found['claim']}\n\nMeasured: {found['measure']}\n")
+        print(*lines(found), sep="\n")
+        print(f"\nFound: {fill(FINDINGS[name], summary(found))}")
+        print(f"\n{found['seconds']} s; {found['where']}\n")
+
+
+def headline():
+    """What grpo_llm.py learns."""
+    start, end, short, long = (
+        number("llm_compare", "grpo_llm", column)
+        for column in ("pass@1 before", "after", "length before", "length after")
+    )
+    say(
+        f"Held-out accuracy goes from {start:.2f} to {end:.2f} and the answers grow from "
+        f"{short:.0f} tokens to {long:.0f}."
+    )
+
+
+def solved():
+    """How many of the seeds were solved, and ended at 475 or more."""
+    found = cells("classic_seeds")
+    for counts in found.values():
+        assert counts["solved"] == counts["greedy return ≥ 475"], "say the two apart"
+    shares = ", ".join(f"`{name}` {counts['solved']}" for name, counts in found.items())
+    (seeds,) = {counts["solved"].split()[-1] for counts in found.values()}
+    link = f"[{seeds} seeds](tests/benchmarks/results/classic_seeds.md)"
+    say(f"Solved, and at 475 or more at the end: {shares} ({link}).")
+
+
+def against_trl():
+    """Time to 0.90 and completions per second."""
+    seconds = {}
+    for name in cells("trl_time"):
+        seconds[name] = number("trl_time", name, "seconds, median (worst)")
+    shares = [row["ratio"] for name, row in cells("trl_speed").items() if "per second" in name]
+    say(
+        "Against TRL's trainers with the same model, batch and learning rate, grpo_llm.py reaches "
+        f"0.90 in {seconds['grpo_llm.py']} s and TRL in {seconds['''TRL's GRPOTrainer''']} s, "
+        f"rloo_llm.py in {seconds['rloo_llm.py']} s and TRL in "
+        f"{seconds['''TRL's RLOOTrainer''']} s (medians of {page('trl_time').split(', ')[-1]}, "
+        "`python tests/benchmarks/trl_time.py`, [results](tests/benchmarks/results/trl_time.md)). "
+        f"They draw and train on {shares[0]} times and {shares[1]} times as many completions a "
+        "second (`python tests/benchmarks/trl_speed.py`, "
+        "[results](tests/benchmarks/results/trl_speed.md))."
+    )
+
+
+def kills():
+    """At how many moments a run was killed."""
+    count = cells("faults")["kill -9 at a random instant, then --resume"]["count"]
+    say(f"kills at any moment ([{count}](tests/benchmarks/results/faults.md)).")
+
+
+def main(check: bool = False):
+    here = str(Path(__file__).parent)
+    command = ["cog", "-P", "-I", here, "-p", "from quotes import *"]
+    command += ["--check", "--diff"] if check else ["-r"]
+    sys.exit(cogapp.Cog().main([*command, *map(str, PAGES)]))
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

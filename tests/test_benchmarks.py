@@ -1,0 +1,137 @@
+"""The benchmarks: what they write into the pages, and the figures; all at toy size under --slow."""
+
+import ast
+import re
+
+import bench
+import cures
+import cures_llm_tokens
+import draw
+import pytest
+import torch
+from conftest import CLASSIC_SCRIPTS, LLM_SCRIPTS, ROOT
+from cures_findings import FINDINGS, fill
+from launch import run
+
+FOLDER = ROOT / "tests/benchmarks"
+README = (FOLDER / "README.md").read_text()
+
+
+# ---------------------------------------------------------------------------------------- Pages
+
+
+def test_nothing_quoted_is_stale(capfd):
+    """Neither in README nor in the pages here: quotes.py, without --check, writes them anew."""
+    pytest.importorskip("cogapp")
+    import quotes
+
+    with pytest.raises(SystemExit) as ended:
+        quotes.main(check=True)
+    assert ended.value.code == 0, capfd.readouterr().out
+
+
+def test_findings_are_filled_in_from_the_place_named():
+    rows = {"clip, on": {"seeds": 3, "a / b": (1, 2.25, 4)}, "": {"share": (0, 0.5, 1)}}
+    text = "{clip, on / a / b :.1f} of {clip, on / a / b / low :.0f}, {/ share / high :.0%}"
+    assert fill(text, rows) == "2.2 of 1, 100 %"
+    with pytest.raises(KeyError):
+        fill("{clip, off / a / b :.1f}", rows)
+
+
+def test_every_experiment_has_numbers_a_figure_and_a_finding():
+    for ending in ("json", "png"):
+        found = {
+            path.stem.removeprefix("cures_") for path in FOLDER.glob(f"results/cures_*.{ending}")
+        }
+        assert found == FINDINGS.keys() == cures.EXPERIMENTS.keys()
+    shown = re.findall(r"results/cures_(\w+)\.png", (ROOT / "README.md").read_text())
+    assert set(shown) == FINDINGS.keys()
+
+
+def test_the_index_names_every_script_and_result():
+    files = [*FOLDER.glob("*.py"), *FOLDER.glob("results/*")]
+    named = set(re.findall(r"[\w*]+\.(?:py|md|json|png)", README)) | {"README.md"}
+    assert [path.name for path in files if not any(map(path.match, named))] == []
+    assert all((FOLDER / link).exists() for link in re.findall(r"\]\(([\w.]+)\)", README))
+
+
+def test_scripts_are_found_in_the_order_of_the_lineage():
+    assert sorted(bench.LLM) == sorted(LLM_SCRIPTS)
+    assert sorted(bench.CLASSIC) == sorted(CLASSIC_SCRIPTS)
+    assert bench.CLASSIC[:2] == ["reinforce", "actor_critic"]
+    assert [bench.label(name) for name in bench.LLM][:2] == ["RLOO", "GRPO"]
+
+
+def test_a_table_is_read_back_as_it_was_written():
+    lines = bench.table(["a", "", "b"], [["x", "y", 1.5], ["", "–", 2]])
+    assert lines == ["| a | | b |", "|-|-|-|", "| x | y | 1.5 |", "| | – | 2 |"]
+
+
+# -------------------------------------------------------------------------------------- Figures
+
+
+@pytest.mark.parametrize("name", draw.figures())
+def test_a_figure_is_the_one_committed(name, tmp_path):
+    """Where it is another, `python tests/benchmarks/draw.py` was forgotten."""
+    matplotlib = pytest.importorskip("matplotlib")
+    draw.main((name,), tmp_path)
+    folders = (tmp_path, bench.RESULTS)
+    drawn, committed = (matplotlib.image.imread(path / f"{name}.png") for path in folders)
+    assert drawn.shape == committed.shape
+    if f"matplotlib=={matplotlib.__version__}" in (FOLDER / "requirements.txt").read_text():
+        other = abs(drawn - committed).max(2) > 0.1
+        assert other.mean() < 2e-4, "share of pixels of another colour"
+
+
+# ---------------------------------------------------------------------------------------- Runs
+
+
+def test_gae_is_its_definition():
+    """Σ_n (1 − λ) λ^(n−1) A^(n), where A^(n) is what n steps bring, less V."""
+    rewards, lam = torch.tensor([1.0, 0.0, 0.5]), 0.8
+    lengths, values = [5, 1, 3], torch.randn(3, 5)
+    mask = torch.tensor([[float(t < length) for t in range(5)] for length in lengths])
+    advantages = cures_llm_tokens.gae(rewards, values, mask, lam)
+    for i, length in enumerate(lengths):
+        for t in range(length):
+            expected = 0.0
+            for n in range(1, length - t):
+                expected += (1 - lam) * lam ** (n - 1) * (values[i, t + n] - values[i, t])
+            expected += lam ** (length - t - 1) * (rewards[i] - values[i, t])
+            assert abs(advantages[i, t] - expected) < 1e-5
+        assert (advantages[i, length:] == 0).all()
+
+
+def test_benchmarks_import_no_test():
+    tests = {path.stem for path in (ROOT / "tests").glob("*.py")}
+    for path in FOLDER.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                names = [getattr(node, "module", None), *(each.name for each in node.names)]
+                assert not tests & set(names), path
+
+
+def test_gpu_benchmark_at_smoke_size():
+    shown = run("tests/benchmarks/gpu.py", "--smoke", "--parts", "a").stdout
+    assert all(f"| a | {name}, bfloat16" in shown for name in LLM_SCRIPTS)
+
+
+@pytest.mark.slow
+def test_gpu_benchmark_at_smoke_size_with_runs_and_torchrun():
+    assert (
+        "processes: 2"
+        in run("tests/benchmarks/gpu.py", "--smoke", "--parts", "b", "c", "d", "e").stdout
+    )
+
+
+@pytest.mark.slow
+def test_paired_step_draws_the_same_samples():
+    flags = ["--scripts", "grpo_llm", "dapo_llm", "--steps", "6", "--warm", "1", "--no-write"]
+    assert run("tests/benchmarks/paired_step.py", "HEAD", *flags).stdout.count("| 6 of 6 |") == 2
+
+
+@pytest.mark.slow
+def test_cures_at_smoke_size():
+    """All of them; the figures too, where matplotlib is installed."""
+    done = run("tests/benchmarks/cures.py", "--smoke")
+    assert all(f"\n{name}: " in f"\n{done.stdout}" for name in FINDINGS)
