@@ -18,11 +18,9 @@ def random_tensors(T=40, N=6, seed=0):
     autoreset makes them."""
     rng = np.random.default_rng(seed)
     rewards, values = rng.normal(size=(T, N)), rng.normal(size=(T + 1, N))
-    terminated, truncated, mask = (
-        rng.random((T, N)) < 0.12,
-        rng.random((T, N)) < 0.12,
-        np.ones((T, N), bool),
-    )
+    terminated = rng.random((T, N)) < 0.12
+    truncated = rng.random((T, N)) < 0.12
+    mask = np.ones((T, N), bool)
     for t in range(1, T):
         mask[t] = ~(terminated | truncated)[t - 1]
         terminated[t] &= mask[t]
@@ -79,10 +77,8 @@ def test_reinforce_psi_by_brute_force(psi):
     """Whole episodes, one in each column from row 0 on; what comes after them is another's."""
     rng = np.random.default_rng(3)
     T, N, gamma = 12, 5, 0.9
-    rewards, values = (
-        torch.as_tensor(rng.normal(size=(T, N))),
-        torch.as_tensor(rng.normal(size=(T + 1, N))),
-    )
+    rewards = torch.as_tensor(rng.normal(size=(T, N)))
+    values = torch.as_tensor(rng.normal(size=(T + 1, N)))
     lengths = [12, 1, 5, 9, 2]
     done = torch.zeros(T, N, dtype=torch.bool)
     for n, length in enumerate(lengths):
@@ -107,11 +103,9 @@ def test_reinforce_psi_by_brute_force(psi):
 @pytest.mark.parametrize("name", ["actor_critic", "trpo", "ppo"])
 def test_truncation_bootstraps_and_termination_does_not(name):
     compute = script(name).compute_advantages
-    rewards, values, args = (
-        torch.zeros(1, 2),
-        torch.tensor([[0.0, 0.0], [5.0, 5.0]]),
-        SimpleNamespace(gamma=0.9, gae_lambda=0.5),
-    )
+    rewards = torch.zeros(1, 2)
+    values = torch.tensor([[0.0, 0.0], [5.0, 5.0]])
+    args = SimpleNamespace(gamma=0.9, gae_lambda=0.5)
     terminated, done = torch.tensor([[True, False]]), torch.tensor([[True, True]])
     assert compute(rewards, values, terminated, done, args).tolist() == [[0.0, 4.5]]
 
@@ -252,10 +246,8 @@ def test_steps_counted_are_the_real_ones(name, tmp_path, monkeypatch):
 
 def test_running_norm_is_mean_and_deviation_of_all_rows():
     torch.manual_seed(0)
-    norm, rows = (
-        script("ppo").RunningNorm(3),
-        [torch.randn(n, 3) * torch.tensor([1.0, 5.0, 0.1]) + 7 for n in (1, 50, 300)],
-    )
+    norm = script("ppo").RunningNorm(3)
+    rows = [torch.randn(n, 3) * torch.tensor([1.0, 5.0, 0.1]) + 7 for n in (1, 50, 300)]
     for part in rows:
         norm.update(part)
     seen = torch.cat(rows)
@@ -358,11 +350,9 @@ def test_a_loaded_norm_goes_on_where_it_was():
     """Mean and deviation without the sums behind them would be forgotten at the first update after
     --load."""
     torch.manual_seed(0)
-    first, loaded, rows = (
-        script("ppo").RunningNorm(3),
-        script("ppo").RunningNorm(3),
-        torch.randn(60, 3) * 5 + 7,
-    )
+    first = script("ppo").RunningNorm(3)
+    loaded = script("ppo").RunningNorm(3)
+    rows = torch.randn(60, 3) * 5 + 7
     first.update(rows[:50])
     loaded.load_state_dict(first.state_dict())
     for norm in (first, loaded):

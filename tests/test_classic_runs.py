@@ -21,10 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 CONSTANT_RATE = ("reinforce", "actor_critic")
 LOSSES = ["policy_loss", "value_loss", "entropy", "explained_variance"]
-OWN = {
-    "trpo": ["approx_kl", "surrogate_gain", "backtracks"],
-    "ppo": ["approx_kl", "clipfrac"],
-}
+OWN = {"trpo": ["approx_kl", "surrogate_gain", "backtracks"], "ppo": ["approx_kl", "clipfrac"]}
 
 
 def run(name, folder, **flags):

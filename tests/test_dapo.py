@@ -11,10 +11,8 @@ dapo = script("dapo_llm")
 
 def test_overlong_penalty_by_hand():
     args = dapo.Args(max_new_tokens=20, overlong_cache=8)
-    lengths, ended = (
-        torch.tensor([1.0, 12, 13, 16, 20, 20]),
-        torch.tensor([True, True, True, True, True, False]),
-    )
+    lengths = torch.tensor([1.0, 12, 13, 16, 20, 20])
+    ended = torch.tensor([True, True, True, True, True, False])
     torch.testing.assert_close(
         dapo.overlong_penalty(lengths, ended, args),
         torch.tensor([0, 0, -1 / 16, -0.25, -0.5, -0.5]),
@@ -171,3 +169,9 @@ def test_a_right_long_answer_ranks_above_a_wrong_one():
 def test_overlong_cache_longer_than_the_limit(refused):
     args = dapo.Args(overlong_cache=25)
     assert "--overlong-cache" in refused(dapo.check_args, args)
+
+
+def test_informative_is_a_matter_of_spread():
+    """Rewards need not be 0 and 1: a constant 0.5 has no signal, 0.5 and 2 have one."""
+    rewards = torch.tensor([[0.5, 0.5, 0.5], [2.0, 2, 0.5], [-1, -1, -1]])
+    assert dapo.informative(rewards).tolist() == [False, True, False]

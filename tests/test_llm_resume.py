@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, last_checkpoint, script
+from conftest import LLM_SCRIPTS, equal, last_checkpoint, scalars, script, weights
 from launch import Launched, flags, wait_for
-from test_llm_runs import equal, scalars, weights
 
 grpo = script("grpo_llm")
 

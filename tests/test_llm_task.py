@@ -189,10 +189,8 @@ def test_jsonl_split_is_fixed_and_disjoint(tmp_path):
 
 
 def test_eval_dataset_is_kept_out_of_training(tmp_path):
-    train_file, eval_file = (
-        write(tmp_path / "t.jsonl", gsm(20)),
-        write(tmp_path / "e.jsonl", gsm(10, 15)),
-    )
+    train_file = write(tmp_path / "t.jsonl", gsm(20))
+    eval_file = write(tmp_path / "e.jsonl", gsm(10, 15))
     train, held_out = grpo.load_data(
         args_for(dataset=train_file, eval_dataset=eval_file, eval_problems=7)
     )
