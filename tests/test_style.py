@@ -7,6 +7,9 @@ comments and docstrings do not count, so that a good explanation costs nothing.
 import ast
 import io
 import re
+import shutil
+import subprocess
+import sys
 import tokenize
 import tomllib
 
@@ -147,6 +150,31 @@ def test_a_copied_script_brings_its_dependencies(name):
     expected = [pin for pin in pins if pin.partition("==")[0] in packages]
     assert found["requires-python"] == ">=3.11"
     assert sorted(found["dependencies"]) == sorted(expected) and len(expected) == len(packages)
+
+
+def test_pin_changes_a_version_everywhere(tmp_path):
+    """In a copy: torch in all files, gymnasium in four scripts, and what is no pin stays."""
+    (tmp_path / "tests").mkdir()
+    for path in [
+        "requirements.txt",
+        "tests/lineage.py",
+        "tests/pin.py",
+        *(f"{n}.py" for n in SCRIPTS),
+    ]:
+        shutil.copy(ROOT / path, tmp_path / path)
+    for package, files in (("torch", 1 + len(SCRIPTS)), ("gymnasium", 1 + len(CLASSIC_SCRIPTS))):
+        command = [sys.executable, "tests/pin.py", package, "99.1.0"]
+        said = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+        assert said.stdout.startswith(f"{package}==99.1.0 in requirements.txt, ")
+        assert said.stdout.count(".py") + 1 == files
+    for path in tmp_path.glob("*.*"):
+        old, new = (
+            folder.joinpath(path.name).read_text().splitlines() for folder in (ROOT, tmp_path)
+        )
+        changed = [line for line, before in zip(new, old, strict=True) if line != before]
+        assert all(re.search(r"(torch|gymnasium\[classic-control\])==99\.1\.0", x) for x in changed)
+        assert len(changed) == 1 + (path.stem in [*CLASSIC_SCRIPTS, "requirements"])
+    assert subprocess.run([*command[:2], "nothing", "1"], cwd=tmp_path).returncode == 1
 
 
 # ---------------------------------------------------------------------------- what the checkers see
