@@ -25,17 +25,15 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from lineage import CLASSIC_SCRIPTS, LLM_SCRIPTS, ROOT  # noqa: F401
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-ROOT = Path(__file__).parents[1]
 # the same tests on every machine; tests/benchmarks/gpu.py is for GPUs
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/benchmarks")]
-LLM_SCRIPTS = sorted(path.stem for path in ROOT.glob("*_llm.py"))
-CLASSIC_SCRIPTS = ["reinforce", "actor_critic", "trpo", "ppo"]  # in the order of the lineage
 LAUNCHES = {"Launched", "run", "side_by_side"}  # a module that imports one of these starts scripts
-WITHOUT_TINY_MODEL = {"test_flags", "test_lineage", "test_style", "test_classic_algorithms"}
-WITHOUT_TINY_MODEL |= {"test_classic_rollout", "test_classic_runs"}
-WITHOUT_TINY_MODEL |= {"test_llm_algorithm", "test_llm_cuda", "test_llm_rollout", "test_llm_task"}
+WITH_TINY_MODEL = {"test_dapo", "test_readme"}
+WITH_TINY_MODEL |= {f"test_llm_{of}" for of in ("flags", "parallel", "resume", "runs")}
 WARM_START = pytest.StashKey[launch.Launched]()
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, …; none without -n
 
@@ -75,7 +73,7 @@ def pytest_collection_finish(session):
 
 
 def pytest_runtest_setup(item):
-    if len(item.session.items) > 200 and item.module.__name__ not in WITHOUT_TINY_MODEL:
+    if len(item.session.items) > 200 and item.module.__name__ in WITH_TINY_MODEL:
         made = Path(os.environ["XDG_CACHE_HOME"], "tiny_model_is_made")
         maker = item.config.stash.get(WARM_START, None)
         launch.wait_for(lambda: made.exists() or (maker and maker.process.exitcode), 600)
@@ -208,5 +206,34 @@ def gsm_file(tmp_path):
     return str(path)
 
 
+class Characters:
+    """A tokenizer for random_model(): a question's characters are its tokens, and enough of it for
+    encode_prompt() and rollout()."""
+
+    chat_template, unk_token_id = None, None
+
+    def encode(self, text):
+        return [3 + ord(c) % 7 for c in text]
+
+    def batch_decode(self, ids, skip_special_tokens):
+        return [f"#{sum(row) % 3}" for row in ids]
+
+
 def last_checkpoint(folder) -> Path:
     return max(Path(folder).glob("step-*"))
+
+
+def weights(folder):
+    """Of a run's last checkpoint."""
+    return transformers.AutoModelForCausalLM.from_pretrained(last_checkpoint(folder)).state_dict()
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def scalars(folder, name):
+    """What a run has logged under this name."""
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    return [event.value for event in events.Scalars(name)]

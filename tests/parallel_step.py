@@ -7,22 +7,10 @@ import zlib
 
 import torch
 import torch.distributed as dist
-from conftest import LLM_SCRIPTS, random_model, script
+from conftest import LLM_SCRIPTS, Characters, random_model, script
 
 # Five, which two processes cannot share evenly.
 PROBLEMS = [("1+2=", "3"), ("1+2+3+4=", "10"), ("9+9=", "18"), ("5+5+5=", "15"), ("2+2=", "4")]
-
-
-class Tokenizer:
-    """A question's characters are its tokens: enough for encode_prompt() and rollout()."""
-
-    chat_template, unk_token_id = None, None
-
-    def encode(self, text):
-        return [3 + ord(c) % 7 for c in text]
-
-    def batch_decode(self, ids, skip_special_tokens):
-        return [f"#{sum(row) % 3}" for row in ids]
 
 
 def asked_alone(module):
@@ -54,7 +42,7 @@ def main(out: str):
         args = module.Args(max_new_tokens=9, model="some", micro_batch_size=3)
         if hasattr(args, "beta"):
             args.beta = 0.1
-        batch, completions, rewards = module.rollout(model, Tokenizer(), PROBLEMS, 4, 1.0, args)
+        batch, completions, rewards = module.rollout(model, Characters(), PROBLEMS, 4, 1.0, args)
         if hasattr(args, "beta") and name != "rloo_llm":
             batch["ref_logprobs"] = module.batch_logprobs(reference, batch, args)
         batch["advantages"] = module.compute_advantages(rewards, args).flatten()

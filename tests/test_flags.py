@@ -7,6 +7,7 @@ import typing
 import pytest
 import tyro
 from conftest import CLASSIC_SCRIPTS, LLM_SCRIPTS, script
+from launch import Launched
 
 # of the type: always refused; or a number that may be out of range: refused, or fit for use
 WRONG = {
@@ -49,3 +50,10 @@ def test_not_a_number_is_no_value(name, refused):
         if field.type is float:
             args = dataclasses.replace(module.Args(), **{field.name: float("nan")})
             assert f"--{field.name.replace('_', '-')}" in refused(module.check_args, args)
+
+
+@pytest.mark.parametrize("name", ["grpo_llm", "ppo"])
+def test_command_line_errors_show_no_traceback(name):
+    for wrong in (["--seed", "-1"], ["--seed", "many"], ["--no-such-flag"]):
+        done = Launched(f"{name}.py", *wrong)
+        assert done.wait() == 2 and "Traceback" not in done.stderr + done.stdout

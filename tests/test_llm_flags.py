@@ -1,20 +1,18 @@
 """What the flags of the LLM scripts do: defaults that follow, learning rates, --eval-only, --resume
-alone, --baseline, --help, and DAPO's penalty."""
+alone, --help."""
 
 import json
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, last_checkpoint, script
+from conftest import LLM_SCRIPTS, equal, last_checkpoint, scalars, script, weights
 from launch import ROOT, flags, run
-from test_llm_runs import equal, scalars, weights
 
-grpo, rloo, dapo = script("grpo_llm"), script("rloo_llm"), script("dapo_llm")
+grpo = script("grpo_llm")
 
 # ----------------------------------------------------------------------- defaults that follow
 
@@ -85,21 +83,6 @@ def test_the_peak_is_reached_in_any_run(steps):
     args = grpo.Args(steps=steps)
     found = [grpo.learning_rate_at(step, args) for step in range(1, steps + 1)]
     assert max(found) == args.learning_rate and min(found) > 0
-
-
-def test_max_grad_norm(quick):
-    """SGD's step is the gradient: with a small bound, a small step of just that length."""
-    model, tokenizer = grpo.load_policy(grpo.Args(), torch.device("cpu"))
-    problems = [grpo.make_sum(random.Random(i)) for i in range(4)]
-    args = grpo.Args(max_grad_norm=1e-3, beta=0.0)
-    torch.manual_seed(0)
-    batch, _, rewards = grpo.rollout(model, tokenizer, problems, 4, 1.0, args)
-    batch["advantages"] = torch.linspace(-1, 1, 16)
-    before = torch.cat([p.detach().flatten() for p in model.parameters()])
-    stats = grpo.train_minibatch(model, torch.optim.SGD(model.parameters(), lr=1.0), batch, args)
-    after = torch.cat([p.detach().flatten() for p in model.parameters()])
-    assert stats["grad_norm"] > 1e-2, "what is logged is the norm before"
-    assert (after - before).norm().item() == pytest.approx(1e-3, rel=1e-2)
 
 
 # ------------------------------------------------------------------ --eval-only, and the console
@@ -182,7 +165,7 @@ def test_flags_that_follow_from_repeated_ones_are_not_taken_as_given(pretrained,
     assert (args.learning_rate, args.micro_batch_size, args.max_new_tokens) == (5e-3, 2, 4)
 
 
-# ------------------------------------------------------------------------ held-out, RLOO, DAPO, KL
+# ------------------------------------------------------------------------ held-out
 
 
 def test_nothing_is_wasted_of_a_data_set(tmp_path):
@@ -194,80 +177,6 @@ def test_nothing_is_wasted_of_a_data_set(tmp_path):
     assert grpo.load_data(args) == (train, held_out[:10]), "the split does not hang on the flag"
 
 
-def test_baselines_by_hand():
-    rewards = torch.tensor([[0.0, 0, 1, 0], [1, 1, 1, 1]])
-    for name, expected in {
-        "none": rewards,
-        "mean": rewards - 5 / 8,
-        "leave-one-out": torch.tensor([[-1 / 3, -1 / 3, 1, -1 / 3], [0, 0, 0, 0]]),
-    }.items():
-        found = rloo.compute_advantages(rewards, rloo.Args(baseline=name))
-        torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("baseline", ["mean", "none"])
-def test_reinforce_runs_on_a_language_model(quick, baseline):
-    result = rloo.main(rloo.Args(**quick | {"baseline": baseline}))
-    assert len(scalars(result["folder"], "loss")) == 2
-
-
-def test_a_right_long_answer_ranks_above_a_wrong_one():
-    args = dapo.Args(max_new_tokens=20)
-    assert args.overlong_cache == 4
-    lengths, ended = torch.tensor([3.0, 20, 3, 20]), torch.tensor([True, False, True, False])
-    shaped = torch.tensor([1.0, 1, 0, 0]) + dapo.overlong_penalty(lengths, ended, args)
-    assert (
-        shaped.tolist() == sorted(shaped.tolist(), reverse=True) and len(set(shaped.tolist())) == 4
-    )
-
-
-def test_overlong_cache_longer_than_the_limit(refused):
-    args = dapo.Args(overlong_cache=25)
-    assert "--overlong-cache" in refused(dapo.check_args, args)
-
-
-def test_informative_is_a_matter_of_spread():
-    """Rewards need not be 0 and 1: a constant 0.5 has no signal, 0.5 and 2 have one."""
-    rewards = torch.tensor([[0.5, 0.5, 0.5], [2.0, 2, 0.5], [-1, -1, -1]])
-    assert dapo.informative(rewards).tolist() == [False, True, False]
-
-
-def test_whose_value_and_whose_gradient_k3_has():
-    """By enumeration over three tokens: on average over π the value of KL(π ‖ π_ref), and for
-    samples held fixed the gradient of KL(π_ref ‖ π), not that of KL(π ‖ π_ref)."""
-    theta = torch.tensor([0.3, -1.0, 0.5], dtype=torch.double, requires_grad=True)
-    ref = torch.tensor([-0.4, 0.2, 0.9], dtype=torch.double).log_softmax(0)
-    logprobs = theta.log_softmax(0)
-    probs = logprobs.exp().detach()
-    k3 = (probs * grpo.kl_k3(logprobs, ref)).sum()
-    forward = (logprobs.exp() * (logprobs - ref)).sum()
-    reverse = (ref.exp() * (ref - logprobs)).sum()
-    torch.testing.assert_close(k3, forward)
-    gradients = [
-        torch.autograd.grad(x, theta, retain_graph=True)[0] for x in (k3, forward, reverse)
-    ]
-    torch.testing.assert_close(gradients[0], gradients[2])
-    assert not torch.allclose(gradients[0], gradients[1], rtol=0.1)
-
-
-@pytest.mark.parametrize("name", ["rloo_llm", "dapo_llm", "gspo_llm", "cispo_llm"])
-def test_rows_without_an_advantage_change_nothing(name, monkeypatch):
-    """They are left out of the update: the same gradient, from fewer passes of the model."""
-    module = script(name)
-    args, found = module.Args(), []
-    for rows in (module.rows_with_gradient, lambda batch: torch.arange(16)):
-        monkeypatch.setattr(module, "rows_with_gradient", rows)
-        model, tokenizer = module.load_policy(args, torch.device("cpu"))
-        problems = [module.make_sum(random.Random(i)) for i in range(4)]
-        torch.manual_seed(0)
-        batch, _, _ = module.rollout(model, tokenizer, problems, 4, 1.0, args)
-        batch["advantages"] = torch.linspace(-1, 1, 16) * (torch.arange(16) % 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        module.train_minibatch(model, optimizer, batch, args)
-        found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
-    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-7)
-
-
 @pytest.mark.slow
 def test_help_into_a_closed_pipe_blames_no_folder():
     """As in `python grpo_llm.py --help | head`."""
@@ -276,4 +185,4 @@ def test_help_into_a_closed_pipe_blames_no_folder():
     command = [sys.executable, "grpo_llm.py", "--help"]
     ended = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
-    assert ended.returncode and "--output-dir" not in ended.stderr
+    assert "BrokenPipeError" in ended.stderr and "--output-dir" not in ended.stderr

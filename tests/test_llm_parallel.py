@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, ROOT, last_checkpoint
+from conftest import LLM_SCRIPTS, ROOT, last_checkpoint, scalars, weights
 from launch import flags, run, side_by_side, wait_for
-from test_llm_runs import scalars, weights
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 

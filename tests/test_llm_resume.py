@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, last_checkpoint, script
+from conftest import LLM_SCRIPTS, equal, last_checkpoint, scalars, script, weights
 from launch import Launched, flags, wait_for
-from test_llm_runs import equal, scalars, weights
 
 grpo = script("grpo_llm")
 
@@ -52,6 +51,8 @@ def test_resumed_is_straight(name, quick, tmp_path):
     states = [trainer(run["folder"]) for run in (straight, resumed)]
     for state in states:
         assert state.pop("args") | {"resume": ""} == vars(args)
+        (group,) = state["optimizer"]["param_groups"]
+        assert group["lr"] == module.learning_rate_at(4, args), "logged is not yet set"
     assert same(*states)
     for key in ("reward", "loss", "grad_norm", "num_tokens", "entropy"):
         assert scalars(straight["folder"], key)[2:] == scalars(resumed["folder"], key)

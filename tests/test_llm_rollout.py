@@ -3,7 +3,6 @@
 import pytest
 import torch
 from conftest import random_model, script
-from torch.utils._python_dispatch import TorchDispatchMode
 
 grpo = script("grpo_llm")
 PROMPTS = [[3, 4], [5, 6, 7, 8, 9], [10]]
@@ -59,14 +58,6 @@ def test_joined_rollouts_are_read_as_they_were_drawn(kind):
     torch.testing.assert_close(logprobs, batch["old_logprobs"], rtol=0, atol=1e-5)
 
 
-def test_ratio_is_one_right_after_the_rollout():
-    for kind in KINDS:
-        model = random_model(kind)
-        batch = grpo.generate(model, PROMPTS, 4, 10, 1.0)
-        logprobs = grpo.token_logprobs(model, batch, 1.0)
-        assert ((logprobs - batch["old_logprobs"]).exp() - 1).abs().max() < 1e-5
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_samples_follow_the_models_distribution(temperature):
@@ -82,24 +73,6 @@ def test_samples_follow_the_models_distribution(temperature):
     assert counts[0] == 0
     chi_square = ((counts - expected)[1:] ** 2 / expected[1:]).sum()
     assert chi_square < 27.9  # 5 degrees of freedom: passed with probability 1 − 4e-5
-
-
-@torch.no_grad()
-def test_second_token_follows_the_first():
-    """The joint distribution of two tokens:
-    the cache must hold the row's own past, not its neighbour's."""
-    model, n = random_model("llama", vocab=5, stops=(4,)), 20_000
-    torch.manual_seed(3)
-    batch = grpo.generate(model, [[3]], n, 2, 1.0)
-    pairs = batch["completion_ids"][:, 0] * 5 + batch["completion_ids"][:, 1]
-    for first in (1, 2, 3):
-        chosen = pairs[batch["completion_ids"][:, 0] == first] % 5
-        logits = model(torch.tensor([[3, first]])).logits[0, -1]
-        logits[0] = -torch.inf
-        expected = logits.softmax(-1) * len(chosen)
-        counts = torch.bincount(chosen, minlength=5).float()
-        # 3 degrees of freedom, 4e-5
-        assert ((counts - expected)[1:] ** 2 / expected[1:]).sum() < 23
 
 
 def test_greedy_takes_the_most_likely():
@@ -198,24 +171,6 @@ def test_batch_logprobs_do_not_depend_on_the_cut():
         found = grpo.batch_logprobs(model, batch, grpo.Args(micro_batch_size=size))
         torch.testing.assert_close(found, batch["old_logprobs"], rtol=0, atol=1e-5)
         assert not found.requires_grad
-
-
-def test_entropy_is_measured_in_the_sampler_alone():
-    """There the distribution is at hand; in the loss, over a large vocabulary, it would be dear."""
-
-    class Exponentials(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            if function is torch.ops.aten.exp.default:
-                shapes.append(args[0].shape)
-            return function(*args, **kwargs or {})
-
-    model, shapes = random_model("llama", vocab=50), []
-    batch = grpo.generate(model, PROMPTS, 4, 10, 1.0)
-    with Exponentials():
-        grpo.token_logprobs(model, batch, 1.0)
-        assert not shapes
-        again = grpo.generate(model, PROMPTS, 4, 10, 1.0)
-        assert len(shapes) == again["mask"].shape[1] and all(shape[-1] == 50 for shape in shapes)
 
 
 @torch.no_grad()

@@ -4,98 +4,56 @@ import json
 import random
 import re
 import time
+from itertools import islice
 
 import pytest
 from conftest import script
 
 grpo = script("grpo_llm")
 
-RIGHT = [
-    ("#14", "14"),
-    ("11,16#16", "16"),
-    ("so it is\n#### 1,234", "1234"),
-    ("#### 1234", "1,234"),
-    ("#### $72", "72"),
-    ("####72", "72"),
-    ("#### 72.00", "72"),
-    ("#### 72.", "72"),
-    ("#### 0.50", ".5".replace(".5", "0.5")),
-    ("#### -3", "-3"),
-    ("#### +3", "3"),
-    ("#### -$1,000.0", "-1000"),
-    ("#### $-5", "-5"),
-    ("#### 5%", "5"),
-    ("#### 5\\%", "5"),
-    ("#### \\boxed{72}", "72"),
-    ("#### $\\boxed{72}$", "72"),
-    ("#### \\boxed{\\$72}", "72"),
-    ("#### **72**", "72"),
-    ("**#### 72**", "72"),
-    ("#### 72 \n", "72"),
-    ("# 1 # 2", "2"),
-    ("#### 007", "7"),
-    ("#### -0", "0"),
-    ("#### 1,234,567.50", "1234567.5"),
-    ("#" * 1000 + "5", "5"),
-    ("#### 123456789012345678901234567890", "123456789012345678901234567890"),
-    ("#### 72 dollars", "72"),
-    ("#### 72\nShe has 72 clips, not 80.", "72"),
-    ("#### 72. That is all.", "72"),
-    ("#14 apples", "14"),
-    ("#14,", "14"),
-    ("#14\n15", "14"),
-    ("#14e0", "14"),
-]
-WRONG = [
-    ("#15", "14"),
-    ("14", "14"),
-    ("", "14"),
-    ("#", "14"),
-    ("####", "0"),
-    ("#14#", "14"),
-    ("#14#15", "14"),
-    ("# 1 4", "14"),
-    ("#1,4", "14"),
-    ("#,14", "14"),
-    ("#2*7", "14"),
-    ("#7+7", "14"),
-    ("#0xE", "14"),
-    ("#--14", "14"),
-    ("#-14", "14"),
-    ("#.5", "5"),
-    ("#1.4", "14"),
-    ("#14.5", "14"),
-    ("#12,34", "1234"),
-    ("#1,2345", "12345"),
-    ("#１４", "14"),
-    ("#١٤", "14"),
-    ("#²", "2"),
-    ("#nan", "nan"),
-    ("#inf", "inf"),
-    ("#None", "None"),
-    ("# answer 14", "14"),
-    ("#\\boxed{1}4", "14"),
-    ("#1_4", "14"),
-    ("#9**9**9**9", "14"),
-    ("#__import__('os').abort()", "14"),
-    ("#1.4.", "14"),
-    ("#123456789012345678901234567891", "123456789012345678901234567890"),
-    ("#0.1000000000000000055", "0.1"),
-    ("#### 720", "72"),
-    ("#### 72#### 80", "72"),
-    ("72 dollars", "72"),
-    ("#### about 72", "72"),
-]
+# The right number: completions that end in it, or do not, with ~ between them.
+RIGHT = {
+    "14": "#14~#14 apples~#14,~#14\n15~#14e0",
+    "16": "11,16#16",
+    "1234": "so it is\n#### 1,234",
+    "1,234": "#### 1234",
+    "72": "#### $72~####72~#### 72.00~#### 72.~#### \\boxed{72}~#### $\\boxed{72}$~"
+    "#### \\boxed{\\$72}~#### **72**~**#### 72**~#### 72 \n~#### 72 dollars~"
+    "#### 72\nShe has 72 clips, not 80.~#### 72. That is all.",
+    "0.5": "#### 0.50",
+    "-3": "#### -3",
+    "3": "#### +3",
+    "-1000": "#### -$1,000.0",
+    "-5": "#### $-5",
+    "5": "#### 5%~#### 5\\%",
+    "2": "# 1 # 2",
+    "7": "#### 007",
+    "0": "#### -0",
+    "1234567.5": "#### 1,234,567.50",
+    "123456789012345678901234567890": "#### 123456789012345678901234567890",
+}
+WRONG = {
+    "14": "#15~14~~#~#14#~#14#15~# 1 4~#1,4~#,14~#2*7~#7+7~#0xE~#--14~#-14~#1.4~#14.5~#１４~"
+    "#١٤~# answer 14~#\\boxed{1}4~#1_4~#9**9**9**9~#__import__('os').abort()~#1.4.",
+    "0": "####",
+    "5": "#.5",
+    "1234": "#12,34",
+    "12345": "#1,2345",
+    "2": "#²",
+    "nan": "#nan",
+    "inf": "#inf",
+    "None": "#None",
+    "123456789012345678901234567890": "#123456789012345678901234567891",
+    "0.1": "#0.1000000000000000055",
+    "72": "#### 720~#### 72#### 80~72 dollars~#### about 72",
+}
 
 
-@pytest.mark.parametrize("completion,answer", RIGHT)
-def test_right_completions(completion, answer):
-    assert grpo.verify(completion, answer) == 1.0
-
-
-@pytest.mark.parametrize("completion,answer", WRONG)
-def test_wrong_and_hostile_completions(completion, answer):
-    assert grpo.verify(completion, answer) == 0.0
+@pytest.mark.parametrize("cases,reward", [(RIGHT, 1.0), (WRONG, 0.0)])
+def test_right_wrong_and_hostile_completions(cases, reward):
+    for answer, completions in cases.items():
+        for completion in completions.split("~"):
+            assert grpo.verify(completion, answer) == reward, (completion, answer)
 
 
 def test_lenient_reads_the_last_number():
@@ -146,9 +104,9 @@ def test_fuzz_never_raises_and_agrees_with_gsm8ks_own_regex():
 
 
 def test_sums_are_right_and_sides_are_disjoint():
-    rng = random.Random(0)
-    train = {grpo.make_sum(rng) for _ in range(20_000)}
-    held_out = {grpo.make_sum(rng, held_out=True) for _ in range(5_000)}
+    """As a run gets them: the stream that it trains on, and what it evaluates on."""
+    train = set(islice(grpo.problem_stream(None, 1), 20_000))
+    held_out = set(grpo.load_data(grpo.Args(eval_problems=5_000))[1])
     assert len(held_out) > 800 and not {q for q, _ in train} & {q for q, _ in held_out}
     for question, answer in train | held_out:
         terms = question[:-1].split("+")
@@ -189,10 +147,8 @@ def test_jsonl_split_is_fixed_and_disjoint(tmp_path):
 
 
 def test_eval_dataset_is_kept_out_of_training(tmp_path):
-    train_file, eval_file = (
-        write(tmp_path / "t.jsonl", gsm(20)),
-        write(tmp_path / "e.jsonl", gsm(10, 15)),
-    )
+    train_file = write(tmp_path / "t.jsonl", gsm(20))
+    eval_file = write(tmp_path / "e.jsonl", gsm(10, 15))
     train, held_out = grpo.load_data(
         args_for(dataset=train_file, eval_dataset=eval_file, eval_problems=7)
     )

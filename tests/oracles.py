@@ -1,0 +1,107 @@
+"""Each algorithm once more, in plain floats and a token at a time, as its paper writes it: no
+autograd, no tensor algebra. The tests hold every *_llm.py to its entry in ORACLES."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import mean, stdev
+from typing import NamedTuple
+
+import pytest
+import torch
+
+
+class Oracle(NamedTuple):
+    advantages: Callable  # rewards of a group, args → as many numbers
+    share: (
+        Callable  # |o_i|, the lengths of all completions, args → the weight of each of its tokens
+    )
+    # r of the token, s of its completion, log π, A, args → objective, its derivative by log π
+    token: Callable
+
+
+def leave_one_out(rewards, args):
+    return [r - (sum(rewards) - r) / (len(rewards) - 1) for r in rewards]
+
+
+def z_scores(rewards, args):
+    scale = stdev(rewards) + 1e-4 if args.scale_rewards else 1.0
+    return [(r - mean(rewards)) / scale for r in rewards]
+
+
+def token_mean(length, lengths, args):
+    return 1 / sum(lengths)
+
+
+def completion_mean(length, lengths, args):
+    constant = getattr(args, "length_norm", "response") == "constant"
+    return 1 / (args.max_new_tokens if constant else length) / len(lengths)
+
+
+def clip(ratio, A, args):
+    """PPO's: beyond the bound the objective is constant."""
+    bound = 1 + args.clip_high if A > 0 else 1 - args.clip_low
+    beyond = ratio > bound if A > 0 else ratio < bound
+    return (bound * A, 0.0) if beyond else (ratio * A, ratio * A)
+
+
+def reinforce(r, s, logprob, A, args):
+    return A * logprob, A
+
+
+def clipped_token(r, s, logprob, A, args):
+    return clip(r, A, args)
+
+
+def clipped_completion(r, s, logprob, A, args):
+    """d s / d log π_t is s / |o|, and each of the |o| tokens carries s: the two cancel."""
+    return clip(s, A, args)
+
+
+def clipped_weight(r, s, logprob, A, args):
+    weight = min(r, 1 + args.clip_high)
+    return weight * A * logprob, weight * A
+
+
+ORACLES = {
+    "rloo_llm": Oracle(leave_one_out, token_mean, reinforce),
+    "grpo_llm": Oracle(z_scores, completion_mean, clipped_token),
+    "gspo_llm": Oracle(z_scores, completion_mean, clipped_completion),
+    "cispo_llm": Oracle(z_scores, token_mean, clipped_weight),
+    "dapo_llm": Oracle(z_scores, token_mean, clipped_token),
+}
+
+
+def oracle(name):
+    if name not in ORACLES:
+        pytest.fail(f"nothing to hold {name}.py to: write it as sums in ORACLES, tests/oracles.py")
+    return ORACLES[name]
+
+
+def tokens(logprobs, old, advantages, mask):
+    """Of each token: row, column, and what Oracle.token takes of it."""
+    for i, length in enumerate(mask.sum(1).int().tolist()):
+        logs = [logprobs[i, t].item() - old[i, t].item() for t in range(length)]
+        s = math.exp(sum(logs) / length)
+        for t, log in enumerate(logs):
+            yield i, t, (math.exp(log), s, logprobs[i, t].item(), advantages[i].item())
+
+
+def value_and_gradient(name, logprobs, old, advantages, mask, args):
+    """The objective of a minibatch and its gradient by log π, (B, T)."""
+    lengths = mask.sum(1).int().tolist()
+    value, gradient = 0.0, torch.zeros_like(mask)
+    for i, t, inputs in tokens(logprobs, old, advantages, mask):
+        objective, slope = oracle(name).token(*inputs, args)
+        share = oracle(name).share(lengths[i], lengths, args)
+        value += share * objective
+        gradient[i, t] = share * slope
+    return value, gradient
+
+
+def clipped_share(name, logprobs, old, advantages, mask, args):
+    """The share of tokens whose objective would differ without the clip."""
+    bounds = {bound: math.inf for bound in ("clip_low", "clip_high") if hasattr(args, bound)}
+    token, free = oracle(name).token, replace(args, **bounds)
+    given = [inputs for *_, inputs in tokens(logprobs, old, advantages, mask)]
+    return mean(token(*inputs, args) != token(*inputs, free) for inputs in given)

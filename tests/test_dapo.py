@@ -1,0 +1,160 @@
+"""What DAPO alone has: the overlong penalty and dynamic sampling."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import scalars, script
+
+dapo = script("dapo_llm")
+
+
+def test_overlong_penalty_by_hand():
+    args = dapo.Args(max_new_tokens=20, overlong_cache=8)
+    lengths = torch.tensor([1.0, 12, 13, 16, 20, 20])
+    ended = torch.tensor([True, True, True, True, True, False])
+    torch.testing.assert_close(
+        dapo.overlong_penalty(lengths, ended, args),
+        torch.tensor([0, 0, -1 / 16, -0.25, -0.5, -0.5]),
+    )
+    assert (dapo.overlong_penalty(lengths, ended, dapo.Args(overlong_cache=0)) == 0).all()
+
+
+def scripted(monkeypatch, rewards):
+    """rollout() replaced: hands out these groups, two at a time, with tensors of growing width."""
+    stream = iter(rewards)
+    calls = []
+
+    def rollout(model, tokenizer, problems, num_samples, temperature, args):
+        S, T = 3 + len(calls), 2 + len(calls)
+        calls.append(len(problems))
+        B = len(problems) * num_samples
+        mark = torch.full((B, T), float(len(calls)))
+        batch = {
+            "prompt_ids": torch.full((B, S), 7),
+            "prompt_mask": torch.ones(B, S).long(),
+            "completion_ids": mark.long(),
+            "mask": torch.ones(B, T),
+            "old_logprobs": -mark,
+            "ended": torch.ones(B, 1).bool(),
+        }
+        return batch, [], torch.tensor([next(stream) for _ in problems])
+
+    monkeypatch.setattr(dapo, "rollout", rollout)
+    return calls
+
+
+DEAD, WRONG, ALIVE = [1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]
+MODEL = SimpleNamespace(device=torch.device("cpu"))
+
+
+def problems():
+    return iter([("1+1=", "2")] * 1000)
+
+
+def test_refill_until_enough_groups_have_signal(monkeypatch):
+    calls = scripted(monkeypatch, [DEAD, ALIVE, WRONG, DEAD, ALIVE, ALIVE, ALIVE, ALIVE])
+    args = dapo.Args(prompts_per_step=2, group_size=3, max_resample=10)
+    batch, rewards = dapo.dynamic_rollout(MODEL, None, problems(), args)
+    assert len(calls) == 3 and dapo.informative(rewards).tolist() == [
+        False,
+        True,
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert batch["mask"].shape == (18, 4) and batch["prompt_mask"].shape == (18, 5)
+    # the first draw was narrower: padded on the left of the prompt, on the right of the completion
+    assert batch["prompt_mask"][0].tolist() == [0, 0, 1, 1, 1] and batch["mask"][0].tolist() == [
+        1,
+        1,
+        0,
+        0,
+    ]
+    assert batch["old_logprobs"][:, 0].tolist() == [-1.0] * 6 + [-2.0] * 6 + [-3.0] * 6
+
+
+def test_the_cap_and_all_groups_dead(monkeypatch):
+    calls = scripted(monkeypatch, [DEAD, WRONG] * 50)
+    _, rewards = dapo.dynamic_rollout(
+        MODEL, None, problems(), dapo.Args(prompts_per_step=2, group_size=3, max_resample=4)
+    )
+    assert len(calls) == 4 and not dapo.informative(rewards).any() and len(rewards) == 8
+
+
+def test_informative_asks_the_verifier_not_the_penalty():
+    """All wrong, but of different lengths:
+    the penalty would tell them apart, the verifier does not."""
+    assert dapo.informative(torch.tensor([WRONG, DEAD, ALIVE])).tolist() == [False, False, True]
+    shaped = torch.tensor([WRONG]) + dapo.overlong_penalty(
+        torch.tensor([5.0, 20, 24]), torch.ones(3).bool(), dapo.Args()
+    )
+    assert shaped.std() > 0
+
+
+@pytest.mark.parametrize("verdict", [0.0, 1.0])
+def test_a_run_of_dead_groups_says_so_and_goes_on(monkeypatch, quick, capsys, verdict):
+    """All wrong or all right, and the overlong penalty differs within each group:
+    that must not bring it to life."""
+    monkeypatch.setattr(dapo, "verify", lambda completion, answer: verdict)
+    flags = {"max_resample": 2, "max_new_tokens": 6, "overlong_cache": 6}
+    result = dapo.main(dapo.Args(**quick | flags))
+    assert capsys.readouterr().out.count("no update") == 2 and result["eval/pass@1"] == verdict
+
+
+def record(monkeypatch, function):
+    """What that function of the script returns, each time it is called."""
+    results, real = [], getattr(dapo, function)
+    monkeypatch.setattr(dapo, function, lambda *args: results.append(real(*args)) or results[-1])
+    return results
+
+
+def test_it_trains_on_informative_groups_alone_and_counts_what_it_discards(monkeypatch, quick):
+    batches, real = [], dapo.train_minibatch
+    monkeypatch.setattr(
+        dapo,
+        "train_minibatch",
+        lambda m, o, batch, a: batches.append(batch) or real(m, o, batch, a),
+    )
+    drawn, coin = record(monkeypatch, "rollout"), random.Random(0)
+    monkeypatch.setattr(dapo, "verify", lambda *args: float(coin.random() < 0.05))
+    flags = {"steps": 1, "minibatches": 1, "max_resample": 50, "overlong_cache": 0}
+    folder = dapo.main(dapo.Args(**quick | flags | {"eval_problems": 4}))["folder"]
+    (batch,) = batches
+    assert len(batch["advantages"]) == 16 and batch["advantages"].all()  # four groups of z-scores
+    training = drawn[2:-2]  # less the two evaluations, each sampled and greedy
+    assert scalars(folder, "discarded_groups")[0] == 4 * len(training) - 4 > 0
+    assert scalars(folder, "num_tokens")[0] == sum(int(each[0]["mask"].sum()) for each in training)
+
+
+def test_statistics_are_means_over_the_updates_made(monkeypatch, quick):
+    """Three groups of four in minibatches for four: six updates of two rows, not eight."""
+    monkeypatch.setattr(dapo, "informative", lambda rewards: torch.arange(len(rewards)) % 4 != 0)
+    updates = record(monkeypatch, "train_minibatch")
+    flags = {"steps": 1, "minibatches": 8, "max_resample": 1}
+    folder = dapo.main(dapo.Args(**quick | flags))["folder"]
+    assert len(updates) == 6
+    for name in ("loss", "grad_norm"):
+        mean = sum(update[name] for update in updates) / 6
+        assert scalars(folder, name) == pytest.approx([mean], rel=1e-5)
+
+
+def test_a_right_long_answer_ranks_above_a_wrong_one():
+    args = dapo.Args(max_new_tokens=20)
+    assert args.overlong_cache == 4
+    lengths, ended = torch.tensor([3.0, 20, 3, 20]), torch.tensor([True, False, True, False])
+    shaped = torch.tensor([1.0, 1, 0, 0]) + dapo.overlong_penalty(lengths, ended, args)
+    assert (shaped.diff() < 0).all()
+
+
+def test_overlong_cache_longer_than_the_limit(refused):
+    args = dapo.Args(overlong_cache=25)
+    assert "--overlong-cache" in refused(dapo.check_args, args)
+
+
+def test_informative_is_a_matter_of_spread():
+    """Rewards need not be 0 and 1: a constant 0.5 has no signal, 0.5 and 2 have one."""
+    rewards = torch.tensor([[0.5, 0.5, 0.5], [2.0, 2, 0.5], [-1, -1, -1]])
+    assert dapo.informative(rewards).tolist() == [False, True, False]

@@ -1,0 +1,213 @@
+"""The three functions of each algorithm: against its oracle, by enumeration, and where they must
+agree with each other."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from conftest import LLM_SCRIPTS, script
+from oracles import oracle, value_and_gradient
+
+EXACT = {"rtol": 1e-9, "atol": 1e-12}
+# Every script as it comes, and with the flags that change its three functions.
+CASES = [(name, {}) for name in LLM_SCRIPTS]
+CASES += [("grpo_llm", {"length_norm": "constant", "max_new_tokens": 5, "scale_rewards": False})]
+
+
+def args_of(name, **flags):
+    """The flags of a script, with clip bounds, if it has any, on both sides of the cases below."""
+    args = script(name).Args()
+    bounds = {"clip_low": 0.15, "clip_high": 0.25}
+    return replace(args, **{k: v for k, v in bounds.items() if hasattr(args, k)}, **flags)
+
+
+def ragged(seed, B=7, T=9):
+    """Random log-probs, ratios on both sides of the clip bounds, advantages of both signs, ragged
+    masks."""
+    g = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, T + 1, (B,), generator=g)
+    mask = (torch.arange(T) < lengths[:, None]).double()
+    old = -3 * torch.rand(B, T, generator=g, dtype=torch.double) * mask
+    logprobs = old + 0.4 * torch.randn(B, T, generator=g, dtype=torch.double) * mask
+    advantages = torch.randn(B, generator=g, dtype=torch.double)
+    return logprobs.requires_grad_(), old, advantages, mask
+
+
+def objective(name, logprobs, old, advantages, mask, args):
+    weights = script(name).token_weights(mask, args)
+    return (weights * script(name).surrogate(logprobs, old, advantages, mask, args)).sum()
+
+
+def gradient(name, tensors, args):
+    return torch.autograd.grad(objective(name, *tensors, args), tensors[0])[0]
+
+
+# --------------------------------------------------------------------------------------- advantages
+
+
+@pytest.mark.parametrize("name,flags", CASES)
+def test_advantages_against_the_oracle(name, flags):
+    """Of 5 groups of 4, each by itself: a mean over the wrong axis changes every number."""
+    rewards = torch.rand(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    args = args_of(name, **flags)
+    expected = [oracle(name).advantages(group, args) for group in rewards.tolist()]
+    found = script(name).compute_advantages(rewards, args)
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.double), **EXACT)
+
+
+@pytest.mark.parametrize("name,flags", CASES)
+def test_equal_rewards_give_exactly_zero(name, flags):
+    for value, G in product((0.0, 1.0, 0.1, 0.35, 0.7, -7.3), (2, 3, 7, 8)):
+        rewards = torch.full((3, G), value)
+        assert not script(name).compute_advantages(rewards, args_of(name, **flags)).any()
+
+
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_small_spread_stays_small(name):
+    rewards = torch.tensor([[0.35] * 7 + [0.6]])
+    advantages = script(name).compute_advantages(rewards, script(name).Args())
+    assert advantages.abs().max() < 3 and advantages.isfinite().all()
+
+
+def test_baselines_by_hand():
+    rloo, rewards = script("rloo_llm"), torch.tensor([[0.0, 0, 1, 0], [1, 1, 1, 1]])
+    for baseline, expected in {
+        "none": rewards,
+        "mean": rewards - 5 / 8,
+        "leave-one-out": torch.tensor([[-1 / 3, -1 / 3, 1, -1 / 3], [0, 0, 0, 0]]),
+    }.items():
+        found = rloo.compute_advantages(rewards, rloo.Args(baseline=baseline))
+        torch.testing.assert_close(found, expected)
+
+
+# ------------------------------------------------------------------------------- value and gradient
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name,flags", CASES)
+def test_value_and_gradient_against_the_oracle(name, flags, seed):
+    args, tensors = args_of(name, **flags), ragged(seed, B=3 + seed)
+    value, expected = value_and_gradient(name, *tensors, args)
+    assert objective(name, *tensors, args).item() == pytest.approx(value, abs=1e-12)
+    torch.testing.assert_close(gradient(name, tensors, args), expected, **EXACT)
+
+
+@pytest.mark.parametrize("name", ["grpo_llm", "dapo_llm", "gspo_llm"])
+def test_the_cases_have_both_sides_of_the_clip(name):
+    found = [(gradient(name, ragged(seed), args_of(name)), ragged(seed)[3]) for seed in range(6)]
+    silent = torch.cat([(slopes == 0)[mask > 0] for slopes, mask in found])
+    assert silent.any() and not silent.all()
+
+
+@pytest.mark.parametrize("name,flags", CASES)
+def test_invariant_to_padding_and_order(name, flags):
+    """The padding holds log-probs whose ratio, were it ever used, is infinite."""
+    args = args_of(name, **flags)
+    logprobs, old, advantages, mask = tensors = ragged(1)
+    value, slopes = objective(name, *tensors, args), gradient(name, tensors, args)
+    junk = torch.full((len(mask), 4), 1e3, dtype=torch.double)
+    wide = [torch.cat(pair, 1) for pair in ((logprobs, junk), (old, -junk), (mask, 0 * junk))]
+    torch.testing.assert_close(
+        objective(name, wide[0], wide[1], advantages, wide[2], args), value, **EXACT
+    )
+    order = torch.tensor([3, 0, 6, 2, 5, 1, 4])
+    shuffled = objective(name, *(tensor[order] for tensor in tensors), args)
+    torch.testing.assert_close(shuffled, value, **EXACT)
+    torch.testing.assert_close(torch.autograd.grad(shuffled, logprobs)[0], slopes, **EXACT)
+
+
+# ---------------------------------------------------------------------------- where they must agree
+
+
+def at_ratio_one(equal_lengths):
+    _, old, advantages, mask = ragged(4)
+    if equal_lengths:
+        mask, old = torch.ones_like(mask), old - 1.0
+    return old.clone().requires_grad_(), old, advantages, mask
+
+
+@pytest.mark.parametrize("name,flags", CASES)
+def test_all_are_the_policy_gradient_at_ratio_one(name, flags):
+    """With completions of one length, up to the length of the step."""
+    tensors = at_ratio_one(equal_lengths=True)
+    found = gradient(name, tensors, args_of(name, **flags))
+    expected = tensors[2][:, None] * tensors[3]
+    torch.testing.assert_close(found / found.norm(), expected / expected.norm(), **EXACT)
+
+
+def test_where_they_must_agree():
+    """These are identities of the papers; they hold the oracles, too."""
+
+    def same(a, b, tensors, **flags):
+        found = [gradient(name, tensors, replace(args_of(name), **flags)) for name in (a, b)]
+        return torch.allclose(*found, rtol=1e-9)
+
+    one, equal = at_ratio_one(equal_lengths=False), ragged(2)
+    equal = (*equal[:3], torch.ones_like(equal[3]))
+    single = tuple(x[:, :1] if x.dim() == 2 else x for x in ragged(3))
+    assert same("grpo_llm", "gspo_llm", one) and same("cispo_llm", "dapo_llm", one)
+    assert not same("grpo_llm", "dapo_llm", one) and same("grpo_llm", "dapo_llm", equal)
+    assert same("gspo_llm", "grpo_llm", single)
+    rewards = torch.rand(5, 6, generator=torch.Generator().manual_seed(0))
+    rloo, grpo = script("rloo_llm"), script("grpo_llm")
+    plain = grpo.compute_advantages(rewards, grpo.Args(scale_rewards=False))
+    torch.testing.assert_close(rloo.compute_advantages(rewards, rloo.Args()), plain * 6 / 5)
+
+
+# ----------------------------------------------------------------------------------------------- KL
+
+
+def test_whose_value_and_whose_gradient_k3_has():
+    """By enumeration over three tokens: on average over π the value of KL(π ‖ π_ref), and for
+    samples held fixed the gradient of KL(π_ref ‖ π), not that of KL(π ‖ π_ref)."""
+    kl_k3 = script("grpo_llm").kl_k3
+    theta = torch.tensor([0.3, -1.0, 0.5], dtype=torch.double, requires_grad=True)
+    ref = torch.tensor([-0.4, 0.2, 0.9], dtype=torch.double).log_softmax(0)
+    logprobs = theta.log_softmax(0)
+    assert (kl_k3(logprobs, ref) > 0).all() and not kl_k3(ref, ref).any()
+    k3 = (logprobs.exp().detach() * kl_k3(logprobs, ref)).sum()
+    forward = (logprobs.exp() * (logprobs - ref)).sum()
+    reverse = (ref.exp() * (ref - logprobs)).sum()
+    torch.testing.assert_close(k3, forward)
+    gradients = [
+        torch.autograd.grad(x, theta, retain_graph=True)[0] for x in (k3, forward, reverse)
+    ]
+    torch.testing.assert_close(gradients[0], gradients[2])
+    assert not torch.allclose(gradients[0], gradients[1], rtol=0.1)
+
+
+# -------------------------------------------------------------------------------------- enumeration
+
+
+def gradients_of_a_table(name, args, K):
+    """A policy over 3 tokens and completions of 2, as a table of logits. Its true gradient, and the
+    estimator's, averaged over all 9^K groups with their probabilities: nothing is sampled."""
+    g = torch.Generator().manual_seed(0)
+    theta = torch.randn(3 + 9, generator=g, dtype=torch.double, requires_grad=True)
+    rewards = torch.tensor([0.0, 1, 0, 0.3, 0, 1, 2, 0, 0], dtype=torch.double)
+    first, second = theta[:3].log_softmax(0), theta[3:].view(3, 3).log_softmax(1)
+    pairs = product(range(3), repeat=2)
+    logprobs = torch.stack([torch.stack([first[a], second[a, b]]) for a, b in pairs])  # (9, 2)
+    probability = logprobs.sum(1).exp()
+    true = torch.autograd.grad((probability * rewards).sum(), theta, retain_graph=True)[0]
+    mask, expected = torch.ones(K, 2, dtype=torch.double), 0.0
+    for group in product(range(9), repeat=K):
+        taken = logprobs[list(group)]
+        advantages = script(name).compute_advantages(rewards[list(group)][None], args)[0]
+        value = objective(name, taken, taken.detach(), advantages, mask, args)
+        expected += probability[list(group)].prod().detach() * value
+    return torch.autograd.grad(expected, theta)[0], true
+
+
+@pytest.mark.parametrize("K", [2, 3])
+def test_rloo_is_exactly_unbiased(K):
+    """Its token mean over 2 tokens is half of the policy gradient."""
+    found, true = gradients_of_a_table("rloo_llm", script("rloo_llm").Args(), K)
+    torch.testing.assert_close(found, true / 2, rtol=1e-6, atol=1e-9)
+
+
+def test_a_mean_with_the_sample_itself_shrinks_the_gradient_by_a_known_factor():
+    args = script("grpo_llm").Args(scale_rewards=False)
+    found, true = gradients_of_a_table("grpo_llm", args, K=3)
+    torch.testing.assert_close(found, true / 2 * (2 / 3), rtol=1e-6, atol=1e-9)

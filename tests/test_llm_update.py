@@ -1,0 +1,173 @@
+"""One optimizer step: its gradient, however the rows are split; what it logs; where the KL goes."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import LLM_SCRIPTS, Characters, random_model, script
+from oracles import clipped_share
+
+grpo, rloo = script("grpo_llm"), script("rloo_llm")
+
+
+def moved(name, model=None, **flags):
+    """A random model that has moved since it drew a batch; the batch, with made-up advantages and
+    reference; and the script's flags, of which these differ from the defaults."""
+    module, model = script(name), model or random_model("llama")
+    if not hasattr(module.Args(), "beta"):
+        flags.pop("beta", None)
+    args = module.Args(temperature=0.7, **flags)
+    torch.manual_seed(3)
+    batch = module.generate(model, [[3, 4], [5, 6, 7, 8], [9]], 4, 8, args.temperature)
+    batch["advantages"] = torch.randn(12)
+    drift = 0.1 * torch.rand(batch["mask"].shape)
+    batch["ref_logprobs"] = (batch["old_logprobs"] - drift) * batch["mask"]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+    assert batch["mask"].sum(1).unique().numel() > 2, "or a wrong normalisation stays hidden"
+    return model, batch, args
+
+
+def step(name, model, batch, args, rate=0.0):
+    """One step of SGD; returns the gradient before its norm is brought down, and what is logged."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    stats = script(name).train_minibatch(model, optimizer, batch, args)
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+    return gradient * max(1.0, (stats["grad_norm"] + 1e-6) / args.max_grad_norm), stats
+
+
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_micro_batches_change_nothing(name):
+    model, batch, args = moved(name, beta=0.1)
+    whole, stats = step(name, model, batch, args)
+    assert whole.abs().max() > 1e-3
+    for size in (1, 3, 5, 12):
+        split, split_stats = step(name, model, batch, replace(args, micro_batch_size=size))
+        torch.testing.assert_close(split, whole, rtol=1e-4, atol=1e-6)
+        assert split_stats == pytest.approx(dict(stats), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_rows_without_an_advantage_are_left_out_and_change_nothing(name, monkeypatch):
+    """The gradient is a sum over rows: that of all is that of the even ones and that of the odd."""
+    model, batch, args = moved(name, beta=0.0)
+    del batch["ref_logprobs"]
+    rows, forward, even = [], model.forward, torch.arange(12) % 2
+    monkeypatch.setattr(model, "forward", lambda x, **k: rows.append(len(x)) or forward(x, **k))
+    found = [
+        step(name, model, batch | {"advantages": batch["advantages"] * kept}, args)[0]
+        for kept in (1, even, 1 - even)
+    ]
+    torch.testing.assert_close(found[1] + found[2], found[0], rtol=1e-4, atol=1e-6)
+    assert rows == [12, 6, 6]
+
+
+def test_gradient_against_finite_differences():
+    """The whole chain, forward pass to weights: d loss / d θ in a random direction, in float64."""
+    model, batch, args = moved("grpo_llm", random_model("qwen2").double(), beta=0.1)
+    batch = {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
+
+    def loss():  # an independent reading of the model: one unpadded sequence after the other
+        total = 0.0
+        for i in range(len(batch["mask"])):
+            prompt = batch["prompt_ids"][i][batch["prompt_mask"][i].bool()]
+            completion = batch["completion_ids"][i][batch["mask"][i].bool()]
+            logits = model(torch.cat([prompt, completion])[None]).logits[0] / args.temperature
+            logits[:, 0] = -math.inf  # the pad token
+            for t, token in enumerate(completion):
+                logp = logits[len(prompt) + t - 1].log_softmax(-1)[token]
+                ratio, A = (logp - batch["old_logprobs"][i, t]).exp(), batch["advantages"][i]
+                d = batch["ref_logprobs"][i, t] - logp
+                gain = torch.minimum(ratio * A, ratio.clamp(0.8, 1.2) * A)
+                gain = gain - args.beta * (d.exp() - d - 1)
+                total = total - gain / (len(completion) * len(batch["mask"]))
+        return total
+
+    gradient, stats = step("grpo_llm", model, batch, args)
+    assert stats["clip_ratio"] > 0 and stats["approx_kl"] > 0
+    with torch.no_grad():
+        assert stats["loss"] == pytest.approx(loss().item(), abs=1e-5)
+        torch.manual_seed(0)
+        directions = [torch.randn_like(p) for p in model.parameters()]
+        slope = gradient.dot(torch.cat([d.flatten() for d in directions])).item()
+        values = []
+        for h in (1e-4, -2e-4):
+            for p, d in zip(model.parameters(), directions, strict=True):
+                p += h * d
+            values.append(loss().item())
+    assert slope == pytest.approx((values[0] - values[1]) / 2e-4, rel=2e-2)
+
+
+def test_gradients_do_not_pile_up_over_steps():
+    model, batch, args = moved("grpo_llm", beta=0.1)
+    norms = [step("grpo_llm", model, batch, args)[1]["grad_norm"] for _ in range(2)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+
+
+def test_max_grad_norm():
+    """SGD's step is the gradient: with a small bound, a small step of just that length."""
+    model, batch, args = moved("grpo_llm", beta=0.0, max_grad_norm=1e-3)
+    before = torch.cat([p.detach().flatten() for p in model.parameters()])
+    _, stats = step("grpo_llm", model, batch, args, rate=1.0)
+    after = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert stats["grad_norm"] > 1e-2, "what is logged is the norm before"
+    assert (after - before).norm().item() == pytest.approx(1e-3, rel=1e-2)
+
+
+@pytest.mark.parametrize("name", [name for name in LLM_SCRIPTS if name != "rloo_llm"])
+def test_clip_ratio_is_the_share_of_tokens_whose_objective_is_clipped(name):
+    """Padding is no token."""
+    bounds = {bound: 0.1 for bound in ("clip_low", "clip_high") if name != "gspo_llm"}
+    model, batch, args = moved(name)
+    args = replace(args, **{k: v for k, v in bounds.items() if hasattr(args, k)})
+    logprobs = script(name).token_logprobs(model, batch, args.temperature)
+    tensors = (logprobs, batch["old_logprobs"], batch["advantages"], batch["mask"])
+    expected = clipped_share(name, *tensors, args)
+    assert 0.05 < expected < 0.95
+    assert step(name, model, batch, args)[1]["clip_ratio"] == pytest.approx(expected)
+
+
+# ---------------------------------------------------------------------------- the KL, in its place
+
+
+def run_one_step(module, monkeypatch, drift):
+    """A training step without a reward, the reference `drift` nats away on each token: what reached
+    the advantages, and the lengths of the completions."""
+    seen, lengths, advantages = [], [], module.compute_advantages
+
+    def compute_advantages(rewards, args):
+        seen.append(rewards.clone())
+        return advantages(rewards, args)
+
+    def batch_logprobs(reference, batch, args):
+        lengths.append(batch["mask"].sum(1))
+        return batch["old_logprobs"] - drift * batch["mask"]
+
+    monkeypatch.setattr(module, "compute_advantages", compute_advantages)
+    monkeypatch.setattr(module, "batch_logprobs", batch_logprobs)
+    monkeypatch.setattr(module, "verify", lambda completion, answer: 0.0)
+    model, problems = random_model(), iter([("1+2=", "3"), ("1+2+3=", "6"), ("4+5=", "9")])
+    args = module.Args(prompts_per_step=3, group_size=4, beta=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    module.train_step(model, None, Characters(), optimizer, problems, random.Random(0), args)
+    return seen[0], lengths[0].view(3, 4)
+
+
+def test_kl_is_in_rloos_reward(monkeypatch):
+    rewards, lengths = run_one_step(rloo, monkeypatch, drift=0.2)
+    torch.testing.assert_close(rewards, -0.5 * 0.2 * lengths, rtol=1e-4, atol=1e-5)
+
+
+def test_kl_is_not_in_grpos_reward_but_in_its_gradient(monkeypatch):
+    rewards, _ = run_one_step(grpo, monkeypatch, drift=0.2)
+    assert not rewards.any()
+    model = random_model("llama")
+    batch = grpo.generate(model, [[3, 4]], 4, 6, 1.0) | {"advantages": torch.zeros(4)}
+    for drift, moves in ((0.0, False), (0.2, True)):
+        batch["ref_logprobs"] = batch["old_logprobs"] - drift * batch["mask"]
+        for name, beta_moves in (("grpo_llm", moves), ("rloo_llm", False)):
+            stats = step(name, model, batch, script(name).Args(beta=0.5))[1]
+            assert (stats["grad_norm"] > 1e-3) == beta_moves
