@@ -270,11 +270,15 @@ def train_minibatch(model, optimizer, batch, args):
 # ---------------------------------------------------------------------------- Log-probabilities
 
 
+def in_bf16(model):
+    """Whether --dtype says so: load_policy has noted it on the model."""
+    return getattr(model, "in_bf16", False)
+
+
 def autocast(model):
-    """Matrix products in bf16, if --dtype says so; weights, Adam and log π stay in float32, for
-    bf16 would lose small updates. Entered once per pass, as it keeps the weights that it casts."""
-    in_bf16 = getattr(model, "in_bf16", False)  # set by load_policy
-    return torch.autocast(model.device.type, torch.bfloat16, enabled=in_bf16)
+    """In bf16, matrix products alone; weights, Adam and log π stay in float32, for bf16 would lose
+    small updates. Entered once per pass, as it keeps the weights that it casts."""
+    return torch.autocast(model.device.type, torch.bfloat16, enabled=in_bf16(model))
 
 
 def forward(model, input_ids, attention_mask, cache, logits_to_keep=0):
@@ -343,7 +347,7 @@ def batch_logprobs(model, batch, args):
 def recompute_old_logprobs(model, batch, args):
     """In bf16 the sampler rounds otherwise than the training pass, which π and π_ref come from: so
     π_old comes from it, too. Returns a batch with that, and the gap for the log."""
-    if not model.in_bf16:
+    if not in_bf16(model):
         return batch, {}
     old_logprobs = batch_logprobs(model, batch, args)
     gap = (old_logprobs - batch["old_logprobs"]).abs()
