@@ -51,8 +51,7 @@ def pytest_configure(config):
         os.environ["XDG_CACHE_HOME"] = folder
     if getattr(config.option, "dist", "no") == "load":
         config.option.dist = "loadfile"  # what a file's tests share is made once
-    if WORKER:
-        torch.set_num_threads(1)  # two threads in each of two workers would wait for each other
+    torch.set_num_threads(1)  # these models are small, and threads would wait for busy cores
 
 
 def pytest_collection_modifyitems(config, items):

@@ -36,17 +36,14 @@ def test_resumed_is_straight(name, quick, tmp_path):
     """4 steps, and 2 + resume + 2: dice, data, optimizer, learning rate, scores;
     each one lost shows in some number."""
     module = script(name)
-    args = module.Args(
-        **quick | {"steps": 4, "save_every": 2, "eval_every": 3, "learning_rate": 1e-2}
-    )
+    own = {"steps": 4, "save_every": 2, "eval_every": 3, "learning_rate": 1e-2}
+    args = module.Args(**quick | own)
     straight = module.main(args)
     shutil.copytree(Path(straight["folder"]) / "step-000002", tmp_path / "again/step-000002")
     (tmp_path / "again/saving-123.tmp").mkdir()  # what a kill may leave
     resumed = module.main(replace(args, resume=str(tmp_path / "again/step-000002")))
-    assert (
-        Path(resumed["folder"]) == tmp_path / "again"
-        and not (tmp_path / "again/saving-123.tmp").exists()
-    )
+    assert Path(resumed["folder"]) == tmp_path / "again"
+    assert not (tmp_path / "again/saving-123.tmp").exists()
     assert equal(weights(straight["folder"]), weights(resumed["folder"]))
     states = [trainer(run["folder"]) for run in (straight, resumed)]
     for state in states:
@@ -115,49 +112,36 @@ def test_what_is_no_checkpoint(quick, tmp_path, refused, monkeypatch):
 def test_resume_with_less_memory(quick):
     """What changes memory alone may change in the middle of a run:
     the numbers stay the same but for rounding."""
-    run = grpo.main(grpo.Args(**quick | {"steps": 4, "save_every": 2}))
-    args = grpo.Args(
-        **quick | {"steps": 4, "save_every": 2, "resume": f"{run['folder']}/step-000002"}
-    )
+    own = quick | {"steps": 4, "save_every": 2}
+    run = grpo.main(grpo.Args(**own))
+    args = grpo.Args(**own | {"resume": f"{run['folder']}/step-000002"})
     expected = scalars(run["folder"], "grad_norm")[2:]
     again = grpo.main(replace(args, micro_batch_size=3, gradient_checkpointing=True))
     assert scalars(again["folder"], "grad_norm")[2:] == pytest.approx(expected, rel=1e-3)
 
 
 def test_what_lies_beside_a_checkpoint_is_left_alone(quick, tmp_path):
-    run = grpo.main(grpo.Args(**quick | {"steps": 4, "save_every": 1}))
-    shutil.copytree(Path(run["folder"]) / "step-000003", tmp_path / "home/step-000003")
-    others = [
-        tmp_path / "home" / name
-        for name in ("precious.tmp", "step-by-step-notes", "step-zero", "step-1")
-    ]
+    own, home = quick | {"steps": 4, "save_every": 1}, tmp_path / "home"
+    run = grpo.main(grpo.Args(**own))
+    shutil.copytree(Path(run["folder"]) / "step-000003", home / "step-000003")
+    others = [home / n for n in ("precious.tmp", "step-by-step-notes", "step-zero", "step-1")]
     for other in others:
         other.mkdir()
-    grpo.main(
-        grpo.Args(
-            **quick | {"steps": 4, "save_every": 1, "resume": str(tmp_path / "home/step-000003")}
-        )
-    )
-    steps = sorted(path.name for path in (tmp_path / "home").glob("step-0*"))
+    grpo.main(grpo.Args(**own | {"resume": str(home / "step-000003")}))
+    steps = sorted(path.name for path in home.glob("step-0*"))
     assert all(other.exists() for other in others) and steps == ["step-000003", "step-000004"]
 
 
-def test_the_line_after_an_earlier_checkpoint(quick):
+def test_the_line_after_an_earlier_checkpoint(quick, monkeypatch):
     """Resumed from the older of two and interrupted, a run goes on from where it was, not from the
     newer one."""
-    run = grpo.main(grpo.Args(**quick | {"steps": 4, "save_every": 2}))
-    real = grpo.compute_advantages
-    grpo.compute_advantages = lambda *args: signal.raise_signal(signal.SIGINT) or real(*args)
-    try:
-        with pytest.raises(SystemExit, match="--resume .*step-000003$"):
-            grpo.main(
-                grpo.Args(
-                    **quick
-                    | {"steps": 4, "save_every": 2, "resume": f"{run['folder']}/step-000002"}
-                )
-            )
-    finally:
-        grpo.compute_advantages = real
+    own, real = quick | {"steps": 4, "save_every": 2}, grpo.compute_advantages
+    run = grpo.main(grpo.Args(**own))
+    monkeypatch.setattr(
+        grpo, "compute_advantages", lambda *args: signal.raise_signal(signal.SIGINT) or real(*args)
+    )
+    with pytest.raises(SystemExit, match="--resume .*step-000003$"):
+        grpo.main(grpo.Args(**own | {"resume": f"{run['folder']}/step-000002"}))
 
 
 def start(quick, *more):
@@ -255,17 +239,14 @@ def test_one_long_question_stops_the_run_before_its_first_step(quick, tmp_path, 
 
 
 @pytest.mark.parametrize("steps", [60, pytest.param(300, marks=pytest.mark.slow)])
-def test_memory_stays_flat(quick, steps):
+def test_memory_stays_flat(quick, steps, monkeypatch):
     """Resident memory after the first steps may move by a tenth at most; slow: over 300 steps."""
+    pages, real = [], grpo.compute_advantages
 
-    def resident():
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    def watched(*args):
+        pages.append(int(Path("/proc/self/statm").read_text().split()[1]))
+        return real(*args)
 
-    seen, real = [], grpo.compute_advantages
-    grpo.compute_advantages = lambda *args: seen.append(resident()) or real(*args)
-    try:
-        grpo.main(grpo.Args(**quick | {"steps": steps, "eval_every": 100, "save_every": 20}))
-    finally:
-        grpo.compute_advantages = real
-    assert max(seen[steps // 6 :]) < seen[steps // 6] * 1.1
+    monkeypatch.setattr(grpo, "compute_advantages", watched)
+    grpo.main(grpo.Args(**quick | {"steps": steps, "eval_every": 100, "save_every": 20}))
+    assert max(pages[steps // 6 :]) < pages[steps // 6] * 1.1

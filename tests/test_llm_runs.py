@@ -30,14 +30,8 @@ grpo = script("grpo_llm")
 @pytest.fixture(scope="session")
 def learned(tmp_path_factory):
     """The default warm start and 30 of the default's 200 steps."""
-    return grpo.main(
-        grpo.Args(
-            steps=30,
-            eval_every=15,
-            eval_problems=128,
-            output_dir=str(tmp_path_factory.mktemp("runs")),
-        )
-    )
+    folder = str(tmp_path_factory.mktemp("runs"))
+    return grpo.main(grpo.Args(steps=30, eval_every=15, eval_problems=128, output_dir=folder))
 
 
 def test_learns(learned):
@@ -120,13 +114,12 @@ def test_saved_model_loads_and_solves(learned):
 # -------------------------------------------------------------------------- repeatability and cache
 
 
-def test_same_seed_same_run_with_and_without_cache(quick, small_tiny, tmp_path):
+def test_same_seed_same_run_with_and_without_cache(quick, small_tiny):
     """Second run: the warm start comes from the cache. Third: another seed."""
-    first = grpo.main(grpo.Args(**quick))
-    second = grpo.main(grpo.Args(**quick | {"output_dir": str(tmp_path / "b")}))
-    other = grpo.main(grpo.Args(**quick | {"output_dir": str(tmp_path / "c"), "seed": 2}))
-    assert equal(weights(first["folder"]), weights(second["folder"]))
-    assert not equal(weights(first["folder"]), weights(other["folder"]))
+    runs = [grpo.main(grpo.Args(**quick, seed=seed)) for seed in (1, 1, 2)]
+    first, second, other = runs
+    a, b, c = (weights(run["folder"]) for run in runs)
+    assert equal(a, b) and not equal(a, c)
     for name in ("loss", "reward", "clip_ratio", "kl", "eval/pass@1"):
         assert scalars(first["folder"], name) == scalars(second["folder"], name)
     assert first["eval/pass@1_initial"] == other["eval/pass@1_initial"]
@@ -144,16 +137,9 @@ def test_each_step_and_each_seed_has_dice_of_its_own(quick, monkeypatch):
     assert len(training) == len(set(training)) == 8
 
 
-def test_evaluation_takes_no_dice_from_training(quick, tmp_path):
-    rare, often = (
-        grpo.main(
-            grpo.Args(
-                **quick
-                | {"steps": 3, "eval_every": every, "output_dir": str(tmp_path / str(every))}
-            )
-        )
-        for every in (3, 1)
-    )
+def test_evaluation_takes_no_dice_from_training(quick):
+    quick |= {"steps": 3}
+    rare, often = (grpo.main(grpo.Args(**quick, eval_every=every)) for every in (3, 1))
     assert equal(weights(rare["folder"]), weights(often["folder"]))
 
 
@@ -222,45 +208,23 @@ def test_reference_stays_and_is_not_loaded_without_kl(quick, monkeypatch):
 # ----------------------------------------------------------------------------- real models and data
 
 
-def test_real_model_and_data_from_the_command_line(pretrained, gsm_file, tmp_path):
-    values = {
-        "model": pretrained,
-        "dataset": gsm_file,
-        "steps": 2,
-        "prompts_per_step": 4,
-        "group_size": 4,
-        "eval_problems": 4,
-        "max_new_tokens": 6,
-        "output_dir": tmp_path,
-    }
-    done = run("grpo_llm.py", *flags(values))
-    assert (
-        "→" in done.stdout.splitlines()[-1] and "model and logs in" in done.stdout.splitlines()[-1]
-    )
-    (folder,) = tmp_path.glob("grpo_llm__1__*")
+def test_real_model_and_data_from_the_command_line(pretrained, gsm_file, quick):
+    values = {"model": pretrained, "dataset": gsm_file, "max_new_tokens": 6}
+    done = run("grpo_llm.py", *flags(quick | values))
+    last = done.stdout.splitlines()[-1]
+    assert "→" in last and "model and logs in" in last
+    (folder,) = Path(quick["output_dir"]).glob("grpo_llm__1__*")
     assert weights(folder)["model.embed_tokens.weight"].shape[0] > 300
 
 
 def test_gradient_checkpointing_by_flag(pretrained, gsm_file, quick):
     """Dropout of 0.5 in the model: were it awake in the update, the same seed would give other
     weights."""
-    runs = [
-        grpo.main(
-            grpo.Args(
-                **quick
-                | {
-                    "model": pretrained,
-                    "dataset": gsm_file,
-                    "max_new_tokens": 6,
-                    "learning_rate": 1e-3,
-                    "gradient_checkpointing": flag,
-                    "output_dir": quick["output_dir"] + str(flag),
-                }
-            )
-        )
+    quick |= {"model": pretrained, "dataset": gsm_file, "max_new_tokens": 6, "learning_rate": 1e-3}
+    a, b = (
+        weights(grpo.main(grpo.Args(**quick, gradient_checkpointing=flag))["folder"])
         for flag in (False, True)
-    ]
-    a, b = (weights(run["folder"]) for run in runs)
+    )
     assert all(torch.allclose(a[name], b[name], rtol=0, atol=1e-5) for name in a)
 
 
