@@ -438,6 +438,8 @@ def rollout(model, tokenizer, problems, num_samples, temperature, args):
 
 def join(batches):
     """Batches stacked, padded to one width: prompts on the left, completions on the right."""
+    if len(batches) == 1:
+        return batches[0]
     joined = {"ended": torch.cat([batch["ended"] for batch in batches])}
     for name in batches[0].keys() - joined:
         rows = [row for batch in batches for row in batch[name]]
