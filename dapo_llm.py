@@ -211,21 +211,16 @@ def informative(rewards):
 def dynamic_rollout(model, tokenizer, problems, args):
     """Rollouts until enough groups are informative, max_resample at most: the questions drawn, and
     what rollout returns, of all."""
+    P, G, T = args.prompts_per_step, args.group_size, args.temperature
     drawn, batches, completions, rewards = [], [], [], []
     while len(batches) < args.max_resample:
-        drawn += [next(problems) for _ in range(args.prompts_per_step)]
-        batch, texts, verified = rollout(
-            model,
-            tokenizer,
-            drawn[-args.prompts_per_step :],
-            args.group_size,
-            args.temperature,
-            args,
-        )
+        part = [next(problems) for _ in range(P)]
+        batch, texts, verified = rollout(model, tokenizer, part, G, T, args)
+        drawn += part
         batches.append(batch)
         completions += texts
         rewards.append(verified)
-        if informative(torch.cat(rewards)).sum() >= args.prompts_per_step:
+        if informative(torch.cat(rewards)).sum() >= P:
             break
     return drawn, join(batches), completions, torch.cat(rewards)
 
@@ -766,7 +761,7 @@ def check_policy(model, tokenizer, problems, args):
             stop(f"--max-new-tokens: no room for {args.max_new_tokens} after {question[:60]!r}")
     own = model.in_bf16, model.generation_config.eos_token_id
     model.in_bf16, model.generation_config.eos_token_id = False, [-1]  # none ends early
-    half = ids[len(ids) // 2 :]
+    half = ids[len(ids) // 2 :]  # of the last question's prompt
     try:
         batch = generate(model, [ids, half], 2, 8, 0.0)
         found = torch.stack([batch["old_logprobs"], token_logprobs(model, batch, 1.0)])

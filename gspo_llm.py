@@ -192,9 +192,8 @@ def train_step(model, reference, tokenizer, optimizer, problems, rng, args):
     Returns what to log, and the group to show.
     """
     drawn = [next(problems) for _ in range(args.prompts_per_step)]
-    batch, completions, rewards = rollout(
-        model, tokenizer, drawn, args.group_size, args.temperature, args
-    )
+    G, T = args.group_size, args.temperature
+    batch, completions, rewards = rollout(model, tokenizer, drawn, G, T, args)
     metrics = rollout_metrics(batch, rewards)
     batch, gap = recompute_old_logprobs(model, batch, args)
     if args.beta > 0:
@@ -719,7 +718,7 @@ def check_policy(model, tokenizer, problems, args):
             stop(f"--max-new-tokens: no room for {args.max_new_tokens} after {question[:60]!r}")
     own = model.in_bf16, model.generation_config.eos_token_id
     model.in_bf16, model.generation_config.eos_token_id = False, [-1]  # none ends early
-    half = ids[len(ids) // 2 :]
+    half = ids[len(ids) // 2 :]  # of the last question's prompt
     try:
         batch = generate(model, [ids, half], 2, 8, 0.0)
         found = torch.stack([batch["old_logprobs"], token_logprobs(model, batch, 1.0)])
