@@ -226,9 +226,9 @@ def update(model, optimizer, batch, rng, args):
 def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch with advantages (B,); returns what to log of it.
 
-    approx_kl, KL(π_old ‖ π), is a mean over the tokens trained on; clip_ratio is the share of these
-    that is clipped. Where all advantages are 0 there is no step, and nothing to log: Adam would
-    blow up the rounding noise of the KL term to a full step.
+    Where all advantages are 0 there is no step: Adam would blow up rounding noise to a full one.
+    approx_kl, KL(π_old ‖ π), is a mean over the tokens trained on.
+    clip_ratio is the share of these tokens that is clipped.
     """
     if not batch["advantages"].any():
         return {}

@@ -148,10 +148,8 @@ def token_weights(mask, args):
 
 
 def surrogate(logprobs, old_logprobs, advantages, mask, args):
-    """REINFORCE's objective of each token, to be maximised: all (B, T), but advantages (B,).
-
-    It does without old_logprobs: samples of an older policy are taken for the policy's own.
-    """
+    """REINFORCE's objective of each token, to be maximised: all (B, T), but advantages (B,)."""
+    # old_logprobs and mask are unused here: an older policy's samples are taken for π's own.
     return advantages[:, None] * logprobs
 
 
@@ -203,8 +201,8 @@ def update(model, optimizer, batch, rng, args):
 def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch with advantages (B,); returns what to log of it.
 
-    approx_kl, KL(π_old ‖ π), is a mean over the tokens trained on. Where all advantages are 0
-    there is no step, and nothing to log.
+    Where all advantages are 0 there is no step: Adam would blow up rounding noise to a full one.
+    approx_kl, KL(π_old ‖ π), is a mean over the tokens trained on.
     """
     if not batch["advantages"].any():
         return {}
