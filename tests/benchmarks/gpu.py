@@ -41,7 +41,7 @@ from unittest.mock import patch
 import torch
 import transformers
 import tyro
-from bench import CPU, LLM, RESULTS, Training, footer, products_in, row, run_script, table
+from bench import CPU, LLM, RESULTS, Training, footer, row, run_script, table
 
 import grpo_llm
 
@@ -60,7 +60,8 @@ class Size:
 
     def flags(self) -> dict:
         small = {"prompts_per_step": self.prompts, "max_new_tokens": self.new_tokens}
-        return small | {"model": self.model, "eval_problems": 2 * self.prompts}
+        small |= {"model": self.model, "verifier": "flexible"}
+        return small | {"eval_problems": 2 * self.prompts}
 
 
 FULL = Size("HuggingFaceTB/SmolLM2-135M-Instruct", 60, 3, 32, 64, (1, 8, 32, 128))
@@ -132,13 +133,16 @@ def one_step(script, dtype, device, batch, rewards) -> dict:
     """Log-probs, gradient, weights and metrics of a step on these completions."""
 
     def rollout(*_):
-        return {name: tensor.to(device) for name, tensor in batch.items()}, [], rewards.to(device)
+        on_device = {name: tensor.to(device) for name, tensor in batch.items()}
+        return on_device, [""] * rewards.numel(), rewards.to(device)
 
     args = script.Args(prompts_per_step=len(rewards), minibatches=1, micro_batch_size=8)
-    training = Training(script, args, device, model=(peaked_model().to(device), None))
-    training.optimizer = torch.optim.SGD(training.model.parameters(), lr=1.0)
-    with products_in(script, dtype, device), patch.object(script, "rollout", rollout):
-        logprobs = script.batch_logprobs(training.model, rollout()[0], args).cpu()
+    model = peaked_model().to(device)
+    model.in_bf16 = dtype == torch.bfloat16  # as load_policy notes it
+    training = Training(script, args, device, model=(model, None))
+    training.optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with patch.object(script, "rollout", rollout):
+        logprobs = script.batch_logprobs(model, rollout()[0], args).cpu()
         metrics = training.step(1, learning_rate=1.0)
     parameters = list(training.model.parameters())
     return {
@@ -177,9 +181,10 @@ def agreement(report, part, size, device):
 
 
 def learning(report, part, size, device):
-    flags = {"model": size.model, "steps": size.steps, "device": device.type}
+    flags = {"model": size.model, "verifier": "flexible"}
     if size is SMOKE:
-        flags |= size.flags()
+        flags = size.flags()
+    flags |= {"steps": size.steps, "device": device.type}
     done = run_script("grpo_llm", *flags_of(flags))
     log = {name: [value for _, value in points] for name, points in done["log"].items()}
     curves = {"eval/pass@1": log["eval/pass@1"], "reward": log["reward"][:: -(-size.steps // 12)]}
