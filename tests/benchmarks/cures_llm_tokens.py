@@ -145,7 +145,7 @@ def draw_cliphigher(figure, results):
 # -------------------------------------------------------------------------------------- Overlong
 
 CUT_OFF = {"penalty": BLUE, "read": GREY, "wrong": RED, "left out": GREEN}
-ROLLOUT = dapo_llm.rollout
+ROLLOUT, TRAIN_MINIBATCH = dapo_llm.rollout, dapo_llm.train_minibatch
 
 
 def rollout_cut_off_wrong(*inputs):
@@ -157,7 +157,15 @@ def rollout_cut_off_wrong(*inputs):
 def rollout_cut_off_left_out(*inputs):
     """dapo_llm's, but what was cut off is not trained on; the paper's overlong filtering."""
     batch, completions, rewards = ROLLOUT(*inputs)
-    return batch | {"mask": batch["mask"] * batch["ended"][:, None]}, completions, rewards
+    kept = {name: batch[name] * batch["ended"][:, None] for name in ("mask", "old_logprobs")}
+    return batch | kept, completions, rewards
+
+
+def train_what_is_left(model, optimizer, batch, args):
+    """dapo_llm's train_minibatch, but no step where all that has an advantage was left out."""
+    if not (batch["mask"] * batch["advantages"][:, None]).any():
+        return {}
+    return TRAIN_MINIBATCH(model, optimizer, batch, args)
 
 
 def run_overlong(cut_off, limit, seed, steps=30, warm=1000):
@@ -189,7 +197,8 @@ def run_overlong(cut_off, limit, seed, steps=30, warm=1000):
         with patch.object(dapo_llm, "rollout", rollouts.get(cut_off, ROLLOUT)):
             return step(*inputs)
 
-    with patch.object(dapo_llm, "dynamic_rollout", dynamic_rollout):
+    changed = {"dynamic_rollout": dynamic_rollout, "train_minibatch": train_what_is_left}
+    with patch.multiple(dapo_llm, **changed):
         result = train(dapo_llm, args, each_step=each_step, model=(model, tokenizer))
     cut = result["completions/clipped_ratio"]
     last = evaluate(dapo_llm, model, tokenizer, args, 128)

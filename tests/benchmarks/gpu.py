@@ -65,7 +65,7 @@ class Size:
 
 
 FULL = Size("HuggingFaceTB/SmolLM2-135M-Instruct", 60, 3, 32, 64, (1, 8, 32, 128))
-SMOKE = Size("tiny", 2, 1, 4, 6, (1, 8))
+SMOKE = Size("tiny", 2, 1, 8, 6, (1, 8))  # 8: 4 minibatches in 2 processes
 
 
 class Report:
