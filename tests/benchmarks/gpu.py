@@ -6,7 +6,8 @@
 
 (a) The GPU against the CPU, every LLM script, in float32 and in bf16, on the same completions:
     log-probs, the gradient, and the weights after a whole step.
-(b) grpo_llm.py with a real model at its default size: time, and the curve of pass@1.
+(b) grpo_llm.py with a real model at its default size: time, and the curve of pass@1. Parts (b) to
+    (e) have --verifier flexible: such a model has not learned to write its answer after a #.
 (c) Peak memory of a step, by --micro-batch-size.
 (d) A step against one of TRL's GRPOTrainer, if `trl` is installed.
 (e) Two processes against one, by torchrun: NCCL on two GPUs, gloo on a CPU.
@@ -15,7 +16,7 @@ What to expect of the memory, worked out and not measured, in GiB for 0.5 B and 
 
     weights, gradients, Adam's two averages, float32: 16 bytes a parameter          7.4     23.0
     the reference, float32 (--beta 0 drops it): 4 bytes                             1.8      5.8
-    weights in bf16 while sampling: 2 bytes                                         0.9      2.9
+    weights in bf16 during a pass: 2 bytes                                          0.9      2.9
     or, under torchrun, gradients on their way: 4 bytes                             1.8      5.8
     keys and values of 256 × 512 tokens while sampling: 12 and 28 KiB a token       1.5      3.5
     logits of 8 × 256 tokens of 152 k (--micro-batch-size 8): 20 bytes a logit      5.8      5.8
