@@ -6,9 +6,9 @@ This working tree against another revision, step by step in turns.
 Both take the same steps in one process, each by its own train_step, which is given what it asks for
 by name. Each draws its sums itself, as the form of a question may differ ("3+8+5" now, "3+8+5="
 at a45e316); the dice are the same, so sums and samples are, and the last column counts the steps
-whose rewards agree. How a rollout is cut into minibatches may differ: the learning rate is 0, so
-that the policies stay the same all the same. Policy and reference have the same weights on both
-sides. The policy is the tiny model after `warm` steps of training: answers of full length.
+whose rewards agree. Which rows make a minibatch may differ, but the learning rate is 0: neither
+policy moves. Policy and reference have the same weights on both sides; the policy is the tiny model
+after `warm` steps of training: answers of full length.
 Writes results/paired_step.md.
 """
 
@@ -41,7 +41,7 @@ def compare(script: str, old_folder: Path, steps: int, warm: int) -> list[str]:
     for number in range(1, warm + 1):
         new.step(number)
     old.model.load_state_dict(new.model.state_dict())
-    if old.reference is not None:
+    if old.reference is not None and new.reference is not None:
         old.reference.load_state_dict(new.reference.state_dict())
     for side in (old, new):  # the same questions from here on, however many were drawn before
         side.problems = side.script.problem_stream(None, warm)
