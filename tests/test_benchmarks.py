@@ -116,6 +116,12 @@ def test_gpu_benchmark_at_smoke_size():
     assert all(f"| a | {name}, bfloat16" in shown for name in LLM_SCRIPTS)
 
 
+def test_both_passes_over_a_shared_prompt_agree_at_smoke_size():
+    """It fails where log-probs or gradients differ."""
+    flags = ["--smoke", "--dtype", "bfloat16"]
+    assert run("tests/benchmarks/shared_prefix.py", *flags).stdout.count("| 9 + 16 |") == 1
+
+
 @pytest.mark.slow
 def test_gpu_benchmark_at_smoke_size_with_runs_and_torchrun():
     assert (
