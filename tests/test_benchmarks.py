@@ -122,6 +122,7 @@ def test_both_passes_over_a_shared_prompt_agree_at_smoke_size():
     assert run("tests/benchmarks/shared_prefix.py", *flags).stdout.count("| 9 + 16 |") == 1
 
 
+@pytest.mark.slow
 def test_precision_at_smoke_size():
     """In bf16 as in float32 the first ratios are 1, and without a signal nothing moves."""
     shown = run("tests/benchmarks/precision.py", "--smoke").stdout
