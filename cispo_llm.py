@@ -700,7 +700,7 @@ def check_policy(model, tokenizer, problems, args):
     """Stop if a question has no room, or if sampler or training pass are wrong for this model: two
     padded prompts get two completions each; the last is compared with a plain pass over it alone.
     """
-    context = getattr(model.config, "max_position_embeddings", math.inf)
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", math.inf)
     for question, _ in problems:
         ids = encode_prompt(question, tokenizer, args)
         if len(ids) + args.max_new_tokens > context:
@@ -950,7 +950,6 @@ def main(args: Args) -> dict:
     reference = None
     if args.beta > 0 and args.steps > 0:
         reference, _ = load_policy(replace(args, resume=""), device)
-        reference.requires_grad_(False)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
     problems = islice(problem_stream(train, args.seed), state["num_prompts"], None)
     folder, writer = open_run(args, state["step"])

@@ -136,6 +136,7 @@ def compute_advantages(rewards, args):
     if args.baseline == "none":
         return rewards
     if args.baseline == "mean":
+        rewards = rewards - rewards[0, 0]
         return rewards - rewards.mean()
     rewards = rewards - rewards[:, :1]  # a shift, so that equal rewards give exactly 0
     others = rewards.sum(1, keepdim=True) - rewards
@@ -311,9 +312,9 @@ def batch_logprobs(model, batch, args):
 
 
 def recompute_old_logprobs(model, batch, args):
-    """In bf16 sampler and training pass round differently: π_old is taken from the latter, like π
-    and π_ref. Returns a batch with that, and the gap for the log."""
-    if not in_bf16(model):
+    """Sampler and training pass round differently, most of all in bf16: π_old is taken from the
+    latter, like π and π_ref. Returns a batch with that, and the gap for the log."""
+    if not in_bf16(model) and args.beta == 0:  # at π = π_ref the reward's KL is to be exactly 0
         return batch, {}
     old_logprobs = batch_logprobs(model, batch, args)
     gap = (old_logprobs - batch["old_logprobs"]).abs()
@@ -685,7 +686,7 @@ def check_policy(model, tokenizer, problems, args):
     """Stop if a question has no room, or if sampler or training pass are wrong for this model: two
     padded prompts get two completions each; the last is compared with a plain pass over it alone.
     """
-    context = getattr(model.config, "max_position_embeddings", math.inf)
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", math.inf)
     for question, _ in problems:
         ids = encode_prompt(question, tokenizer, args)
         if len(ids) + args.max_new_tokens > context:
@@ -935,7 +936,6 @@ def main(args: Args) -> dict:
     reference = None
     if args.beta > 0 and args.steps > 0:
         reference, _ = load_policy(replace(args, resume=""), device)
-        reference.requires_grad_(False)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
     problems = islice(problem_stream(train, args.seed), state["num_prompts"], None)
     folder, writer = open_run(args, state["step"])
