@@ -81,7 +81,8 @@ OTHERS = {  # with --slow
     "falcon_h1": MAMBA,
     "granitemoehybrid": MAMBA | EXPERTS | {"layer_types": ["mamba", "attention"]},
     "bamba": MAMBA | {"attn_layer_indices": [1]},
-    "nemotron_h": {"hybrid_override_pattern": "M*"} | {"mamba_num_heads": 8, "mamba_head_dim": 8, "time_step_min": 1e-6},
+    "nemotron_h": {"hybrid_override_pattern": "M*"}
+    | {"mamba_num_heads": 8, "mamba_head_dim": 8, "time_step_min": 1e-6},
     "olmo_hybrid": HYBRID | LINEAR,
 }
 REFUSED = {
