@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import Characters, equal, random_model, scalars, script
+from conftest import Characters, equal, random_model, script
 
 dapo = script("dapo_llm")
 
@@ -119,7 +119,16 @@ def record(monkeypatch, function):
     return results
 
 
-def test_it_trains_on_informative_groups_alone_and_counts_what_it_discards(monkeypatch, quick):
+def train_step(model, reference=None, rate=0.0, **flags):
+    """One step on a model's own samples; what it logs."""
+    args = dapo.Args(prompts_per_step=4, group_size=4, **flags)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    torch.manual_seed(0)
+    rng, tokenizer = random.Random(0), Characters()
+    return dapo.train_step(model, reference, tokenizer, optimizer, problems(), rng, args)[0]
+
+
+def test_it_trains_on_informative_groups_alone_and_counts_what_it_discards(monkeypatch):
     batches, real = [], dapo.train_minibatch
     monkeypatch.setattr(
         dapo,
@@ -128,44 +137,34 @@ def test_it_trains_on_informative_groups_alone_and_counts_what_it_discards(monke
     )
     drawn, coin = record(monkeypatch, "rollout"), random.Random(0)
     monkeypatch.setattr(dapo, "verify", lambda *args: float(coin.random() < 0.05))
-    flags = {"steps": 1, "minibatches": 1, "max_resample": 50, "overlong_cache": 0}
-    folder = dapo.main(dapo.Args(**quick | flags | {"eval_problems": 4}))["folder"]
+    metrics = train_step(random_model(), minibatches=1, max_resample=50, overlong_cache=0)
     (batch,) = batches
     assert len(batch["advantages"]) == 16 and batch["advantages"].all()  # four groups of z-scores
-    training = drawn[2:-2]  # less the two evaluations, each sampled and greedy
-    assert scalars(folder, "discarded_groups")[0] == 4 * len(training) - 4 > 0
-    assert scalars(folder, "num_tokens")[0] == sum(int(each[0]["mask"].sum()) for each in training)
+    assert metrics["discarded_groups"] == 4 * len(drawn) - 4 > 0
+    assert metrics["num_prompts"] == 4 * len(drawn)
+    assert metrics["num_tokens"] == sum(int(each[0]["mask"].sum()) for each in drawn)
 
 
-def test_statistics_are_means_over_the_updates_made(monkeypatch, quick):
+def test_statistics_are_means_over_the_updates_made(monkeypatch):
     """Three groups in minibatches for four: three updates of one group, not four."""
     monkeypatch.setattr(dapo, "informative", lambda rewards: torch.arange(len(rewards)) % 4 != 0)
     monkeypatch.setattr(dapo, "verify", lambda completion, answer: random.random())
     updates = record(monkeypatch, "train_minibatch")
-    flags = {"steps": 1, "minibatches": 4, "max_resample": 1}
-    folder = dapo.main(dapo.Args(**quick | flags))["folder"]
+    metrics = train_step(random_model(), minibatches=4, max_resample=1)
     made = [update for update in updates if update]
     assert len(made) == 3 and len(updates) == 4
     for name in ("loss", "grad_norm"):
-        mean = sum(update[name] for update in made) / 3
-        assert scalars(folder, name) == pytest.approx([mean], rel=1e-5)
+        assert metrics[name] == pytest.approx(sum(update[name] for update in made) / 3)
 
 
 def test_the_kl_of_beta_is_of_the_kept_groups_alone(monkeypatch):
     """DAPO has none by default; with --beta it is GRPO's, and nothing is read for what is thrown
     away."""
-    model, reference = random_model(), random_model(seed=1)
-    reads = record(monkeypatch, "batch_logprobs")
-    monkeypatch.setattr(
-        dapo, "verify", lambda completion, answer: float(completion == f"#{answer}")
-    )
-    args = dapo.Args(prompts_per_step=2, group_size=3, beta=0.1, minibatches=1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    torch.manual_seed(0)
-    rng = random.Random(0)
-    metrics, _ = dapo.train_step(model, reference, Characters(), optimizer, problems(), rng, args)
+    reads, coin = record(monkeypatch, "batch_logprobs"), random.Random(0)
+    monkeypatch.setattr(dapo, "verify", lambda *args: float(coin.random() < 0.1))
+    metrics = train_step(random_model(), random_model(seed=1), beta=0.1)
     assert metrics["discarded_groups"] > 0 and metrics["kl"] > 0.1
-    assert [len(logprobs) for logprobs in reads] == [6]
+    assert [len(logprobs) for logprobs in reads] == [16]
 
 
 def test_a_right_long_answer_ranks_above_a_wrong_one():
