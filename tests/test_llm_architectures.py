@@ -181,9 +181,9 @@ def gradient(model):
 def saved(tmp_path, quick):
     """Flags of a run of one step on a toy of some kind, saved as a hub would hold it."""
 
-    def save(kind):
+    def save(kind, model=None):
         folder = str(tmp_path / kind)
-        toy(kind).save_pretrained(folder)
+        (model or toy(kind)).save_pretrained(folder)
         letters = ["<pad>", "<eos>", "<unk>", *"0123456789+=,#"]
         bpe = tokenizers.models.BPE({c: i for i, c in enumerate(letters)}, [], unk_token="<unk>")
         backend = tokenizers.Tokenizer(bpe)
@@ -219,3 +219,18 @@ def test_what_cannot_be_sampled_from_and_trained_is_refused(kind, saved, refused
     error = refused(grpo.main, grpo.Args(**flags))
     assert "--model" in error and "Traceback" not in capsys.readouterr().err
     assert not Path(flags["output_dir"]).exists()
+
+
+@pytest.mark.parametrize("kind", ["gemma3", pytest.param("gemma4", marks=slow)])
+def test_a_model_that_can_also_see(kind, saved, refused):
+    """Its configuration keeps that of the text apart: stop ids and context length are in there."""
+    text = SHAPE | (COMMON | OTHERS)[f"{kind}_text"]
+    config = transformers.AutoConfig.for_model(kind, text_config=text)
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "image_size": 16}
+    for name, value in (small | {"num_attention_heads": 2, "patch_size": 8}).items():
+        if config.vision_config is not None:
+            setattr(config.vision_config, name, value)
+    flags = saved(kind, transformers.AutoModelForCausalLM.from_config(config))
+    assert "folder" in grpo.main(grpo.Args(**flags))
+    too_many = grpo.Args(**flags | {"max_new_tokens": 126})
+    assert "no room" in refused(grpo.main, too_many)

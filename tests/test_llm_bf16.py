@@ -1,9 +1,10 @@
-"""--dtype bfloat16, run on the CPU: what is in bf16 and what is not, and that what is compared comes
-from one kind of forward pass. (What only CUDA would refuse, second_device.py emulates.)"""
+"""--dtype bfloat16, run on the CPU: what is in bf16 and what is not, and that log-probs which are
+compared come from one kind of forward pass. (What only CUDA would refuse, second_device.py
+emulates.)"""
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, random_model, script
+from conftest import LLM_SCRIPTS, script
 from test_llm_passes import CLIPPED, take_step, toy, verify_some
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -125,7 +125,7 @@ def test_pi_old_stays_that_of_the_rollout_in_all_passes(monkeypatch, name, in_bf
         assert len(given) % 3 == 0 and all(torch.equal(each, given[0]) for each in given)
 
 
-# ----------------------------------------------------------------------------------------- no signal
+# ---------------------------------------------------------------------------------------- no signal
 
 
 @pytest.mark.parametrize("in_bf16", [False, True])

@@ -179,7 +179,7 @@ def test_batch_logprobs_do_not_depend_on_the_cut():
         assert not found.requires_grad
 
 
-# ------------------------------------------------------------------------------ a rollout as a whole
+# ----------------------------------------------------------------------------- a rollout as a whole
 
 
 def rolled_out(monkeypatch, num_samples, **flags):
