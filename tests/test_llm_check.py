@@ -1,7 +1,5 @@
 """check_policy: before the first step, sampler and training pass against a plain pass."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 from conftest import LLM_SCRIPTS, random_model, script
@@ -106,5 +104,4 @@ def test_right_models_pass(kind, pretrained):
     model.in_bf16 = False
     args = grpo.Args(prompt="{question}", max_new_tokens=4)
     tokenizer.chat_template = None
-    with nullcontext():
-        grpo.check_policy(model, tokenizer, [("What is 12 + 34?", "46")], args)
+    grpo.check_policy(model, tokenizer, [("What is 12 + 34?", "46")], args)

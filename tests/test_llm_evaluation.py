@@ -1,6 +1,5 @@
 """What a run shows: scores, a group of completions, and what is wrong; --steps 0 evaluates."""
 
-import json
 import math
 import re
 from pathlib import Path
@@ -197,15 +196,6 @@ def test_lenient_is_scored_where_answers_are_numbers(verifier, lenient, quick, t
         assert result["eval/pass@1_lenient"] == pytest.approx(result["eval/pass@1"])
 
 
-def test_lenient_by_hand(quick, tmp_path):
-    """A number without its `#` is right there alone."""
-    row = {"question": "1+1=#2,", "answer": "2"}
-    (tmp_path / "d.jsonl").write_text(json.dumps(row))
-    args = {"eval_dataset": str(tmp_path / "d.jsonl"), "prompt": "{question}"}
-    result = grpo.main(grpo.Args(**quick | args | {"steps": 0, "max_new_tokens": 3}))
-    assert result["eval/pass@8"] <= result["eval/pass@1_lenient"] * 8
-
-
 # --------------------------------------------------------------------------------- what is wrong
 
 FORM, HARD, CUT, SAME = "--verifier flexible", "--dataset", "--max-new-tokens", "--temperature"
@@ -219,17 +209,17 @@ def half(completion, answer):
     return 0.5
 
 
-def by_length(completion, answer):
-    return float(len(completion) % 2)
+def some(completion, answer):
+    return float(completion[-1:] in "01234")
 
 
 @pytest.mark.parametrize(
     "fault,hint",
     [
         ({"verify": never}, FORM),  # the number is there, but never after a `#`
-        ({"verify": by_length, "verify_flexible": lambda *_: 1.0}, FORM),
+        ({"verify": some, "verify_flexible": lambda *_: 1.0}, FORM),
         ({"verify": never, "verify_flexible": never}, HARD),
-        ({"verify": by_length, "verify_flexible": never, "max_new_tokens": 2}, CUT),
+        ({"verify": some, "verify_flexible": never, "max_new_tokens": 2}, CUT),
         ({"verify": half, "verify_flexible": never}, SAME),
     ],
 )
