@@ -144,7 +144,7 @@ class Args:
 
 def compute_advantages(rewards, args):
     """A_i: how much better than its group. rewards (P prompts, G samples) → advantages (P, G)."""
-    rewards = rewards - rewards[:, :1]  # no mean or std rounds: equal rewards give exactly 0
+    rewards = rewards - rewards[:, :1]  # a shift, so that equal rewards give exactly 0
     advantages = rewards - rewards.mean(1, keepdim=True)
     if args.scale_rewards:
         advantages = advantages / (rewards.std(1, keepdim=True) + 1e-4)
@@ -181,7 +181,7 @@ def is_clipped(logprobs, old_logprobs, advantages, mask, args):
 def kl_k3(logprobs, other_logprobs):
     """Schulman's k3 of each token, (B, T): never negative, and KL(π ‖ other) on average over π.
 
-    Its gradient, over samples of π itself held fixed, is that of the reverse KL(other ‖ π).
+    Its gradient, where the samples are π's own and fixed, is that of the reverse KL(other ‖ π).
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -211,21 +211,16 @@ def informative(rewards):
 def dynamic_rollout(model, tokenizer, problems, args):
     """Rollouts until enough groups are informative, max_resample at most: the questions drawn, and
     what rollout returns, of all."""
+    P, G, T = args.prompts_per_step, args.group_size, args.temperature
     drawn, batches, completions, rewards = [], [], [], []
     while len(batches) < args.max_resample:
-        drawn += [next(problems) for _ in range(args.prompts_per_step)]
-        batch, texts, verified = rollout(
-            model,
-            tokenizer,
-            drawn[-args.prompts_per_step :],
-            args.group_size,
-            args.temperature,
-            args,
-        )
+        part = [next(problems) for _ in range(P)]
+        batch, texts, verified = rollout(model, tokenizer, part, G, T, args)
+        drawn += part
         batches.append(batch)
         completions += texts
         rewards.append(verified)
-        if informative(torch.cat(rewards)).sum() >= args.prompts_per_step:
+        if informative(torch.cat(rewards)).sum() >= P:
             break
     return drawn, join(batches), completions, torch.cat(rewards)
 
@@ -268,18 +263,17 @@ def update(model, optimizer, batch, rng, args):
 def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch with advantages (B,); returns what to log of it.
 
-    approx_kl, KL(π_old ‖ π), is a mean over the tokens trained on; clip_ratio is the share of these
-    that is clipped. Where all advantages are 0 there is no step, and nothing to log: Adam would
-    scale up what little noise the KL term has.
+    Where all advantages are 0 there is no step: Adam would blow up rounding noise to a full one.
+    approx_kl, KL(π_old ‖ π), is a mean over the tokens trained on.
+    clip_ratio is the share of these tokens that is clipped.
     """
     if not batch["advantages"].any():
         return {}
     # The weights are those of the whole minibatch. Micro-batches and processes only slice them,
     # so the gradient is the same however the rows are split.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
-    trained = batch["advantages"].nonzero()[:, 0].cpu()  # the other rows have no gradient …
-    if args.beta > 0:
-        trained = torch.arange(len(batch["mask"]))  # … but that of the KL penalty
+    has_gradient = (batch["advantages"] != 0) | (args.beta > 0)  # of the surrogate, or the KL
+    trained = has_gradient.nonzero()[:, 0].cpu()  # row numbers stay on the CPU
     num_tokens = batch["mask"][trained].sum()
     sums = {name: torch.zeros_like(num_tokens) for name in ("loss", "approx_kl", "clip_ratio")}
     optimizer.zero_grad()
@@ -386,8 +380,8 @@ def batch_logprobs(model, batch, args):
 
 
 def recompute_old_logprobs(model, batch, args):
-    """In bf16 the sampler rounds otherwise than the training pass, which π and π_ref come from: so
-    π_old comes from it, too. Returns a batch with that, and the gap for the log."""
+    """In bf16 sampler and training pass round differently: π_old is taken from the latter, like π
+    and π_ref. Returns a batch with that, and the gap for the log."""
     if not in_bf16(model):
         return batch, {}
     old_logprobs = batch_logprobs(model, batch, args)
@@ -453,7 +447,7 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
             completion_ids[rows, t] = tokens[:, 0]
             mask[rows, t] = 1.0  # a stop token counts
             old_logprobs[rows, t] = logprobs.gather(1, tokens)[:, 0]
-            entropy[rows, t] = -(probs * logprobs).sum(1)
+            entropy[rows, t] = torch.special.entr(probs).sum(1)
             stopped = torch.isin(tokens[:, 0], stop_ids)
             ended[rows] = stopped
             if t == T - 1 or stopped.all():
@@ -476,21 +470,27 @@ def rollout(model, tokenizer, problems, num_samples, temperature, args):
     """Completions of each (question, answer): tensors of generate, texts, and rewards (P, G)."""
     prompts = [encode_prompt(question, tokenizer, args) for question, _ in problems]
     mine = prompts[len(prompts) * RANK // WORLD : len(prompts) * (RANK + 1) // WORLD]
-    P, T = args.prompts_per_step, args.max_new_tokens
-    parts = [mine[start : start + P] for start in range(0, len(mine), P)]  # for memory
-    parts = [generate(model, part, num_samples, T, temperature) for part in parts]
-    batch = join(gather(parts, model.device))
+    size = args.prompts_per_step // WORLD  # at a time, for memory
+    parts = [mine[start : start + size] for start in range(0, len(mine), size)]
+    T = args.max_new_tokens
+    batches = [generate(model, part, num_samples, T, temperature) for part in parts]
+    batch = join(gather(batches, model.device))
     lengths = batch["mask"].sum(1).int().tolist()
     rows = zip(batch["completion_ids"].tolist(), lengths, strict=True)
     completions = tokenizer.batch_decode([ids[:n] for ids, n in rows], skip_special_tokens=True)
     verifier = load_verifier(args.verifier)
     answers = [answer for _, answer in problems for _ in range(num_samples)]
     rewards = [float(verifier(*pair)) for pair in zip(completions, answers, strict=True)]
-    return batch, completions, torch.tensor(rewards, device=model.device).view(-1, num_samples)
+    rewards = torch.tensor(rewards, device=model.device).view(-1, num_samples)
+    if WORLD > 1:
+        dist.broadcast(rewards, src=0)  # a verifier of one's own may not say the same twice
+    return batch, completions, rewards
 
 
 def join(batches):
     """Batches stacked, padded to one width: prompts on the left, completions on the right."""
+    if len(batches) == 1:
+        return batches[0]
     joined = {"ended": torch.cat([batch["ended"] for batch in batches])}
     for name in batches[0].keys() - joined:
         rows = [row for batch in batches for row in batch[name]]
@@ -517,11 +517,11 @@ def rollout_metrics(batch, rewards):
 def describe_group(problems, completions, rewards, advantages):
     """As text: the group whose rewards differ most, its two best and two worst completions."""
     group, G = int(rewards.std(1).argmax()), rewards.shape[1]
-    text = "    {!r}, right answer {!r}".format(*problems[group])
+    text = "  a group of this step: {!r}, right answer {!r}".format(*problems[group])
     ranked = rewards[group].argsort(descending=True, stable=True).tolist()
     for i in ranked[:2] + ranked[2:][-2:]:
         score = f"reward {rewards[group, i]:.2f}, advantage {advantages[group, i]:+.2f}"
-        text += f"\n      {score}: {completions[group * G + i][:400]!r}"
+        text += f"\n    {score}: {completions[group * G + i][:400]!r}"
     return text
 
 
@@ -678,8 +678,8 @@ def make_tiny_model(steps=1000):
         inputs = tokenizer(texts, padding=True, return_tensors="pt")
         ids, padding = inputs["input_ids"], inputs["attention_mask"] == 0
         equals = (ids == vocabulary["="]).long()
-        given = equals.cumsum(1) == equals  # the question is given, not learned
-        labels = ids.masked_fill(given | padding, -100)
+        answer = equals.cumsum(1) > equals  # behind the "=": the question is given, not learned
+        labels = ids.masked_fill(~answer | padding, -100)
         optimizer.param_groups[0]["lr"] = 1e-2 * min((step + 1) / 50, 1 - step / steps)
         optimizer.zero_grad()
         model(ids, labels=labels, use_cache=False).loss.backward()  # it shifts the labels itself
@@ -719,7 +719,7 @@ def load_policy(args, device):
         stop(f"{flag} {source}: cannot be loaded: {error}")
     stop_ids = set()
     for part in (tokenizer, model.config, model.generation_config):
-        ids = part.eos_token_id
+        ids = getattr(part, "eos_token_id", None)
         stop_ids.update(ids if isinstance(ids, list) else [ids])
     stop_ids = sorted(stop_ids - {None})
     if not stop_ids:
@@ -732,13 +732,12 @@ def load_policy(args, device):
 
 def encode_prompt(question, tokenizer, args):
     """Token ids of --prompt with the question in it, in the chat template if there is one."""
-    template = args.prompt
-    if template is None:
-        template = "What is {question}?" if args.dataset == "arithmetic" else "{question}"
-        if args.verifier == "strict":
-            template += "\nReason step by step, then end with #### and the number."
-        if args.dataset == "arithmetic" and not tokenizer.chat_template:
-            template = "{question}="  # as the tiny model has learned it
+    words, form = "{question}", "\nReason step by step, then end with #### and the number."
+    if args.dataset == "arithmetic":
+        words, form = "What is {question}?", " End with #### and the number."
+    if args.dataset == "arithmetic" and not tokenizer.chat_template:
+        words, form = "{question}=", ""  # as the tiny model has learned it
+    template = args.prompt or (words + form if args.verifier == "strict" else words)
     text = template.replace("{question}", question)
     if tokenizer.chat_template:
         chat = [{"role": "user", "content": text}]
@@ -752,8 +751,9 @@ def encode_prompt(question, tokenizer, args):
 
 @torch.no_grad()
 def check_policy(model, tokenizer, problems, args):
-    """Stop if a question has no room, or if sampler or training pass get the model wrong: of two
-    padded prompts and two completions each, the last against a plain pass over that row alone."""
+    """Stop if a question has no room, or if sampler or training pass are wrong for this model: two
+    padded prompts get two completions each; the last is compared with a plain pass over it alone.
+    """
     context = getattr(model.config, "max_position_embeddings", math.inf)
     for question, _ in problems:
         ids = encode_prompt(question, tokenizer, args)
@@ -761,7 +761,7 @@ def check_policy(model, tokenizer, problems, args):
             stop(f"--max-new-tokens: no room for {args.max_new_tokens} after {question[:60]!r}")
     own = model.in_bf16, model.generation_config.eos_token_id
     model.in_bf16, model.generation_config.eos_token_id = False, [-1]  # none ends early
-    half = ids[len(ids) // 2 :]
+    half = ids[len(ids) // 2 :]  # of the last question's prompt
     try:
         batch = generate(model, [ids, half], 2, 8, 0.0)
         found = torch.stack([batch["old_logprobs"], token_logprobs(model, batch, 1.0)])
@@ -820,6 +820,8 @@ def start_device(args):
     if args.model == "tiny":
         torch.set_num_threads(min(torch.get_num_threads(), 2))  # more would slow it down
     torch.backends.cuda.enable_cudnn_sdp(False)  # its gradients can be NaN: pytorch issue 196678
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # gather sends from the current one
     if WORLD > 1:
         dist.init_process_group(device_id=device if device.type == "cuda" else None)
     return device
@@ -881,9 +883,9 @@ def load_checkpoint(path):
 def check_same_run(args, begun):
     """Stop if --resume is given a flag that would make it another run."""
     for name in ("model", "seed", "group_size", "dataset", "eval_dataset"):
-        value, before = getattr(args, name), getattr(begun, name)
-        if value != before:
-            stop(f"--{name.replace('_', '-')} {value}: the run was begun with {before}")
+        value, was = getattr(args, name), getattr(begun, name)
+        if value != was:
+            stop(f"--{name.replace('_', '-')} {value}: the run was begun with {was}")
 
 
 def learning_rate_at(step, args):
@@ -901,7 +903,7 @@ def open_run(args, step):
     if RANK > 0:
         return folder, None
     try:
-        writer = SummaryWriter(folder, purge_step=step + 1)
+        writer = SummaryWriter(folder, purge_step=step + 1 if args.steps > 0 else None)
     except OSError as error:
         stop(f"--output-dir {args.output_dir}: {error.strerror}")
     flags = "\n".join(f"    {name}: {value}" for name, value in vars(args).items())
@@ -920,7 +922,7 @@ def log(writer, metrics, step):
 def finish(state, args, writer, folder, seconds):
     """Close the log and say how it went; returns what main returns."""
     if WORLD > 1:
-        dist.barrier()  # torchrun ends the others as soon as one fails
+        dist.barrier()  # none may leave while another still writes
         dist.destroy_process_group()
     before, after = state["before"]["eval/pass@1"], state["after"]["eval/pass@1"]
     if writer is not None:
@@ -934,51 +936,59 @@ def finish(state, args, writer, folder, seconds):
 # ------------------------------------------------------------------------------------- Main loop
 
 
-def evaluate(model, tokenizer, problems, args, writer, step, k=8):
-    """Scores on held-out problems, from k samples each and one greedy completion; logged, printed.
+def evaluate(model, tokenizer, problems, args, writer, step):
+    """Scores on held-out problems, from 8 samples each and one greedy completion; logged, printed.
 
-    pass@1: share of right samples, or mean reward; pass@k: the same of each problem's best;
+    pass@1: share of right samples, or mean reward; pass@8: the same of each problem's best;
     lenient: pass@1 by the flexible verifier, where answers are numbers.
     """
     torch.manual_seed(RANK)  # the same dice at every evaluation
-    batch, completions, rewards = rollout(model, tokenizer, problems, k, args.temperature, args)
+    batch, completions, rewards = rollout(model, tokenizer, problems, 8, args.temperature, args)
     _, _, greedy_rewards = rollout(model, tokenizer, problems, 1, 0.0, args)
     metrics = rollout_metrics(batch, rewards)
     scores = {
         "pass@1": metrics["reward"],
-        f"pass@{k}": rewards.amax(1).mean(),
+        "pass@8": rewards.amax(1).mean(),
         "pass@1_greedy": greedy_rewards.mean(),
         "mean_length": metrics["completions/mean_length"],
         "clipped_ratio": metrics["completions/clipped_ratio"],
         "frac_reward_zero_std": metrics["frac_reward_zero_std"],
     }
     if args.verifier in ("strict", "flexible"):
-        answers = [answer for _, answer in problems for _ in range(k)]
+        answers = [answer for _, answer in problems for _ in range(8)]
         scores["pass@1_lenient"] = fmean(map(verify_flexible, completions, answers))
     scores = {name: float(value) for name, value in scores.items()}
     if RANK == 0:
         text = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
-        tqdm.write(f"step {step}: held-out {text}{diagnose(scores)}")
+        tqdm.write(f"step {step}: held-out {text}")
     scores = {f"eval/{name}": value for name, value in scores.items()}
     log(writer, scores, step)
     return scores
 
 
 def diagnose(scores):
-    """A line on what keeps a run from learning, and which flag to try; "" where all is well."""
-    right, lenient = scores["pass@1"], scores.get("pass@1_lenient", 0.0)
-    hint = ""
-    if scores["pass@8"] == 0 < lenient or lenient > right + 0.2:
-        hint = "right numbers in the wrong form: try --verifier flexible, or another --prompt"
-    elif scores["pass@8"] == 0:
-        hint = "no answer is right: try an easier --dataset, or another --model"
-    elif scores["clipped_ratio"] > 0.5:
-        hint = "more than half of the answers are cut off: try a larger --max-new-tokens"
-    elif scores["frac_reward_zero_std"] == 1 and right < 0.9:
-        hint = (
-            "answers to one question all score the same: try a larger --temperature, --group-size"
-        )
-    return hint and f"\n  {hint}"
+    """What keeps a run from learning, and which flag to try; "" where all is well."""
+    right, lenient = scores["eval/pass@1"], scores.get("eval/pass@1_lenient", 0.0)
+    if scores["eval/pass@8"] == 0 < lenient or lenient > right + 0.2:
+        return "right numbers in the wrong form: try --verifier flexible, or another --prompt"
+    if scores["eval/pass@8"] == 0:
+        return "no answer is right: try an easier --dataset, or another --model"
+    if scores["eval/clipped_ratio"] > 0.5:
+        return "more than half of the answers are cut off: try a larger --max-new-tokens"
+    if scores["eval/frac_reward_zero_std"] == 1 and right < 0.9:
+        return "the answers to each question score the same: try --temperature or --group-size"
+    return ""
+
+
+def show(writer, scores, group, step):
+    """A group of the last step, and what is wrong, if anything is; in the first process."""
+    if writer is None:
+        return
+    if group:
+        writer.add_text("group", group, step)
+        tqdm.write(group)
+    if hint := diagnose(scores):
+        tqdm.write(f"  {hint}")
 
 
 def main(args: Args) -> dict:
@@ -1004,6 +1014,7 @@ def main(args: Args) -> dict:
         optimizer.load_state_dict(state["optimizer"])
     if args.steps == 0 or not args.resume:
         scores = evaluate(model, tokenizer, held_out, args, writer, state["step"])
+        show(writer, scores, "", state["step"])
         state |= {"before": scores, "after": scores}
 
     steps = range(state["step"] + 1, args.steps + 1)
@@ -1028,9 +1039,7 @@ def main(args: Args) -> dict:
         state["step"] = step
         if step % args.eval_every == 0 or step == args.steps:
             state["after"] = evaluate(model, tokenizer, held_out, args, writer, step)
-            if writer is not None:
-                tqdm.write(f"  a group of this step\n{group}")
-                writer.add_text("group", group, step)
+            show(writer, state["after"], group, step)
             save_checkpoint(model, tokenizer, optimizer, folder, state, args)
     return finish(state, args, writer, folder, time.perf_counter() - start)
 
