@@ -39,6 +39,9 @@ class OnDevice(torch.Tensor):
     def tolist(self):
         return self.host.tolist()
 
+    def __format__(self, form):
+        return format(self.host, form)
+
     @classmethod
     def __torch_dispatch__(cls, operation, types, args=(), kwargs=None):
         return carry_out(operation, args, kwargs or {})
