@@ -220,9 +220,7 @@ def test_bfloat16_by_a_whole_run(pretrained, gsm_file, quick, tmp_path):
         assert value.dtype == torch.float32 and 0 < moved.abs().max() < 0.1
     gap = "sampling/sampling_logp_difference"
     mean, largest = (scalars(folders["bfloat16"], f"{gap}/{of}") for of in ("mean", "max"))
-    assert len(mean) == 3 and all(
-        0 < m < x < 0.5 for m, x in zip(mean, largest, strict=True)
-    )
+    assert len(mean) == 3 and all(0 < m < x < 0.5 for m, x in zip(mean, largest, strict=True))
     for dtype in ("float32", "auto"):
         with pytest.raises(KeyError):
             scalars(folders[dtype], f"{gap}/mean")

@@ -131,6 +131,7 @@ grpo.rollout = lambda *args: seen.append(real(*args)) or seen[-1]
 encode = grpo.encode_prompt
 grpo.encode_prompt = lambda question, *rest: encode("3+8+5", *rest)
 grpo.evaluate = lambda *args: {{"eval/pass@1": 0.0}}
+grpo.show = lambda *args: None
 own = {{"steps": 1, "prompts_per_step": 2, "minibatches": 1, "group_size": 32}}
 grpo.main(grpo.Args(**own, output_dir={str(tmp_path)!r}))
 completions = seen[0][1]
@@ -138,3 +139,29 @@ assert len(completions) == 64 and completions[:32] != completions[32:], completi
 """)
     both = side_by_side(tmp_path / "dice.py")
     assert [process.wait() for process in both] == [0, 0], both[0].stderr + both[1].stderr
+
+
+def test_processes_agree_on_rewards(tmp_path):
+    """Of a verifier that does not say the same twice: two policies must not drift apart."""
+    (tmp_path / "own.py").write_text("""
+import os, random
+dice = random.Random(os.environ["RANK"])
+def verify(completion, answer):
+    return dice.random()
+""")
+    (tmp_path / "agree.py").write_text(f"""
+import grpo_llm as grpo, torch
+own = {{"steps": 2, "prompts_per_step": 4, "minibatches": 2, "group_size": 4, "eval_problems": 3}}
+own |= {{"verifier": {str(tmp_path / "own.py")!r}, "output_dir": {str(tmp_path / "runs")!r}}}
+save = grpo.save_checkpoint
+def save_checkpoint(model, *rest):
+    torch.save(model.state_dict(), f"{tmp_path}/{{grpo.RANK}}.pt")
+    save(model, *rest)
+grpo.save_checkpoint = save_checkpoint
+print(grpo.main(grpo.Args(**own))["eval/pass@1"])
+""")
+    both = side_by_side(tmp_path / "agree.py")
+    assert [process.wait() for process in both] == [0, 0], both[0].stderr + both[1].stderr
+    a, b = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert both[0].stdout.splitlines()[-1] == both[1].stdout.splitlines()[-1]

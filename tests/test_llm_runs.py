@@ -330,25 +330,26 @@ def test_default_prompts(pretrained):
     """Words where there is a chat template, `3+8=` for sums where there is none; `####` is asked
     for with the strict verifier alone."""
     _, tokenizer = grpo.load_policy(grpo.Args(model=pretrained), torch.device("cpu"))
-    form = "\nReason step by step, then end with #### and the number."
 
     def asked(**flags):
         ids = grpo.encode_prompt("3+8", tokenizer, grpo.Args(model=pretrained, **flags))
-        return tokenizer.decode(ids)
+        text = tokenizer.decode(ids)
+        question = text.removeprefix("<|im_start|>user\n")
+        question = question.removesuffix("<|im_end|>\n<|im_start|>assistant\n")
+        assert (question != text) == bool(tokenizer.chat_template)
+        return question
 
-    def chat(text):
-        return f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
-
-    assert asked() == chat(f"What is 3+8?{form}")
-    assert asked(dataset="d.jsonl") == chat(f"3+8{form}")
+    assert asked().startswith("What is 3+8?") and asked().endswith("#### and the number.")
+    reasons = asked(dataset="d.jsonl")
+    assert reasons == "3+8\nReason step by step, then end with #### and the number."
     for verifier in ("flexible", "own.py"):
-        assert asked(verifier=verifier) == chat("What is 3+8?")
-        assert asked(verifier=verifier, dataset="d.jsonl") == chat("3+8")
-    for own in ("Q: {question} A:", "{question}"):
-        assert asked(prompt=own) == chat(own.format(question="3+8"))
+        assert asked(verifier=verifier) == "What is 3+8?"
+        assert asked(verifier=verifier, dataset="d.jsonl") == "3+8"
+    assert asked(prompt="Q: {question} {A}:") == "Q: 3+8 {A}:"
+    assert asked(prompt="{question}") == "3+8"
     tokenizer.chat_template = None
     assert asked() == asked(verifier="flexible") == "3+8="
-    assert asked(dataset="d.jsonl") == f"3+8{form}"
+    assert asked(dataset="d.jsonl") == reasons
     assert asked(dataset="d.jsonl", verifier="flexible") == asked(prompt="{question}") == "3+8"
 
 
