@@ -1,5 +1,6 @@
 """What a run shows: scores, a group of completions, and what is wrong; --steps 0 evaluates."""
 
+import html
 import math
 import re
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import torch
 from conftest import LLM_SCRIPTS, equal, last_checkpoint, scalars, script, weights
 from launch import flags, run
+from tensorboard import plugin_util
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 grpo = script("grpo_llm")
@@ -125,6 +127,16 @@ def test_the_group_shown_is_of_the_last_step(name, quick, monkeypatch, capsys):
     assert [event.step for event in logged] == [1, 2]
     for event in logged:
         assert f"\n{event.tensor_proto.string_val[0].decode()}\n" in out
+
+
+def test_tensorboard_shows_the_group_as_it_stands():
+    """It reads text as Markdown: no star may make italics, and no line join another."""
+    rewards = torch.tensor([[1.0, 0.0]])
+    text = grpo.describe_group([("2*3*4", "24")], ["*a* _b_ <b>", "# 5"], rewards, rewards)
+    shown = html.unescape(plugin_util.markdown_to_safe_html(text))
+    assert shown.startswith("<pre><code>") and shown.count("<") == 5
+    for part in ("'2*3*4', right answer '24'\n", ": '*a* _b_ <b>'\n", ": '# 5'\n"):
+        assert part in shown
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -198,15 +198,25 @@ def test_what_is_no_checkpoint(begun, tmp_path, refused, monkeypatch):
         assert files(torn) == before
 
 
-@pytest.mark.parametrize("name", [name for name in LLM_SCRIPTS if name != "grpo_llm"])
-def test_checkpoint_of_another_script(name, begun, refused):
-    """Whether or not it has flags that the other lacks: by main, and by the command line."""
-    other = script(name)
-    _, _, path = begun()
-    line = refused(other.main, other.Args(resume=path))
-    assert f"--resume {path}: " in line and ("this script" in line or "grpo_llm.py" in line)
-    done = Launched(f"{name}.py", "--resume", path)
+OTHERS = [name for name in LLM_SCRIPTS if name != "grpo_llm"]
+PAIRS = [(name, "grpo_llm") for name in OTHERS] + [("grpo_llm", name) for name in OTHERS]
+
+
+@pytest.mark.parametrize("name,other", PAIRS)
+def test_checkpoint_of_another_script(name, other, begun, refused):
+    """By main, and by the command line, whether or not the other has the flags that it was begun
+    with: GRPO has all that CISPO has."""
+    module = script(other)
+    _, _, path = begun(name, steps=2)
+    before = files(Path(path).parent)
+    line = refused(module.main, module.Args(resume=path))
+    if {*vars(script(name).Args())} <= {*vars(module.Args())}:
+        assert f"--resume {path}: the run was begun by {name}.py" in line
+    else:
+        assert f"--resume {path}: not a checkpoint of this script" in line
+    done = Launched(f"{other}.py", "--resume", path)
     assert done.wait() == 2 and done.stderr.splitlines()[-1] == line
+    assert files(Path(path).parent) == before
 
 
 def test_checkpoint_with_a_flag_that_is_no_more(begun, refused):
