@@ -301,22 +301,20 @@ def token_logprobs(model, batch, temperature):
     """log π of each completion token, with gradient: (B, T), 0 where the mask is 0.
 
     Neighbours with the same prompt share it, and gradients flow back through what its cache holds
-    (Prefix Grouper, arXiv:2506.05433).
+    (Prefix Grouper, arXiv:2506.05433). All T columns are read, even where every row is shorter:
+    in bf16 another width would round differently, and a ratio of 1 would not be 1.
     """
-    width = int(batch["mask"].sum(1).max())  # columns beyond the longest row are left out
-    mask, ids = batch["mask"][:, :width], batch["completion_ids"][:, :width]
+    mask, ids = batch["mask"], batch["completion_ids"]
     rows = torch.stack([batch["prompt_ids"], batch["prompt_mask"]], 1)
     prompts, index = rows.unique_consecutive(dim=0, return_inverse=True)
     prompt_ids, prompt_mask = prompts.unbind(1)
     with autocast(model):
         cache, logits = read_prompts(model, prompt_ids, prompt_mask, index)
-        if width > 1:  # logits are for the token to come: the last token's are not needed
+        if ids.shape[1] > 1:  # logits are for the token to come: the last token's are not needed
             attention_mask = torch.cat([prompt_mask[index], mask[:, :-1].long()], 1)
             rest = forward(model, ids[:, :-1], attention_mask, cache)
             logits = torch.cat([logits, rest], 1)
-    logprobs = policy_logprobs(logits, temperature)
-    chosen = logprobs.gather(2, ids[..., None])[..., 0] * mask
-    return F.pad(chosen, (0, batch["mask"].shape[1] - width))
+    return policy_logprobs(logits, temperature).gather(2, ids[..., None])[..., 0] * mask
 
 
 def writing_states_allowed(model):
