@@ -463,11 +463,11 @@ def rollout_metrics(batch, rewards):
 def describe_group(problems, completions, rewards, advantages):
     """As text: the group whose rewards differ most, its two best and two worst completions."""
     group, G = int(rewards.std(1).argmax()), rewards.shape[1]
-    text = "  a group of this step: {!r}, right answer {!r}".format(*problems[group])
+    text = "    a group of this step: {!r}, right answer {!r}".format(*problems[group])
     ranked = rewards[group].argsort(descending=True, stable=True).tolist()
     for i in ranked[:2] + ranked[2:][-2:]:
         score = f"reward {rewards[group, i]:.2f}, advantage {advantages[group, i]:+.2f}"
-        text += f"\n    {score}: {completions[group * G + i][:400]!r}"
+        text += f"\n      {score}: {completions[group * G + i][:400]!r}"
     return text
 
 
@@ -795,7 +795,8 @@ def save_model(model, tokenizer, folder, state=None):
     model.save_pretrained(scratch)
     tokenizer.save_pretrained(scratch)
     torch.save(state, scratch / "trainer.pt")
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        folder.rename(f"{scratch}.old")
     scratch.rename(folder)
 
 
@@ -807,7 +808,7 @@ def save_checkpoint(model, tokenizer, optimizer, run_folder, state, args):
     state |= {"script": SCRIPT, "processes": WORLD}
     save_model(model, tokenizer, run_folder / f"step-{state['step']:06d}", state)
     outdated = sorted(run_folder.glob("step-" + "[0-9]" * 6))[:-2]
-    for folder in [*outdated, *run_folder.glob("saving-*.tmp")]:
+    for folder in [*outdated, *run_folder.glob("saving-*")]:
         shutil.rmtree(folder)
 
 
@@ -932,7 +933,7 @@ def show(writer, scores, group, step):
         writer.add_text("group", group, step)
         tqdm.write(group)
     if hint := diagnose(scores):
-        tqdm.write(f"  {hint}")
+        tqdm.write(f"    {hint}")
 
 
 def main(args: Args) -> dict:
@@ -971,7 +972,8 @@ def main(args: Args) -> dict:
         metrics, group = train_step(model, reference, tokenizer, optimizer, problems, rng, args)
         if not all(map(math.isfinite, metrics.values())):
             bar.close()
-            sys.exit(f"error: step {step}: loss not finite; lower --learning-rate; see {folder}")
+            reason = "reward or loss not finite; lower --learning-rate"
+            sys.exit(f"error: step {step}: {reason}; see {folder}")
         seconds = time.perf_counter() - step_start
         metrics |= {"step_time": seconds, "tokens_per_second": metrics["num_tokens"] / seconds}
         for name in ("num_prompts", "num_tokens"):  # from here on, of the whole run
