@@ -19,7 +19,7 @@ SCORES += ["frac_reward_zero_std", "pass@1_lenient"]
 
 def shown_groups(text):
     """Of what a run has printed: a list of (reward, advantage, completion) for each group."""
-    groups = re.findall(r"  a group of this step: .*\n((?: {4}reward .*\n)+)", text)
+    groups = re.findall(r" {4}a group of this step: .*\n((?: {6}reward .*\n)+)", text)
     line = re.compile(r" {4}reward (\S+), advantage (\S+): (.*)")
     return [[line.fullmatch(row).groups() for row in group.splitlines()] for group in groups]
 
@@ -118,7 +118,7 @@ def test_the_group_shown_is_of_the_last_step(name, quick, monkeypatch, capsys):
             )
         }
         question, answer = problems[group]
-        assert f"\n  a group of this step: {question!r}, right answer {answer!r}\n" in out
+        assert f"\n    a group of this step: {question!r}, right answer {answer!r}\n" in out
         assert len(shown) == 4 and {*shown} <= expected
         assert [row[0] for row in shown] == [f"{r:.2f}" for r in ranked[:2] + ranked[-2:]]
     events = EventAccumulator(result["folder"], size_guidance={"tensors": 0})
@@ -146,9 +146,9 @@ def test_a_small_group_is_shown_whole_and_once(size):
     problems = [("1+1", "2"), ("1+2", "3")]
     text = grpo.describe_group(problems, completions, rewards, rewards - 0.5)
     first, *lines = text.splitlines()
-    assert first == "  a group of this step: '1+2', right answer '3'"
+    assert first == "    a group of this step: '1+2', right answer '3'"
     assert lines == [
-        f"    reward {i / 2:.2f}, advantage {i / 2 - 0.5:+.2f}: '#{size + i}'"
+        f"      reward {i / 2:.2f}, advantage {i / 2 - 0.5:+.2f}: '#{size + i}'"
         for i in reversed(range(size))
     ]
 
