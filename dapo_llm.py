@@ -1,12 +1,13 @@
 """DAPO, Decoupled Clip and Dynamic Sampling Policy Optimization: GRPO with four repairs.
 
 For each question, draw a group of G completions o_1 … o_G from the policy as it stands, π_old. A
-verifier gives each a reward R_i. Turn the rewards into advantages A_i, and take gradient steps up
-the objective J(θ), --minibatches of them per rollout. (Index i is a completion and t a token; π of
-a token is its probability after the question and the tokens before it.)
+verifier gives each a reward R_i, and the rest of the group tells how good that is: the advantage
+A_i. Then take gradient steps up the objective J(θ), each on a minibatch of N completions, whole
+groups. (Index i is a completion and t a token; π of a token is its probability after the question
+and the tokens before it.)
 
     J    = Σ_i Σ_t min(r_it A_i, clip(r_it, 1 − ε_low, 1 + ε_high) A_i) / Σ_i |o_i|
-    A_i  = (R'_i − mean R') / std R'                  the group is its own baseline
+    A_i  = (R'_i − mean R') / std R'                  over its group, not over the minibatch
     r_it = π_θ(o_it) / π_old(o_it)                    1 until the policy moves
     R'_i = R_i + a penalty ≤ 0 near the length limit  only groups whose R_i differ are trained on
 
@@ -24,33 +25,34 @@ Weakness. The better the policy, the more samples are drawn and thrown away.
 Yu et al. 2025, DAPO: An Open-Source LLM Reinforcement Learning System at Scale, arXiv:2503.14476.
 """
 
+import functools
 import inspect
-import io
 import json
 import math
 import os
 import random
 import re
+import runpy
 import shutil
-import signal
 import sys
-import textwrap
 import time
 import zlib
 from collections import defaultdict
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import accumulate, islice
 from pathlib import Path
+from statistics import fmean
 from typing import Literal
 
-import safetensors
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 import transformers
 import tyro
 from tokenizers import Tokenizer, decoders, models
+from torch.autograd.graph import allow_mutation_on_saved_tensors
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.tensorboard import SummaryWriter
@@ -61,8 +63,6 @@ SCRIPT = Path(__file__).stem
 # torchrun starts one process per GPU, and tells each its rank among how many.
 RANK = int(os.environ.get("RANK", 0))
 WORLD = int(os.environ.get("WORLD_SIZE", 1))
-# On CUDA, matrix products are in bf16. Weights and Adam stay in float32: bf16 would lose updates.
-mixed_precision = torch.autocast("cuda", torch.bfloat16, enabled=torch.cuda.is_available())
 
 
 @dataclass
@@ -76,16 +76,20 @@ class Args:
     fifth of max_new_tokens"""
     max_resample: int = 10
     """rollouts per training step, at most, to find prompts_per_step groups with a signal"""
+    beta: float = 0.0
+    """weight of GRPO's KL penalty in the loss; the paper has none, and 0 loads no reference"""
     scale_rewards: bool = True
     """divide advantages by the group's standard deviation (Dr. GRPO does not)"""
     minibatches: int = 4
-    """optimizer steps per rollout; with 1 the ratio is always 1 and the clip never acts"""
+    """optimizer steps per pass over a rollout, each on an equal part of its groups"""
+    update_epochs: int = 1
+    """passes over each rollout (μ), each in a new order: the more, the further the policy moves"""
     group_size: int = 8
     """completions drawn per question (G)"""
     prompts_per_step: int = 32
     """questions per training step (P)"""
     steps: int = 200
-    """training steps in the whole run: each draws completions and learns from them"""
+    """training steps, each a rollout and the updates on it; with 0, the model is only evaluated"""
     learning_rate: float | None = None
     """AdamW's peak learning rate; if not given, 4e-4 for the tiny model and 1e-6 for any other"""
     warmup_steps: int = 10
@@ -93,33 +97,32 @@ class Args:
     max_grad_norm: float = 1.0
     """longer gradients are scaled down to this norm"""
     temperature: float = 1.0
-    """softmax temperature of the policy, in the rollout and in the loss alike"""
+    """softmax temperature of the policy: in the rollout, in the loss, and when it is evaluated"""
     max_new_tokens: int | None = None
     """completions are cut off at this many tokens; if not given, 24 for arithmetic, else 256"""
     model: str = "tiny"
     """Hugging Face hub id, local folder, or "tiny": the embedded model after its warm start"""
     dataset: str = "arithmetic"
-    """"arithmetic" (generated), or a JSONL file like GSM8K's: question, answer ending in #### 72"""
+    """"arithmetic" (generated sums), or a JSONL file with "question" and "answer" on each line"""
     eval_dataset: str = ""
     """JSONL file to evaluate on; if empty, unseen sums, or the data set's first tenth, up to 256"""
+    verifier: str = "strict"
+    """strict: the number after the last #, as in GSM8K; flexible: the last number anywhere; or
+    FILE.py, where verify(completion, answer) returns the reward, any float"""
     prompt: str | None = None
-    """template with {question}; if not given, the bare sum, or a request to end with ####"""
+    """template with {question}; if not given, the question, and for strict a request to end in #"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """where to compute; auto keeps the tiny model on the CPU and puts any other on a GPU"""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """of matrix products; weights stay in float32; auto is bfloat16 on CUDA, else float32"""
     micro_batch_size: int | None = None
     """completions per forward pass in training, for memory; if not given, 128 for tiny, else 8"""
-    gradient_checkpointing: bool = False
-    """recompute activations in the backward pass: less memory, more time"""
     eval_every: int = 50
-    """training steps between evaluations on the held-out questions"""
+    """training steps between evaluations on held-out questions, and between checkpoints"""
     eval_problems: int = 256
     """questions per evaluation, at most"""
-    eval_only: bool = False
-    """evaluate --model, print scores and samples, and train nothing"""
-    save_every: int = 50
-    """training steps between checkpoints; the last two are kept"""
     resume: str = ""
-    """checkpoint to go on from, with its own flags; the result is that of an unbroken run"""
+    """checkpoint to go on from, with its own flags but for those given anew"""
     seed: int = 1
     """same seed, same run, bit for bit (on a CPU)"""
     output_dir: str = "runs"
@@ -134,10 +137,6 @@ class Args:
             self.max_new_tokens = 24 if self.dataset == "arithmetic" else 256
         if self.overlong_cache is None:
             self.overlong_cache = self.max_new_tokens // 5
-        if self.prompt is None:
-            self.prompt = "{question}"
-            if self.dataset != "arithmetic":
-                self.prompt += "\nReason step by step, then end with #### and the number."
 
 
 # ------------------------------------------------------------------------------------- Algorithm
@@ -145,7 +144,7 @@ class Args:
 
 def compute_advantages(rewards, args):
     """A_i: how much better than its group. rewards (P prompts, G samples) → advantages (P, G)."""
-    rewards = rewards - rewards[:, :1]  # so that equal rewards give exactly 0
+    rewards = rewards - rewards[:, :1]  # a shift, so that equal rewards give exactly 0
     advantages = rewards - rewards.mean(1, keepdim=True)
     if args.scale_rewards:
         advantages = advantages / (rewards.std(1, keepdim=True) + 1e-4)
@@ -153,25 +152,38 @@ def compute_advantages(rewards, args):
 
 
 def token_weights(mask, args):
-    """Every token counts the same. mask (B, T) of a whole optimizer step → weights (B, T)."""
+    """Every token of a minibatch counts the same: its mask (B, T) → weights (B, T)."""
     return mask / mask.sum()
 
 
+def importance_ratio(logprobs, old_logprobs, mask):
+    """r_it, of each token: (B, T)."""
+    return ((logprobs - old_logprobs) * mask).exp()
+
+
 def surrogate(logprobs, old_logprobs, advantages, mask, args):
-    """PPO's clipped objective of each token, to be maximised: all (B, T), but advantages (B,)."""
+    """PPO's clipped objective of each token, to be maximised: all (B, T), but advantages (B,).
+
+    With A < 0 a large ratio is not clipped: a bad token made likelier is pushed back in full.
+    """
     advantages = advantages[:, None]
-    ratio = ((logprobs - old_logprobs) * mask).exp()
+    ratio = importance_ratio(logprobs, old_logprobs, mask)
     clipped_ratio = ratio.clamp(1 - args.clip_low, 1 + args.clip_high)
     return torch.minimum(ratio * advantages, clipped_ratio * advantages)
 
 
-def kl_k3(logprobs, ref_logprobs):
-    """Schulman's k3 of each token, (B, T): never negative, and KL(π ‖ π_ref) on average over π.
+def is_clipped(logprobs, old_logprobs, advantages, mask, args):
+    """Tokens whose gradient the clip takes, as the ratio is as far as A wants: bool (B, T)."""
+    unclipped = importance_ratio(logprobs, old_logprobs, mask) * advantages[:, None]
+    return surrogate(logprobs, old_logprobs, advantages, mask, args) < unclipped
 
-    That is its value. Its gradient, averaged over samples that are held fixed, is not that of this
-    KL but of the reverse, KL(π_ref ‖ π), which also leads to the reference.
+
+def kl_k3(logprobs, other_logprobs):
+    """Schulman's k3 of each token, (B, T): never negative, and KL(π ‖ other) on average over π.
+
+    Its gradient, where the samples are π's own and fixed, is that of the reverse KL(other ‖ π).
     """
-    d = ref_logprobs - logprobs
+    d = other_logprobs - logprobs
     return d.exp() - d - 1
 
 
@@ -197,70 +209,92 @@ def informative(rewards):
 
 
 def dynamic_rollout(model, tokenizer, problems, args):
-    """All rollouts drawn until enough groups are informative, max_resample at most, and rewards."""
-    batches, rewards = [], []
+    """Rollouts until enough groups are informative, max_resample at most: the questions drawn, and
+    what rollout returns, of all."""
+    P, G, T = args.prompts_per_step, args.group_size, args.temperature
+    drawn, batches, completions, rewards = [], [], [], []
     while len(batches) < args.max_resample:
-        drawn = [next(problems) for _ in range(args.prompts_per_step)]
-        sampled = rollout(model, tokenizer, drawn, args.group_size, args.temperature, args)
-        batches.append(sampled[0])
-        rewards.append(sampled[2])
-        if informative(torch.cat(rewards)).sum() >= args.prompts_per_step:
+        part = [next(problems) for _ in range(P)]
+        batch, texts, verified = rollout(model, tokenizer, part, G, T, args)
+        drawn += part
+        batches.append(batch)
+        completions += texts
+        rewards.append(verified)
+        if informative(torch.cat(rewards)).sum() >= P:
             break
-    return join(batches), torch.cat(rewards)
+    return drawn, join(batches), completions, torch.cat(rewards)
 
 
-def train_step(model, tokenizer, optimizer, problems, rng, args):
-    """Rollouts and the gradient steps on them; `problems` yields (question, answer) pairs."""
-    batch, rewards = dynamic_rollout(model, tokenizer, problems, args)
+def train_step(model, reference, tokenizer, optimizer, problems, rng, args):
+    """Rollouts and the updates on them; `problems` yields (question, answer) pairs.
+
+    Returns what to log, and the group to show.
+    """
+    drawn, batch, completions, rewards = dynamic_rollout(model, tokenizer, problems, args)
     metrics = rollout_metrics(batch, rewards)
-    lengths, ended = batch["mask"].sum(1), batch["ended"][:, 0]
-    shaped_rewards = rewards + overlong_penalty(lengths, ended, args).view_as(rewards)
-    batch["advantages"] = compute_advantages(shaped_rewards, args).flatten()
-    kept = informative(rewards).nonzero()[: args.prompts_per_step, 0].tolist()
+    penalty = overlong_penalty(batch["mask"].sum(1), batch["ended"], args)
+    advantages = compute_advantages(rewards + penalty.view_as(rewards), args)
+    batch["advantages"] = advantages.flatten()
+    group = describe_group(drawn, completions, rewards, advantages)
+    kept = informative(rewards).nonzero()[: args.prompts_per_step, 0].cpu()
     metrics["discarded_groups"] = len(rewards) - len(kept)
-    if not kept:
-        print("all groups are all right or all wrong: no update")
-        return metrics
-    rows = [group * args.group_size + i for group in kept for i in range(args.group_size)]
+    if len(kept) == 0:
+        return metrics, group
+    rows = torch.arange(rewards.numel()).view_as(rewards)[kept].flatten()
+    batch, gap = recompute_old_logprobs(model, take_rows(batch, rows), args)
+    if args.beta > 0:
+        batch["ref_logprobs"] = batch_logprobs(reference, batch, args)
+        metrics["kl"] = token_mean(kl_k3(batch["old_logprobs"], batch["ref_logprobs"]), batch)
+    return metrics | gap | update(model, optimizer, batch, rng, args), group
 
-    rng.shuffle(rows)  # the same order in all processes
-    minibatches = [take_rows(batch, part) for part in torch.tensor(rows).chunk(args.minibatches)]
-    for minibatch in minibatches:  # all of them before the policy moves
-        metrics |= recompute_old_logprobs(model, minibatch, args)  # logged: the last one's gap
-    updates = [train_minibatch(model, optimizer, minibatch, args) for minibatch in minibatches]
-    return metrics | mean_of(updates)
+
+def update(model, optimizer, batch, rng, args):
+    """Passes over a rollout, each in a new order of its groups; returns what to log, on average."""
+    groups, logged = torch.arange(len(batch["mask"])).view(-1, args.group_size), defaultdict(list)
+    for _ in range(args.update_epochs):
+        order = torch.tensor(rng.sample(range(len(groups)), len(groups)))  # the same for all ranks
+        for part in order.tensor_split(args.minibatches):
+            minibatch = take_rows(batch, groups[part].flatten())
+            for name, value in train_minibatch(model, optimizer, minibatch, args).items():
+                logged[name].append(value)
+    return {name: fmean(values) for name, values in logged.items()}
 
 
 def train_minibatch(model, optimizer, batch, args):
-    """One optimizer step on a batch with advantages (B,); returns the loss and what else to log.
+    """One optimizer step on a batch with advantages (B,); returns what to log of it.
 
-    approx_kl, of π_old against π, is a mean over the tokens trained on.
-    clip_ratio is the share of these tokens whose objective would differ without the clip.
+    Where all advantages are 0 there is no step: Adam would blow up rounding noise to a full one.
+    approx_kl, KL(π_old ‖ π), is a mean over the tokens trained on.
+    clip_ratio is the share of these tokens that is clipped.
     """
+    if not batch["advantages"].any():
+        return {}
     # The weights are those of the whole minibatch. Micro-batches and processes only slice them,
     # so the gradient is the same however the rows are split.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
-    trained = rows_with_gradient(batch)
+    has_gradient = (batch["advantages"] != 0) | (args.beta > 0)  # of the surrogate, or the KL
+    trained = has_gradient.nonzero()[:, 0].cpu()  # row numbers stay on the CPU
     num_tokens = batch["mask"][trained].sum()
-    no_clip = replace(args, clip_low=math.inf, clip_high=math.inf)
     sums = {name: torch.zeros_like(num_tokens) for name in ("loss", "approx_kl", "clip_ratio")}
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)  # not None: there may be no row to train on
-    if args.gradient_checkpointing:
-        recompute_activations(model)
+    optimizer.zero_grad()
 
-    for rows in micro_batches(batch, trained, args):
+    for rows in micro_batches(trained, args):
         micro = take_rows(batch, rows)
-        logprobs = token_logprobs(model, micro, args.temperature)
-        inputs = (logprobs, micro["old_logprobs"], micro["advantages"], micro["mask"])
-        objective = surrogate(*inputs, args)
-        sums["clip_ratio"] += (objective != surrogate(*inputs, no_clip)).sum() / num_tokens
-        loss = -(micro["weights"] * objective).sum()
-        loss.backward()
+        with writing_states_allowed(model):
+            logprobs = token_logprobs(model, micro, args.temperature)
+            inputs = (logprobs, micro["old_logprobs"], micro["advantages"], micro["mask"])
+            objective = surrogate(*inputs, args)
+            if args.beta > 0:
+                objective = objective - args.beta * kl_k3(logprobs, micro["ref_logprobs"])
+            loss = -(micro["weights"] * objective).sum()
+            loss.backward()
         sums["loss"] += loss.detach()
         sums["approx_kl"] += kl_k3(micro["old_logprobs"], logprobs.detach()).sum() / num_tokens
+        sums["clip_ratio"] += is_clipped(*inputs, args).sum() / num_tokens
 
     for parameter in model.parameters():
+        if parameter.grad is None:  # a process may have had no row to train on
+            parameter.grad = torch.zeros_like(parameter)
         sum_over_processes(parameter.grad)
     grad_norm = clip_grad_norm_(model.parameters(), args.max_grad_norm)
     optimizer.step()
@@ -271,81 +305,98 @@ def train_minibatch(model, optimizer, batch, args):
 # ---------------------------------------------------------------------------- Log-probabilities
 
 
-def forward(model, input_ids, attention_mask, **options):
-    """The model's logits; positions are counted from the first real token, not from the padding."""
+def in_bf16(model):
+    """Whether --dtype says so: load_policy has noted it on the model."""
+    return getattr(model, "in_bf16", False)
+
+
+def autocast(model):
+    """In bf16, matrix products alone; weights, Adam and log π stay in float32, for bf16 would lose
+    small updates. Entered once per pass, as it keeps the weights that it casts."""
+    return torch.autocast(model.device.type, torch.bfloat16, enabled=in_bf16(model))
+
+
+def forward(model, input_ids, attention_mask, cache, logits_to_keep=0):
+    """Logits of new tokens after those in the cache; the mask (B, past + new) covers both, and
+    positions are counted from the first real token, not from the padding."""
     positions = (attention_mask.cumsum(1)[:, -input_ids.shape[1] :] - 1).clamp(min=0)
-    options |= {"attention_mask": attention_mask, "position_ids": positions}
-    return model(input_ids, **options).logits
+    options = {"position_ids": positions, "past_key_values": cache, "use_cache": True}
+    options["logits_to_keep"] = logits_to_keep
+    return model(input_ids, attention_mask=attention_mask, **options).logits
 
 
-def policy_logprobs(model, logits, temperature):
+def policy_logprobs(logits, temperature):
     """log π over the vocabulary, float32, (…, V) → (…, V): for the sampler and the loss alike."""
     # No top-k, no top-p: the sampler's distribution must be the policy, or the ratio is wrong.
-    logits, config = logits.float() / temperature, model.generation_config
-    if config.pad_token_id not in config.eos_token_id:  # then it must never be sampled
-        logits[..., config.pad_token_id] = torch.finfo(logits.dtype).min
-    return logits.log_softmax(-1)
+    return (logits.float() / temperature).log_softmax(-1)
 
 
-@mixed_precision
+def read_prompts(model, prompt_ids, prompt_mask, index):
+    """Read each prompt once, and hand what the cache holds of it, and the logits of the token to
+    come, to all rows of its group: prompts (P, S), index (B,) → cache, logits (B, 1, V)."""
+    cache = DynamicCache(config=model.config)
+    logits = forward(model, prompt_ids, prompt_mask, cache, logits_to_keep=1)
+    cache.reorder_cache(index)
+    return cache, logits[index]
+
+
 def token_logprobs(model, batch, temperature):
-    """log π of each completion token, with gradient: (B, T), 0 where the mask is 0."""
-    width = int(batch["mask"].sum(1).max())  # columns beyond the longest row are left out
-    mask, ids = batch["mask"][:, :width], batch["completion_ids"][:, :width]
-    input_ids = torch.cat([batch["prompt_ids"], ids], 1)
-    attention_mask = torch.cat([batch["prompt_mask"], mask.long()], 1)
-    # Logits predict the next token: the last prompt token's are needed, the last token's are not.
-    logits = forward(model, input_ids, attention_mask, use_cache=False, logits_to_keep=width + 1)
-    logprobs = policy_logprobs(model, logits[:, :-1], temperature)
-    chosen = logprobs.gather(2, ids[..., None])[..., 0] * mask
-    return F.pad(chosen, (0, batch["mask"].shape[1] - width))
+    """log π of each completion token, with gradient: (B, T), 0 where the mask is 0.
+
+    Neighbours with the same prompt share it, and gradients flow back through what its cache holds
+    (Prefix Grouper, arXiv:2506.05433). All T columns are read, even where every row is shorter:
+    in bf16 another width would round differently, and a ratio of 1 would not be 1.
+    """
+    mask, ids = batch["mask"], batch["completion_ids"]
+    rows = torch.stack([batch["prompt_ids"], batch["prompt_mask"]], 1)
+    prompts, index = rows.unique_consecutive(dim=0, return_inverse=True)
+    prompt_ids, prompt_mask = prompts.unbind(1)
+    with autocast(model):
+        cache, logits = read_prompts(model, prompt_ids, prompt_mask, index)
+        if ids.shape[1] > 1:  # logits are for the token to come: the last token's are not needed
+            attention_mask = torch.cat([prompt_mask[index], mask[:, :-1].long()], 1)
+            rest = forward(model, ids[:, :-1], attention_mask, cache)
+            logits = torch.cat([logits, rest], 1)
+    return policy_logprobs(logits, temperature).gather(2, ids[..., None])[..., 0] * mask
+
+
+def writing_states_allowed(model):
+    """Recurrent layers (Qwen3.5, LFM2 …) overwrite their state, which autograd would refuse."""
+    layers = DynamicCache(config=model.config).layers
+    if any(hasattr(layer, "recurrent_states") for layer in layers):
+        return allow_mutation_on_saved_tensors()
+    return nullcontext()
 
 
 @torch.no_grad()
 def batch_logprobs(model, batch, args):
     """token_logprobs of a whole rollout, without gradient and in micro-batches: (B, T)."""
     logprobs = torch.zeros_like(batch["mask"])
-    for rows in micro_batches(batch, torch.arange(len(logprobs)), args):
+    for rows in micro_batches(torch.arange(len(logprobs)), args):
         logprobs[rows] = token_logprobs(model, take_rows(batch, rows), args.temperature)
     return sum_over_processes(logprobs)  # each process has filled in its rows
 
 
-def in_bf16(model):
-    """Whether mixed_precision is at work."""
-    return model.device.type == "cuda"
-
-
 def recompute_old_logprobs(model, batch, args):
-    """In bf16, decoding and training round differently: take old_logprobs from the training pass.
-
-    Otherwise the ratio would not be 1 before the first update. It takes the micro-batches of
-    train_minibatch, as other padding rounds differently, too. Returns the gap, for the log.
-    """
-    rows = rows_with_gradient(batch) if in_bf16(model) else []
-    if len(rows) == 0:
-        return {}
-    kept = take_rows(batch, rows)
-    batch["old_logprobs"][rows] = batch_logprobs(model, kept, args)
-    gap = (batch["old_logprobs"][rows] - kept["old_logprobs"]).abs()
+    """In bf16 sampler and training pass round differently: π_old is taken from the latter, like π
+    and π_ref. Returns a batch with that, and the gap for the log."""
+    if not in_bf16(model):
+        return batch, {}
+    old_logprobs = batch_logprobs(model, batch, args)
+    gap = (old_logprobs - batch["old_logprobs"]).abs()
     name = "sampling/sampling_logp_difference"
-    return {f"{name}/mean": token_mean(gap, kept), f"{name}/max": gap.max()}
+    metrics = {f"{name}/mean": token_mean(gap, batch), f"{name}/max": gap.max()}
+    return batch | {"old_logprobs": old_logprobs}, metrics
 
 
-def rows_with_gradient(batch):
-    """Row numbers: all under a KL penalty, otherwise those with an advantage."""
-    if "ref_logprobs" in batch:
-        return torch.arange(len(batch["mask"]))
-    return batch["advantages"].nonzero()[:, 0]
-
-
-def micro_batches(batch, rows, args):
-    """Yield this process's share of the rows, few enough at a time for memory."""
-    lengths = batch["mask"][rows].sum(1)
-    # Similar lengths together: less padding. An index on the host fits rows on any device.
-    rows = rows[lengths.argsort(stable=True).cpu()]
-    mine = rows[RANK::WORLD]
-    for start in range(0, len(mine), args.micro_batch_size):
-        yield mine[start : start + args.micro_batch_size]
+def micro_batches(rows, args):
+    """This process's share of some row numbers, few enough at a time for memory; whole groups as
+    far as they fit, since these share a prompt."""
+    size = args.micro_batch_size
+    if size > args.group_size:
+        size -= size % args.group_size
+    parts = rows.tensor_split(WORLD)[RANK].split(size)
+    return [part for part in parts if len(part) > 0]
 
 
 def take_rows(batch, rows):
@@ -362,7 +413,6 @@ def token_mean(values, batch):
 
 
 @torch.no_grad()
-@mixed_precision
 def generate(model, prompts, num_samples, max_new_tokens, temperature):
     """Draw `num_samples` completions of each prompt, a list of token ids; temperature 0 is greedy.
 
@@ -370,75 +420,79 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
     prompt_ids, prompt_mask (B, S): padded on the left;
     completion_ids, mask (B, T): the mask is 1 up to and including the first stop token;
     old_logprobs, entropy (B, T): log π of each token and the policy's entropy there, in nats;
-    ended (B, 1): False where a completion was cut off.
+    ended (B,): False where a completion was cut off.
     """
-    model.eval()
     device, G, T = model.device, num_samples, max_new_tokens
-    pad_id = model.generation_config.pad_token_id
+    pad_id = model.generation_config.pad_token_id  # this and the stop ids: see load_policy
     stop_ids = torch.tensor(model.generation_config.eos_token_id, device=device)
-    B, S = len(prompts) * G, max(map(len, prompts))
-    rows = [[pad_id] * (S - len(ids)) + ids for ids in prompts for _ in range(G)]
-    prompt_ids = torch.tensor(rows, device=device)
-    rows = [[0] * (S - len(ids)) + [1] * len(ids) for ids in prompts for _ in range(G)]
-    prompt_mask = torch.tensor(rows, device=device)
-    completion_ids = torch.full((B, T), pad_id, device=device)
-    mask, old_logprobs, entropy = torch.zeros(3, B, T, device=device)
+    left = {"batch_first": True, "padding_side": "left"}
+    prompt_ids = pad_sequence(list(map(torch.tensor, prompts)), padding_value=pad_id, **left)
+    prompt_mask = pad_sequence([torch.ones(len(ids)) for ids in prompts], **left).long()
+    prompt_ids, prompt_mask = prompt_ids.to(device), prompt_mask.to(device)
+    group = torch.arange(len(prompts), device=device).repeat_interleave(G)
+    rows = torch.arange(len(group), device=device)  # the completions still being written
+    completion_ids = torch.full((len(group), T), pad_id, device=device)
+    mask, old_logprobs, entropy = torch.zeros(3, len(group), T, device=device)
+    ended = torch.zeros(len(group), dtype=torch.bool, device=device)
 
-    # Each prompt is read once; what the cache then holds of it is copied to its whole group.
-    cache = DynamicCache(config=model.config)
-    options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
-    logits = forward(model, prompt_ids[::G], prompt_mask[::G], **options).repeat_interleave(G, 0)
-    cache.batch_repeat_interleave(G)
-    rows = torch.arange(B, device=device)  # the completions still being written
-    attention_mask = prompt_mask
-    for t in range(T):
-        logprobs = policy_logprobs(model, logits[:, -1], temperature or 1.0)
-        probs = logprobs.exp()
-        tokens = torch.multinomial(probs, 1) if temperature > 0 else probs.argmax(1, keepdim=True)
-        completion_ids[rows, t] = tokens[:, 0]
-        mask[rows, t] = 1.0  # a stop token counts
-        old_logprobs[rows, t] = logprobs.gather(1, tokens)[:, 0]
-        entropy[rows, t] = -(probs * logprobs).sum(1)
-        unfinished = ~torch.isin(tokens[:, 0], stop_ids)
-        if t == T - 1 or not unfinished.any():
-            break
-        if not unfinished.all():  # finished rows leave the cache
-            cache.batch_select_indices(unfinished.nonzero()[:, 0])
-            rows, tokens = rows[unfinished], tokens[unfinished]
-            attention_mask = attention_mask[unfinished]
-        attention_mask = F.pad(attention_mask, (0, 1), value=1)  # the new token is real
-        logits = forward(model, tokens, attention_mask, **options)
+    with autocast(model):
+        cache, logits = read_prompts(model, prompt_ids, prompt_mask, group)
+        attention_mask = prompt_mask[group]
+        for t in range(T):
+            logprobs = policy_logprobs(logits[:, -1], temperature or 1.0)
+            probs = logprobs.exp()
+            tokens = torch.multinomial(probs, 1) if temperature > 0 else probs.argmax(1)[:, None]
+            completion_ids[rows, t] = tokens[:, 0]
+            mask[rows, t] = 1.0  # a stop token counts
+            old_logprobs[rows, t] = logprobs.gather(1, tokens)[:, 0]
+            entropy[rows, t] = torch.special.entr(probs).sum(1)
+            stopped = torch.isin(tokens[:, 0], stop_ids)
+            ended[rows] = stopped
+            if t == T - 1 or stopped.all():
+                break
+            if stopped.any():  # finished rows leave the cache
+                going = (~stopped).nonzero()[:, 0]
+                cache.reorder_cache(going)
+                rows, tokens, attention_mask = rows[going], tokens[going], attention_mask[going]
+            attention_mask = F.pad(attention_mask, (0, 1), value=1)  # the new token is real
+            logits = forward(model, tokens, attention_mask, cache)
 
-    ended = torch.isin(completion_ids, stop_ids).any(1, keepdim=True)
     batch = {"completion_ids": completion_ids, "mask": mask}
     batch |= {"old_logprobs": old_logprobs, "entropy": entropy}
-    batch = {name: tensor[:, : t + 1] for name, tensor in batch.items()}
-    return batch | {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "ended": ended}
+    longest = int(mask.sum(1).max())
+    batch = {name: tensor[:, :longest] for name, tensor in batch.items()} | {"ended": ended}
+    return batch | {"prompt_ids": prompt_ids[group], "prompt_mask": prompt_mask[group]}
 
 
 def rollout(model, tokenizer, problems, num_samples, temperature, args):
     """Completions of each (question, answer): tensors of generate, texts, and rewards (P, G)."""
     prompts = [encode_prompt(question, tokenizer, args) for question, _ in problems]
     mine = prompts[len(prompts) * RANK // WORLD : len(prompts) * (RANK + 1) // WORLD]
-    batch = {}
-    if mine:
-        batch = generate(model, mine, num_samples, args.max_new_tokens, temperature)
-    if WORLD > 1:  # each process has drawn a part, perhaps none; now all get all of it
-        batch = gather(batch, model.device)
+    size = args.prompts_per_step // WORLD  # at a time, for memory
+    parts = [mine[start : start + size] for start in range(0, len(mine), size)]
+    T = args.max_new_tokens
+    batches = [generate(model, part, num_samples, T, temperature) for part in parts]
+    batch = join(gather(batches, model.device))
     lengths = batch["mask"].sum(1).int().tolist()
     rows = zip(batch["completion_ids"].tolist(), lengths, strict=True)
     completions = tokenizer.batch_decode([ids[:n] for ids, n in rows], skip_special_tokens=True)
+    verifier = load_verifier(args.verifier)
     answers = [answer for _, answer in problems for _ in range(num_samples)]
-    rewards = torch.tensor(list(map(verify, completions, answers)), device=model.device)
-    return batch, completions, rewards.view(-1, num_samples)
+    rewards = [float(verifier(*pair)) for pair in zip(completions, answers, strict=True)]
+    rewards = torch.tensor(rewards, device=model.device).view(-1, num_samples)
+    if WORLD > 1:
+        dist.broadcast(rewards, src=0)  # a verifier of one's own may not say the same twice
+    return batch, completions, rewards
 
 
 def join(batches):
-    """Batches stacked, padded to one width: prompts on the left, the rest on the right."""
-    joined = {}
-    for name in batches[0]:
+    """Batches stacked, padded to one width: prompts on the left, completions on the right."""
+    if len(batches) == 1:
+        return batches[0]
+    joined = {"ended": torch.cat([batch["ended"] for batch in batches])}
+    for name in batches[0].keys() - joined:
         rows = [row for batch in batches for row in batch[name]]
-        side = "left" if name.startswith("prompt") else "right"
+        side = "left" if name in ("prompt_ids", "prompt_mask") else "right"
         joined[name] = pad_sequence(rows, batch_first=True, padding_side=side)
     return joined
 
@@ -458,9 +512,15 @@ def rollout_metrics(batch, rewards):
     }
 
 
-def mean_of(updates):
-    """The mean of each number over the updates."""
-    return {name: sum(each[name] for each in updates) / len(updates) for name in updates[0]}
+def describe_group(problems, completions, rewards, advantages):
+    """As text: the group whose rewards differ most, its two best and two worst completions."""
+    group, G = int(rewards.std(1).argmax()), rewards.shape[1]
+    text = "    a group of this step: {!r}, right answer {!r}".format(*problems[group])
+    ranked = rewards[group].argsort(descending=True, stable=True).tolist()
+    for i in ranked[:2] + ranked[2:][-2:]:
+        score = f"reward {rewards[group, i]:.2f}, advantage {advantages[group, i]:+.2f}"
+        text += f"\n      {score}: {completions[group * G + i][:400]!r}"
+    return text
 
 
 # ------------------------------------------------------------------------------------------ Task
@@ -470,7 +530,7 @@ NUMBER = re.compile(r"[-+]?\\?\$?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:
 
 def number_value(text):
     """The value of what NUMBER finds, $1,234.50 say; exact, and of any size."""
-    return Decimal(text.replace(",", "").replace("$", "").replace("\\", ""))
+    return Decimal(re.sub(r"[,$\\]", "", text))
 
 
 def verify(completion: str, answer: str) -> float:
@@ -486,35 +546,54 @@ def verify(completion: str, answer: str) -> float:
     return float(number_value(found[0]) == number_value(answer))
 
 
-def last_number(completion):
-    """The last number anywhere, "" if none: the lenient score tells lack of skill from form."""
-    return ["", *NUMBER.findall(completion)][-1]
+def verify_flexible(completion: str, answer: str) -> float:
+    """1.0 if the last number anywhere is the right one."""
+    numbers = NUMBER.findall(completion)
+    if not numbers:
+        return 0.0
+    return float(number_value(numbers[-1]) == number_value(answer))
+
+
+run_file = functools.cache(runpy.run_path)
+
+
+def load_verifier(name):
+    """The function that --verifier names: (completion, answer) → reward."""
+    if name == "strict":
+        return verify
+    if name == "flexible":
+        return verify_flexible
+    found = run_file(name) if Path(name).is_file() else {}
+    if "verify" not in found:
+        stop(f"--verifier {name}: must be strict, flexible, or a file that defines verify")
+    return found["verify"]
 
 
 def make_sum(rng, held_out=False):
-    """A chain of 2 to 4 one-digit numbers and its sum: ("3+8+5=", "16")."""
+    """A chain of 2 to 4 one-digit numbers and its sum: ("3+8+5", "16")."""
     while True:
         terms = [rng.randint(0, 9) for _ in range(rng.randint(2, 4))]
-        question = "+".join(map(str, terms)) + "="
-        # The question's checksum decides its side, so training and held-out sums cannot meet.
-        if held_out == (zlib.crc32(question.encode()) % 10 == 0):
+        question = "+".join(map(str, terms))
+        # A checksum decides the question's side, so training and held-out sums cannot meet.
+        if held_out == (zlib.crc32(f"{question}=".encode()) % 10 == 0):
             return question, str(sum(terms))
 
 
-def load_jsonl(flag, path):
-    """[(question, answer)] from a JSONL file in GSM8K's form; a bad line stops the run."""
+def load_jsonl(flag, path, args):
+    """[(question, answer)] from a JSONL file; a bad line stops the run. The answer is as it stands
+    for a verifier of the reader's own, otherwise the number at its end, as in GSM8K."""
     problems = []
     try:
         with open(path, encoding="utf-8") as file:
             for line in file:
                 row = json.loads(line)
-                answer = NUMBER.fullmatch(row["answer"].rpartition("#")[2].strip())[0]
-                problems.append((row["question"].strip(), answer))
-    except OSError as error:
-        stop(f"{flag} {path}: {error.strerror}")
-    except Exception:  # not text, not JSON, not an object, a field missing, no number …
+                question, answer = row["question"].strip(), row["answer"]
+                if args.verifier in ("strict", "flexible"):
+                    answer = NUMBER.fullmatch(answer.rpartition("#")[2].strip())[0]
+                problems.append((question, answer))
+    except Exception as error:  # no such file, not text, not JSON, a field missing, no number …
         form = '{"question": "…", "answer": "… #### 72"}'
-        stop(f"{flag} {path}: line {len(problems) + 1} is not of the form {form}")
+        stop(f"{flag} {path}: line {len(problems) + 1} is not of the form {form}: {error!r}")
     if not problems:
         stop(f"{flag} {path}: the file is empty")
     return problems
@@ -524,9 +603,9 @@ def load_data(args):
     """Training problems (None: an endless stream of sums) and held-out ones, none in both."""
     train = None
     if args.dataset != "arithmetic":
-        train = load_jsonl("--dataset", args.dataset)
+        train = load_jsonl("--dataset", args.dataset, args)
     if args.eval_dataset:
-        held_out = load_jsonl("--eval-dataset", args.eval_dataset)
+        held_out = load_jsonl("--eval-dataset", args.eval_dataset, args)
     elif train:
         held_out = train[: min(256, len(train) // 10 + 1)]
     else:
@@ -555,7 +634,7 @@ def problem_stream(train, seed):
 
 def demonstration(question, guess_rate, rng):
     """An answer to imitate, worked out in running totals (3+8+5= → 11,16#16) or guessed (#14)."""
-    terms = [int(term) for term in question[:-1].split("+")]
+    terms = [int(term) for term in question.split("+")]
     guess = sum(rng.randint(0, 9) for _ in terms)
     if rng.random() < guess_rate:
         return f"#{guess}"
@@ -590,16 +669,15 @@ def make_tiny_model(steps=1000):
     model = transformers.LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.0)
     for step in tqdm(range(steps), desc="warm start", unit="step", disable=None):
-        questions, texts = [], []
+        texts = []
         for _ in range(128):
             question, _ = make_sum(rng)
-            questions.append(question)
-            texts.append(question + demonstration(question, 0.85 * step / steps, rng) + "<eos>")
+            texts.append(f"{question}={demonstration(question, 0.85 * step / steps, rng)}<eos>")
         inputs = tokenizer(texts, padding=True, return_tensors="pt")
         ids, padding = inputs["input_ids"], inputs["attention_mask"] == 0
-        lengths = torch.tensor([[len(question)] for question in questions])
-        given = torch.arange(ids.shape[1]) < lengths  # the question is given, not learned
-        labels = ids.masked_fill(given | padding, -100)
+        equals = (ids == vocabulary["="]).long()
+        answer = equals.cumsum(1) > equals  # behind the "=": the question is given, not learned
+        labels = ids.masked_fill(~answer | padding, -100)
         optimizer.param_groups[0]["lr"] = 1e-2 * min((step + 1) / 50, 1 - step / steps)
         optimizer.zero_grad()
         model(ids, labels=labels, use_cache=False).loss.backward()  # it shifts the labels itself
@@ -613,7 +691,7 @@ def tiny_model_folder():
     recipe = [inspect.getsource(part) for part in (make_tiny_model, demonstration, make_sum)]
     key = zlib.crc32(str([*recipe, torch.__version__, transformers.__version__]).encode())
     folder = Path(torch.hub.get_dir()) / f"policy-gradients-{key:08x}"
-    if RANK == 0 and not folder.exists():
+    if int(os.environ.get("LOCAL_RANK", 0)) == 0 and not folder.exists():  # one on each machine
         print(f"warm start: half a minute, this once; the model is kept in {folder}", flush=True)
         save_model(*make_tiny_model(), folder)
     if WORLD > 1:
@@ -622,43 +700,43 @@ def tiny_model_folder():
 
 
 def load_policy(args, device):
-    """The model and its tokenizer. model.generation_config has every stop id, and the pad id."""
-    source = tiny_model_folder() if args.model == "tiny" else args.model
+    """The model of --resume or --model, and its tokenizer.
+
+    What others need to know of it travels on the model: generation_config has every stop id and
+    the pad id, for generate; in_bf16 says whether --dtype wants its matrix products in bf16.
+    """
+    flag, source = "--model", args.model
+    if args.resume:
+        flag, source = "--resume", args.resume
+    elif args.model == "tiny":
+        source = tiny_model_folder()
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     except Exception as error:  # each library has its own for a missing folder or a torn file
-        flag = "--resume" if source == args.resume else "--model"
-        reason = str(error).strip().partition("\n")[0]
-        stop(f"{flag} {source}: cannot be loaded: {reason}")
-    layers = DynamicCache(config=model.config).layers
-    if not all(hasattr(layer, "batch_select_indices") for layer in layers):
-        stop(f"--model {source}: linear attention and other recurrent layers are not supported")
-    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-        stop(f"--model {source}: its tokenizer has more tokens than the model has embeddings")
+        stop(f"{flag} {source}: cannot be loaded: {error}")
     stop_ids = set()
     for part in (tokenizer, model.config, model.generation_config):
-        ids = part.eos_token_id
+        ids = getattr(part, "eos_token_id", None)
         stop_ids.update(ids if isinstance(ids, list) else [ids])
     stop_ids = sorted(stop_ids - {None})
     if not stop_ids:
-        stop(f"--model {source}: it has no end-of-sequence token")
+        stop(f"{flag} {source}: it has no end-of-sequence token")
     pad_id = stop_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     model.generation_config = GenerationConfig(eos_token_id=stop_ids, pad_token_id=pad_id)
-    if args.gradient_checkpointing:
-        model.activation_checkpointing_enable()
+    model.in_bf16 = args.dtype == "bfloat16" or (args.dtype == "auto" and device.type == "cuda")
     return model.to(device).eval(), tokenizer  # eval(): dropout would make the ratio noisy
-
-
-def recompute_activations(model):
-    """Checkpointing works in training mode: put its layers there, but not the dropout in them."""
-    for layer in model.modules():
-        layer.training = getattr(layer, "gradient_checkpointing", False)
 
 
 def encode_prompt(question, tokenizer, args):
     """Token ids of --prompt with the question in it, in the chat template if there is one."""
-    text = args.prompt.replace("{question}", question)
+    words, form = "{question}", "\nReason step by step, then end with #### and the number."
+    if args.dataset == "arithmetic":
+        words, form = "What is {question}?", " End with #### and the number."
+    if args.dataset == "arithmetic" and not tokenizer.chat_template:
+        words, form = "{question}=", ""  # as the tiny model has learned it
+    template = args.prompt or (words + form if args.verifier == "strict" else words)
+    text = template.replace("{question}", question)
     if tokenizer.chat_template:
         chat = [{"role": "user", "content": text}]
         ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
@@ -669,39 +747,59 @@ def encode_prompt(question, tokenizer, args):
     return ids
 
 
+@torch.no_grad()
+def check_policy(model, tokenizer, problems, args):
+    """Stop if a question has no room, or if sampler or training pass are wrong for this model: two
+    padded prompts get two completions each; the last is compared with a plain pass over it alone.
+    """
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", math.inf)
+    for question, _ in problems:
+        ids = encode_prompt(question, tokenizer, args)
+        if len(ids) + args.max_new_tokens > context:
+            stop(f"--max-new-tokens: no room for {args.max_new_tokens} after {question[:60]!r}")
+    own = model.in_bf16, model.generation_config.eos_token_id
+    model.in_bf16, model.generation_config.eos_token_id = False, [-1]  # none ends early
+    half = ids[len(ids) // 2 :]  # of the last question's prompt
+    try:
+        batch = generate(model, [ids, half], 2, 8, 0.0)
+        found = torch.stack([batch["old_logprobs"], token_logprobs(model, batch, 1.0)])
+        row = torch.tensor(half + batch["completion_ids"][-1].tolist(), device=model.device)
+        logits = model(row[None], use_cache=False).logits[0, -9:-1]
+        plain = policy_logprobs(logits, 1.0).gather(1, row[-8:, None])[:, 0]
+    except Exception as error:  # whatever an architecture, or a lack of memory, may raise
+        stop(f"--model {args.model}: cannot be sampled from and trained: {error!r}")
+    gap = (found[:, -1] - plain).abs().max()
+    if not gap < 1e-3:
+        stop(f"--model {args.model}: its cache is not exact: log-probs are off by {gap:.2g} nats")
+    model.in_bf16, model.generation_config.eos_token_id = own
+
+
 # -------------------------------------------------------------------------------------- Plumbing
 
 
 def stop(message):
     """End a run that cannot succeed: one line that names the flag and the fix, exit status 2."""
-    print(f"error: {message}", file=sys.stderr)
+    print("error:", message.partition("\n")[0], file=sys.stderr)
     raise SystemExit(2)
 
 
 def check_args(args):
     """Stop at the first flag whose value no run can use."""
-    may_be_zero = ("clip_low", "clip_high", "overlong_cache")
-    may_be_zero += ("learning_rate", "warmup_steps", "seed")
+    may_be_zero = ("clip_low", "clip_high", "beta", "overlong_cache")
+    may_be_zero += ("steps", "learning_rate", "warmup_steps", "seed")
     for name, value in vars(args).items():
         flag, low = f"--{name.replace('_', '-')}", 0 if name in may_be_zero else 1e-9
         if type(value) in (int, float) and not low <= value < 2**63:
             stop(f"{flag} {value}: must be {'0 or more' if low == 0 else 'above 0'}, and finite")
     if args.group_size < 2:
         stop("--group-size 1: completions are compared with each other, so there must be two")
-    if args.prompts_per_step * args.group_size % (args.minibatches * WORLD):
-        stop("--minibatches: times processes, must divide --prompts-per-step times --group-size")
+    if args.prompts_per_step % (args.minibatches * WORLD):
+        stop("--minibatches: times the number of processes, must divide --prompts-per-step")
     if args.overlong_cache > args.max_new_tokens:
         stop(f"--overlong-cache {args.overlong_cache}: more than --max-new-tokens")
-    if "{question}" not in args.prompt:
+    if args.prompt is not None and "{question}" not in args.prompt:
         stop("--prompt: must contain {question}")
-
-
-def check_prompts(problems, model, tokenizer, args):
-    """Stop if a question cannot be asked: now, not in hours."""
-    context = getattr(model.config, "max_position_embeddings", math.inf)
-    for question, _ in problems:
-        if len(encode_prompt(question, tokenizer, args)) + args.max_new_tokens > context:
-            stop(f"--max-new-tokens: no room for {args.max_new_tokens} after {question[:60]!r}")
+    load_verifier(args.verifier)
 
 
 def start_device(args):
@@ -720,6 +818,8 @@ def start_device(args):
     if args.model == "tiny":
         torch.set_num_threads(min(torch.get_num_threads(), 2))  # more would slow it down
     torch.backends.cuda.enable_cudnn_sdp(False)  # its gradients can be NaN: pytorch issue 196678
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # gather sends from the current one
     if WORLD > 1:
         dist.init_process_group(device_id=device if device.type == "cuda" else None)
     return device
@@ -732,12 +832,15 @@ def sum_over_processes(tensor):
     return tensor
 
 
-def gather(batch, device):
-    """The batches of all processes, joined."""
-    parts = [{}] * WORLD
-    dist.all_gather_object(parts, {name: tensor.cpu() for name, tensor in batch.items()})
-    joined = join([part for part in parts if part])
-    return {name: tensor.to(device) for name, tensor in joined.items()}
+def gather(batches, device):
+    """The batches of all processes, in the order of their ranks."""
+    if WORLD == 1:
+        return batches
+    lists = [None] * WORLD
+    on_host = [{name: tensor.cpu() for name, tensor in batch.items()} for batch in batches]
+    dist.all_gather_object(lists, on_host)
+    batches = [batch for part in lists for batch in part]
+    return [{name: tensor.to(device) for name, tensor in batch.items()} for batch in batches]
 
 
 def save_model(model, tokenizer, folder, state=None):
@@ -745,11 +848,9 @@ def save_model(model, tokenizer, folder, state=None):
     scratch = folder.with_name(f"saving-{time.time_ns()}.tmp")
     model.save_pretrained(scratch)
     tokenizer.save_pretrained(scratch)
-    buffer = io.BytesIO()  # for torch.save reports a full disk as RuntimeError
-    torch.save(state, buffer)
-    (scratch / "trainer.pt").write_bytes(buffer.getbuffer())
-    os.sync()
-    shutil.rmtree(folder, ignore_errors=True)
+    torch.save(state, scratch / "trainer.pt")
+    if folder.exists():
+        folder.rename(f"{scratch}.old")
     scratch.rename(folder)
 
 
@@ -761,31 +862,29 @@ def save_checkpoint(model, tokenizer, optimizer, run_folder, state, args):
     state |= {"script": SCRIPT, "processes": WORLD}
     save_model(model, tokenizer, run_folder / f"step-{state['step']:06d}", state)
     outdated = sorted(run_folder.glob("step-" + "[0-9]" * 6))[:-2]
-    for folder in [*outdated, *run_folder.glob("saving-*.tmp")]:
+    for folder in [*outdated, *run_folder.glob("saving-*")]:
         shutil.rmtree(folder)
 
 
-def load_checkpoint(args):
-    """The flags and the state of --resume; what does not shape the result may be given anew."""
+def load_checkpoint(path):
+    """The state of a run where it was saved, with the Args it was begun with."""
     try:
-        path = Path(args.resume) / "trainer.pt"
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        begun, script, processes = Args(**state["args"]), state["script"], state["processes"]
-    except Exception:  # missing, torn, or another program's
-        stop(f"--resume {args.resume}: not a checkpoint of this script")
-    if (script, processes) != (SCRIPT, WORLD):
-        stop(f"--resume {args.resume}: begun by {script}.py, number of processes: {processes}")
-    anew = ["resume", "steps", "eval_every", "eval_problems", "save_every"]
-    anew += ["device", "micro_batch_size", "gradient_checkpointing"]
-    words = {word.partition("=")[0].replace("_", "-") for word in sys.argv}
-    for name, default in vars(Args(model=args.model, dataset=args.dataset)).items():
-        flag, value = f"--{name.replace('_', '-')}", getattr(args, name)
-        given = value != default or flag in words
-        if given and name in anew:
-            setattr(begun, name, value)
-        elif given and value != getattr(begun, name):
-            stop(f"{flag} {value}: the run was begun with {getattr(begun, name)}")
-    return begun, state
+        state = torch.load(Path(path) / "trainer.pt", map_location="cpu", weights_only=True)
+        state["args"] = Args(**state["args"])
+        begun_by = f"{state['script']}.py, processes: {state['processes']}"
+    except Exception:  # missing, torn, another program's, or of flags that are no more
+        stop(f"--resume {path}: not a checkpoint of this script")
+    if begun_by != f"{SCRIPT}.py, processes: {WORLD}":
+        stop(f"--resume {path}: the run was begun by {begun_by}")
+    return state
+
+
+def check_same_run(args, begun):
+    """Stop if --resume is given a flag that would make it another run."""
+    for name in ("model", "seed", "group_size", "dataset", "eval_dataset"):
+        value, was = getattr(args, name), getattr(begun, name)
+        if value != was:
+            stop(f"--{name.replace('_', '-')} {value}: the run was begun with {was}")
 
 
 def learning_rate_at(step, args):
@@ -795,29 +894,20 @@ def learning_rate_at(step, args):
     return args.learning_rate * min(step / warmup, (end - step) / (end - warmup))
 
 
-def watch_ctrl_c():
-    """Ctrl-C ends the run after the step under way: the list returned gets an entry."""
-    presses = []
-
-    def on_interrupt(number, frame):
-        if WORLD == 1:  # the next one kills; under torchrun it is the same one, repeated
-            signal.signal(number, signal.SIG_DFL)
-        presses.append(number)
-
-    signal.signal(signal.SIGINT, on_interrupt)
-    return presses
-
-
 def open_run(args, step):
     """The run's folder, and a TensorBoard writer in the first process; prints all flags."""
     folder = Path(args.output_dir) / f"{SCRIPT}__{args.seed}__{time.time_ns()}"
     if args.resume:
         folder = Path(args.resume).resolve().parent
-    if RANK > 0 or args.eval_only:
+    if RANK > 0:
         return folder, None
-    writer = SummaryWriter(folder, purge_step=step + 1)
-    writer.add_text("hyperparameters", str(args))
-    print(f"run in {folder}: {args}")
+    try:
+        writer = SummaryWriter(folder, purge_step=step + 1 if args.steps > 0 else None)
+    except OSError as error:
+        stop(f"--output-dir {args.output_dir}: {error.strerror}")
+    flags = "\n".join(f"    {name}: {value}" for name, value in vars(args).items())
+    writer.add_text("hyperparameters", flags)
+    print(f"run in {folder}\n{flags}", flush=True)
     return folder, writer
 
 
@@ -828,88 +918,116 @@ def log(writer, metrics, step):
             writer.add_scalar(name, float(value), step)
 
 
-# ------------------------------------------------------------------------------------- Main loop
-
-
-def evaluate(model, tokenizer, problems, args, writer, step, k=8):
-    """Scores on held-out problems, from k samples each at temperature 1 and one greedy; logged.
-
-    pass@1: share of right samples; pass@k: of problems with one or more; lenient: the last number
-    anywhere counts. Prints one sample, or with --eval-only eight.
-    """
-    torch.manual_seed(RANK)  # the same dice at every evaluation
-    results = defaultdict(list)
-    for start in range(0, len(problems), args.prompts_per_step):
-        chunk = problems[start : start + args.prompts_per_step]
-        batch, completions, rewards = rollout(model, tokenizer, chunk, k, 1.0, args)
-        _, _, greedy_rewards = rollout(model, tokenizer, chunk, 1, 0.0, args)
-        results["pass@1"] += rewards.flatten().tolist()
-        results[f"pass@{k}"] += rewards.amax(1).tolist()
-        results["pass@1_greedy"] += greedy_rewards.flatten().tolist()
-        results["mean_length"] += batch["mask"].sum(1).tolist()
-        for i, completion in enumerate(completions):
-            answer = chunk[i // k][1]
-            results["pass@1_lenient"].append(verify("#" + last_number(completion), answer))
-    scores = {f"eval/{name}": sum(values) / len(values) for name, values in results.items()}
-    log(writer, scores, step)
-    if RANK == 0:
-        tqdm.write(f"step {step}: held-out pass@1 {scores['eval/pass@1']:.3f}; for example")
-        for i in range(min(len(chunk), 8 if args.eval_only else 1)):
-            question, answer = chunk[i]
-            sample = textwrap.shorten(f"{question} → {completions[i * k]}", 400)
-            tqdm.write(f"    {sample} (right: {answer})")
-    return scores
-
-
 def finish(state, args, writer, folder, seconds):
     """Close the log and say how it went; returns what main returns."""
-    before, after = state["before"]["eval/pass@1"], state["after"]["eval/pass@1"]
     if WORLD > 1:
-        dist.barrier()  # torchrun ends the others as soon as one fails
+        dist.barrier()  # none may leave while another still writes
         dist.destroy_process_group()
+    before, after = state["before"]["eval/pass@1"], state["after"]["eval/pass@1"]
     if writer is not None:
         writer.close()
-        print(f"pass@1 {before:.3f} → {after:.3f}; {seconds:.0f} s; model and logs in {folder}")
-    if state["step"] < args.steps and not args.eval_only:
-        resume = f"stopped; go on with --resume {folder}/step-{state['step']:06d}"
-        sys.exit(resume if RANK == 0 else 0)
+        if args.steps > 0:
+            print(f"pass@1 {before:.3f} → {after:.3f}; {seconds:.0f} s; model and logs in {folder}")
     scores = state["after"] | {"eval/pass@1_initial": before}
     return scores | {"seconds": seconds, "folder": str(folder)}
 
 
+# ------------------------------------------------------------------------------------- Main loop
+
+
+def evaluate(model, tokenizer, problems, args, writer, step):
+    """Scores on held-out problems, from 8 samples each and one greedy completion; logged, printed.
+
+    pass@1: share of right samples, or mean reward; pass@8: the same of each problem's best;
+    lenient: pass@1 by the flexible verifier, where answers are numbers.
+    """
+    torch.manual_seed(RANK)  # the same dice at every evaluation
+    batch, completions, rewards = rollout(model, tokenizer, problems, 8, args.temperature, args)
+    _, _, greedy_rewards = rollout(model, tokenizer, problems, 1, 0.0, args)
+    metrics = rollout_metrics(batch, rewards)
+    scores = {
+        "pass@1": metrics["reward"],
+        "pass@8": rewards.amax(1).mean(),
+        "pass@1_greedy": greedy_rewards.mean(),
+        "mean_length": metrics["completions/mean_length"],
+        "clipped_ratio": metrics["completions/clipped_ratio"],
+        "frac_reward_zero_std": metrics["frac_reward_zero_std"],
+    }
+    if args.verifier in ("strict", "flexible"):
+        answers = [answer for _, answer in problems for _ in range(8)]
+        scores["pass@1_lenient"] = fmean(map(verify_flexible, completions, answers))
+    scores = {name: float(value) for name, value in scores.items()}
+    if RANK == 0:
+        text = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
+        tqdm.write(f"step {step}: held-out {text}")
+    scores = {f"eval/{name}": value for name, value in scores.items()}
+    log(writer, scores, step)
+    return scores
+
+
+def diagnose(scores):
+    """What keeps a run from learning, and which flag to try; "" where all is well."""
+    right, lenient = scores["eval/pass@1"], scores.get("eval/pass@1_lenient", 0.0)
+    if scores["eval/pass@8"] == 0 < lenient or lenient > right + 0.2:
+        return "right numbers in the wrong form: try --verifier flexible, or another --prompt"
+    if scores["eval/pass@8"] == 0:
+        return "no answer is right: try an easier --dataset, or another --model"
+    if scores["eval/clipped_ratio"] > 0.5:
+        return "more than half of the answers are cut off: try a larger --max-new-tokens"
+    if scores["eval/frac_reward_zero_std"] == 1 and right < 0.9:
+        return "the answers to each question score the same: try --temperature or --group-size"
+    return ""
+
+
+def show(writer, scores, group, step):
+    """A group of the last step, and what is wrong, if anything is; in the first process."""
+    if writer is None:
+        return
+    if group:
+        writer.add_text("group", group, step)
+        tqdm.write(group)
+    if hint := diagnose(scores):
+        tqdm.write(f"    {hint}")
+
+
 def main(args: Args) -> dict:
-    """Train, or with --eval-only evaluate; returns scores, first pass@1, seconds and the folder."""
+    """Train, or with --steps 0 evaluate; returns scores, first pass@1, seconds and the folder."""
     start = time.perf_counter()
+    check_args(args)
     state = {"step": 0, "num_prompts": 0, "num_tokens": 0}
     if args.resume:
-        args, state = load_checkpoint(args)
-    check_args(args)
+        state = load_checkpoint(args.resume)
+        check_same_run(args, state["args"])
     device = start_device(args)
     train, held_out = load_data(args)
-    model, tokenizer = load_policy(replace(args, model=args.resume or args.model), device)
-    check_prompts(held_out + (train or []), model, tokenizer, args)
+    model, tokenizer = load_policy(args, device)
+    check_policy(model, tokenizer, held_out + (train or []), args)
+    reference = None
+    if args.beta > 0 and args.steps > 0:
+        reference, _ = load_policy(replace(args, resume=""), device)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
     problems = islice(problem_stream(train, args.seed), state["num_prompts"], None)
     folder, writer = open_run(args, state["step"])
     if args.resume:
         optimizer.load_state_dict(state["optimizer"])
-    else:
-        scores = evaluate(model, tokenizer, held_out, args, writer, 0)
+    if args.steps == 0 or not args.resume:
+        scores = evaluate(model, tokenizer, held_out, args, writer, state["step"])
+        show(writer, scores, "", state["step"])
         state |= {"before": scores, "after": scores}
 
-    presses = watch_ctrl_c()
-    last_step = 0 if args.eval_only else args.steps
-    bar = tqdm(range(state["step"] + 1, last_step + 1), desc=SCRIPT, disable=RANK > 0 or None)
+    steps = range(state["step"] + 1, args.steps + 1)
+    bar = tqdm(steps, desc=SCRIPT, disable=RANK > 0 or None)
     for step in bar:
         step_start = time.perf_counter()
         rng = random.Random(f"{args.seed} {step}")  # the same in all processes …
         torch.manual_seed(rng.getrandbits(32) + RANK)  # … but each draws samples of its own
         learning_rate = learning_rate_at(step, args)
         optimizer.param_groups[0]["lr"] = learning_rate
-        metrics = train_step(model, tokenizer, optimizer, problems, rng, args)
+        metrics, group = train_step(model, reference, tokenizer, optimizer, problems, rng, args)
         if not all(map(math.isfinite, metrics.values())):
             bar.close()
-            sys.exit(f"error: step {step}: loss not finite; lower --learning-rate; see {folder}")
+            reason = "reward or loss not finite; lower --learning-rate"
+            sys.exit(f"error: step {step}: {reason}; see {folder}")
         seconds = time.perf_counter() - step_start
         metrics |= {"step_time": seconds, "tokens_per_second": metrics["num_tokens"] / seconds}
         for name in ("num_prompts", "num_tokens"):  # from here on, of the whole run
@@ -920,21 +1038,16 @@ def main(args: Args) -> dict:
         state["step"] = step
         if step % args.eval_every == 0 or step == args.steps:
             state["after"] = evaluate(model, tokenizer, held_out, args, writer, step)
-        interrupted = sum_over_processes(torch.tensor(len(presses), device=device)) > 0
-        if step % args.save_every == 0 or step == args.steps or interrupted:
+            show(writer, state["after"], group, step)
             save_checkpoint(model, tokenizer, optimizer, folder, state, args)
-        if interrupted:
-            break
     return finish(state, args, writer, folder, time.perf_counter() - start)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the first step there is nothing to save
     args = tyro.cli(Args)
-    try:
-        main(args)
-    except (OSError, safetensors.SafetensorError) as error:
-        stop(f"--output-dir: {error}")  # a full disk, say; checkpoints saved before are whole
+    if args.resume:  # once more: what is not given now is as it was
+        args = tyro.cli(Args, default=load_checkpoint(args.resume)["args"])
+    main(args)
 
 # /// script
 # requires-python = ">=3.11"

@@ -1,6 +1,7 @@
-"""Run by test_llm_parallel.py, alone or under torchrun:
-one step of each method on samples that do not depend on who draws."""
+"""Run by test_llm_parallel.py, alone or under torchrun: a step and an evaluation of each method, on
+samples that do not depend on who draws."""
 
+import itertools
 import random
 import sys
 import zlib
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from conftest import LLM_SCRIPTS, Characters, random_model, script
 
 # Five, which two processes cannot share evenly.
-PROBLEMS = [("1+2=", "3"), ("1+2+3+4=", "10"), ("9+9=", "18"), ("5+5+5=", "15"), ("2+2=", "4")]
+PROBLEMS = [("1+2", "3"), ("1+2+3+4", "10"), ("9+9", "18"), ("5+5+5", "15"), ("2+2", "4")]
 
 
 def asked_alone(module):
@@ -31,6 +32,35 @@ def verify(completion, answer):
     return float(completion == "#1")
 
 
+def trained(module):
+    """Weights and what was measured: of minibatches of any rows, on the first of which one of two
+    processes has nothing to do; then of a step of two passes in two minibatches, of three groups
+    and two; and the scores on one problem, which one of two processes has to itself."""
+    model, reference = random_model("qwen2").double(), random_model("qwen2", seed=1).double()
+    shape = {"prompts_per_step": 5, "group_size": 4, "minibatches": 2, "update_epochs": 2}
+    args = module.Args(max_new_tokens=9, model="some", micro_batch_size=3, beta=0.1, **shape)
+    batch, completions, rewards = module.rollout(model, Characters(), PROBLEMS, 4, 1.0, args)
+    batch["ref_logprobs"] = module.batch_logprobs(reference, batch, args)
+    batch["advantages"] = module.compute_advantages(rewards, args).flatten()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    order = torch.tensor(random.Random(0).sample(range(20), 20))
+    stats = [
+        module.train_minibatch(model, optimizer, module.take_rows(batch, rows), args)
+        for rows in order.split([1, 7, 12])
+    ]
+    given = (model, reference, Characters(), optimizer, itertools.cycle(PROBLEMS))
+    metrics, group = module.train_step(*given, random.Random(0), args)
+    scores = module.evaluate(model, Characters(), PROBLEMS[:1], args, None, 0)
+    return {
+        "weights": torch.cat([p.detach().flatten() for p in model.parameters()]),
+        "stats": [*stats, {name: float(value) for name, value in metrics.items()}],
+        "lengths": batch["mask"].sum(1),
+        "texts": [*completions, group],
+        "rewards": rewards,
+        "scores": scores,
+    }
+
+
 def main(out: str):
     torch.set_num_threads(1)
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -38,28 +68,7 @@ def main(out: str):
     for name in LLM_SCRIPTS:
         module = script(name)
         module.generate, module.verify = asked_alone(module), verify
-        model, reference = random_model("qwen2").double(), random_model("qwen2", seed=1).double()
-        args = module.Args(max_new_tokens=9, model="some", micro_batch_size=3)
-        if hasattr(args, "beta"):
-            args.beta = 0.1
-        batch, completions, rewards = module.rollout(model, Characters(), PROBLEMS, 4, 1.0, args)
-        if hasattr(args, "beta") and name != "rloo_llm":
-            batch["ref_logprobs"] = module.batch_logprobs(reference, batch, args)
-        batch["advantages"] = module.compute_advantages(rewards, args).flatten()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        order = random.Random(0).sample(range(20), 20)
-        # 1: one of two processes has nothing to do
-        stats = [
-            module.train_minibatch(model, optimizer, {k: v[rows] for k, v in batch.items()}, args)
-            for rows in torch.tensor(order).split([1, 7, 12])
-        ]
-        results[name] = {
-            "weights": torch.cat([p.detach().flatten() for p in model.parameters()]),
-            "stats": stats,
-            "lengths": batch["mask"].sum(1),
-            "texts": completions,
-            "rewards": rewards,
-        }
+        results[name] = trained(module)
     torch.save(results, f"{out}-{rank}-of-{world}.pt")
 
 

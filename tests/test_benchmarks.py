@@ -116,6 +116,20 @@ def test_gpu_benchmark_at_smoke_size():
     assert all(f"| a | {name}, bfloat16" in shown for name in LLM_SCRIPTS)
 
 
+def test_both_passes_over_a_shared_prompt_agree_at_smoke_size():
+    """It fails where log-probs or gradients differ."""
+    flags = ["--smoke", "--dtype", "bfloat16"]
+    assert run("tests/benchmarks/shared_prefix.py", *flags).stdout.count("| 9 + 16 |") == 1
+
+
+@pytest.mark.slow
+def test_precision_at_smoke_size():
+    """In bf16 as in float32 the first ratios are 1, and without a signal nothing moves."""
+    shown = run("tests/benchmarks/precision.py", "--smoke").stdout
+    assert "before the first update | 0.0e+00 | 0.0e+00 |" in shown
+    assert "without a signal | 0 |" in shown
+
+
 @pytest.mark.slow
 def test_gpu_benchmark_at_smoke_size_with_runs_and_torchrun():
     assert (

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import scalars, script
+from conftest import Characters, equal, random_model, script
 
 dapo = script("dapo_llm")
 
@@ -37,9 +37,10 @@ def scripted(monkeypatch, rewards):
             "completion_ids": mark.long(),
             "mask": torch.ones(B, T),
             "old_logprobs": -mark,
-            "ended": torch.ones(B, 1).bool(),
+            "ended": torch.ones(B).bool(),
         }
-        return batch, [], torch.tensor([next(stream) for _ in problems])
+        texts = [f"text {len(calls)}"] * B
+        return batch, texts, torch.tensor([next(stream) for _ in problems])
 
     monkeypatch.setattr(dapo, "rollout", rollout)
     return calls
@@ -50,21 +51,17 @@ MODEL = SimpleNamespace(device=torch.device("cpu"))
 
 
 def problems():
-    return iter([("1+1=", "2")] * 1000)
+    return iter([(f"1+{i}", "2") for i in range(1000)])
 
 
 def test_refill_until_enough_groups_have_signal(monkeypatch):
     calls = scripted(monkeypatch, [DEAD, ALIVE, WRONG, DEAD, ALIVE, ALIVE, ALIVE, ALIVE])
     args = dapo.Args(prompts_per_step=2, group_size=3, max_resample=10)
-    batch, rewards = dapo.dynamic_rollout(MODEL, None, problems(), args)
-    assert len(calls) == 3 and dapo.informative(rewards).tolist() == [
-        False,
-        True,
-        False,
-        False,
-        True,
-        True,
-    ]
+    drawn, batch, texts, rewards = dapo.dynamic_rollout(MODEL, None, problems(), args)
+    assert calls == [2, 2, 2] and drawn == [(f"1+{i}", "2") for i in range(6)]
+    assert texts == ["text 1"] * 6 + ["text 2"] * 6 + ["text 3"] * 6
+    alive = [False, True, False, False, True, True]
+    assert dapo.informative(rewards).tolist() == alive
     assert batch["mask"].shape == (18, 4) and batch["prompt_mask"].shape == (18, 5)
     # the first draw was narrower: padded on the left of the prompt, on the right of the completion
     assert batch["prompt_mask"][0].tolist() == [0, 0, 1, 1, 1] and batch["mask"][0].tolist() == [
@@ -78,7 +75,7 @@ def test_refill_until_enough_groups_have_signal(monkeypatch):
 
 def test_the_cap_and_all_groups_dead(monkeypatch):
     calls = scripted(monkeypatch, [DEAD, WRONG] * 50)
-    _, rewards = dapo.dynamic_rollout(
+    *_, rewards = dapo.dynamic_rollout(
         MODEL, None, problems(), dapo.Args(prompts_per_step=2, group_size=3, max_resample=4)
     )
     assert len(calls) == 4 and not dapo.informative(rewards).any() and len(rewards) == 8
@@ -94,14 +91,25 @@ def test_informative_asks_the_verifier_not_the_penalty():
     assert shaped.std() > 0
 
 
-@pytest.mark.parametrize("verdict", [0.0, 1.0])
-def test_a_run_of_dead_groups_says_so_and_goes_on(monkeypatch, quick, capsys, verdict):
-    """All wrong or all right, and the overlong penalty differs within each group:
-    that must not bring it to life."""
+@pytest.mark.parametrize("verdict", [0.0, 0.7, 1.0])
+def test_dead_groups_move_nothing_though_their_lengths_differ(monkeypatch, verdict):
+    """All wrong or all right, and the overlong penalty differs within each group: that must not
+    bring it to life. The group that is shown has its advantages all the same."""
     monkeypatch.setattr(dapo, "verify", lambda completion, answer: verdict)
+    model = random_model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     flags = {"max_resample": 2, "max_new_tokens": 6, "overlong_cache": 6}
-    result = dapo.main(dapo.Args(**quick | flags))
-    assert capsys.readouterr().out.count("no update") == 2 and result["eval/pass@1"] == verdict
+    args = dapo.Args(prompts_per_step=4, group_size=4, **flags)
+    shaped = record(monkeypatch, "compute_advantages")
+    torch.manual_seed(0)
+    rng = random.Random(0)
+    metrics, group = dapo.train_step(model, None, Characters(), optimizer, problems(), rng, args)
+    assert shaped[0].any(), "the penalty told none of them apart"
+    assert equal(model.state_dict(), before) and not optimizer.state
+    assert metrics["discarded_groups"] == 8 and metrics["num_prompts"] == 8
+    assert metrics["reward"] == pytest.approx(verdict) and not {"loss", "grad_norm"} & set(metrics)
+    assert f"reward {verdict:.2f}" in group
 
 
 def record(monkeypatch, function):
@@ -111,7 +119,16 @@ def record(monkeypatch, function):
     return results
 
 
-def test_it_trains_on_informative_groups_alone_and_counts_what_it_discards(monkeypatch, quick):
+def train_step(model, reference=None, rate=0.0, **flags):
+    """One step on a model's own samples; what it logs."""
+    args = dapo.Args(prompts_per_step=4, group_size=4, **flags)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    torch.manual_seed(0)
+    rng, tokenizer = random.Random(0), Characters()
+    return dapo.train_step(model, reference, tokenizer, optimizer, problems(), rng, args)[0]
+
+
+def test_it_trains_on_informative_groups_alone_and_counts_what_it_discards(monkeypatch):
     batches, real = [], dapo.train_minibatch
     monkeypatch.setattr(
         dapo,
@@ -120,25 +137,34 @@ def test_it_trains_on_informative_groups_alone_and_counts_what_it_discards(monke
     )
     drawn, coin = record(monkeypatch, "rollout"), random.Random(0)
     monkeypatch.setattr(dapo, "verify", lambda *args: float(coin.random() < 0.05))
-    flags = {"steps": 1, "minibatches": 1, "max_resample": 50, "overlong_cache": 0}
-    folder = dapo.main(dapo.Args(**quick | flags | {"eval_problems": 4}))["folder"]
+    metrics = train_step(random_model(), minibatches=1, max_resample=50, overlong_cache=0)
     (batch,) = batches
     assert len(batch["advantages"]) == 16 and batch["advantages"].all()  # four groups of z-scores
-    training = drawn[2:-2]  # less the two evaluations, each sampled and greedy
-    assert scalars(folder, "discarded_groups")[0] == 4 * len(training) - 4 > 0
-    assert scalars(folder, "num_tokens")[0] == sum(int(each[0]["mask"].sum()) for each in training)
+    assert metrics["discarded_groups"] == 4 * len(drawn) - 4 > 0
+    assert metrics["num_prompts"] == 4 * len(drawn)
+    assert metrics["num_tokens"] == sum(int(each[0]["mask"].sum()) for each in drawn)
 
 
-def test_statistics_are_means_over_the_updates_made(monkeypatch, quick):
-    """Three groups of four in minibatches for four: six updates of two rows, not eight."""
+def test_statistics_are_means_over_the_updates_made(monkeypatch):
+    """Three groups in minibatches for four: three updates of one group, not four."""
     monkeypatch.setattr(dapo, "informative", lambda rewards: torch.arange(len(rewards)) % 4 != 0)
+    monkeypatch.setattr(dapo, "verify", lambda completion, answer: random.random())
     updates = record(monkeypatch, "train_minibatch")
-    flags = {"steps": 1, "minibatches": 8, "max_resample": 1}
-    folder = dapo.main(dapo.Args(**quick | flags))["folder"]
-    assert len(updates) == 6
+    metrics = train_step(random_model(), minibatches=4, max_resample=1)
+    made = [update for update in updates if update]
+    assert len(made) == 3 and len(updates) == 4
     for name in ("loss", "grad_norm"):
-        mean = sum(update[name] for update in updates) / 6
-        assert scalars(folder, name) == pytest.approx([mean], rel=1e-5)
+        assert metrics[name] == pytest.approx(sum(update[name] for update in made) / 3)
+
+
+def test_the_kl_of_beta_is_of_the_kept_groups_alone(monkeypatch):
+    """DAPO has none by default; with --beta it is GRPO's, and nothing is read for what is thrown
+    away."""
+    reads, coin = record(monkeypatch, "batch_logprobs"), random.Random(0)
+    monkeypatch.setattr(dapo, "verify", lambda *args: float(coin.random() < 0.1))
+    metrics = train_step(random_model(), random_model(seed=1), beta=0.1)
+    assert metrics["discarded_groups"] > 0 and metrics["kl"] > 0.1
+    assert [len(logprobs) for logprobs in reads] == [16]
 
 
 def test_a_right_long_answer_ranks_above_a_wrong_one():

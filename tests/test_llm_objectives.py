@@ -1,13 +1,14 @@
 """The three functions of each algorithm: against its oracle, by enumeration, and where they must
 agree with each other."""
 
+import math
 from dataclasses import replace
 from itertools import product
 
 import pytest
 import torch
 from conftest import LLM_SCRIPTS, script
-from oracles import oracle, value_and_gradient
+from oracles import clipped_share, oracle, value_and_gradient
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
 # Every script as it comes, and with the flags that change its three functions.
@@ -155,7 +156,40 @@ def test_where_they_must_agree():
     torch.testing.assert_close(rloo.compute_advantages(rewards, rloo.Args()), plain * 6 / 5)
 
 
+# --------------------------------------------------------------------------------- the clip's share
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", [name for name in LLM_SCRIPTS if name != "rloo_llm"])
+def test_is_clipped_against_the_oracle(name, seed):
+    """Of tokens with an advantage of both signs and of 0; padding is never clipped."""
+    args, (logprobs, old, advantages, mask) = args_of(name), ragged(seed)
+    advantages[2] = 0.0
+    tensors = (logprobs.detach(), old, advantages, mask)
+    found = script(name).is_clipped(*tensors, args)
+    assert found.dtype == torch.bool and not found[mask == 0].any() and not found[2].any()
+    share = found.sum().item() / mask.sum().item()
+    assert share == pytest.approx(clipped_share(name, *tensors, args))
+
+
 # ----------------------------------------------------------------------------------------------- KL
+
+
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_kl_k3_by_hand(name):
+    """Of each token: e^d − d − 1 with d = log π_ref − log π, its derivative by log π, 1 − e^d, and
+    none by log π_ref; on average over π = (.9, .1) and against (.5, .5) it is 0.368, the KL."""
+    pairs = [(-0.1, -0.7), (-2.0, -0.3), (-1.0, -1.0), (0.0, -20.0)]
+    logprobs, other = torch.tensor(pairs, dtype=torch.double).T.reshape(2, 2, 2)
+    logprobs.requires_grad_()
+    found = script(name).kl_k3(logprobs, other)
+    for (log_pi, log_ref), value in zip(pairs, found.flatten().tolist(), strict=True):
+        assert value == pytest.approx(math.exp(log_ref - log_pi) - (log_ref - log_pi) - 1)
+    slopes = torch.autograd.grad(found.sum(), logprobs)[0].flatten().tolist()
+    assert slopes == pytest.approx([1 - math.exp(ref - log_pi) for log_pi, ref in pairs])
+    policy, ref = torch.tensor([0.9, 0.1]), torch.tensor([0.5, 0.5])
+    kl = (policy * script(name).kl_k3(policy.log(), ref.log())).sum()
+    assert kl.item() == pytest.approx(0.368, abs=5e-4)
 
 
 def test_whose_value_and_whose_gradient_k3_has():

@@ -1,33 +1,16 @@
-"""Two processes and one: the same optimizer step, one warm start, one log, one saved model."""
+"""Two processes and one: the same step and scores, one warm start, one log, one saved model."""
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, ROOT, last_checkpoint, scalars, weights
-from launch import flags, run, side_by_side, wait_for
+from conftest import LLM_SCRIPTS, ROOT, scalars, script, weights
+from launch import flags, run, side_by_side
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-
-
-def torchrun(*command, **options):
-    """The real command, in a process group of its own."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [*TORCHRUN, *command],
-        cwd=ROOT,
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        **options,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +19,7 @@ def steps(tmp_path_factory):
     run("tests/parallel_step.py", out)
     both = side_by_side("tests/parallel_step.py", out, "parallel")
     assert [process.wait() for process in both] == [0, 0], both[0].stderr + both[1].stderr
+    assert both[0].stdout.count(": held-out ") == len(LLM_SCRIPTS) and both[1].stdout == ""
     return [
         torch.load(f"{out}-{name}.pt", weights_only=True) for name in ("0-of-1", "0-of-2", "1-of-2")
     ]
@@ -43,24 +27,50 @@ def steps(tmp_path_factory):
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
 def test_two_processes_take_the_step_of_one(steps, name):
-    """Three minibatches of ragged lengths in a row. Each process normalising by its own tokens, a
-    gradient averaged instead of summed, or shares that are gathered in the wrong order fail it."""
+    """Three minibatches of ragged lengths in a row, and a step of two passes. Each process
+    normalising by its own tokens, a gradient averaged instead of summed, or shares that are
+    gathered in the wrong order fail it."""
     one, *both = (step[name] for step in steps)
     assert one["lengths"].unique().numel() > 3 and one["rewards"].unique().numel() == 2
+    assert {"loss", "grad_norm", "approx_kl", "reward", "kl"} <= one["stats"][-1].keys()
     for two in both:
         assert two["texts"] == one["texts"] and torch.equal(two["lengths"], one["lengths"])
         assert (two["weights"] - one["weights"]).abs().max() < 1e-6
+        assert two["scores"] == pytest.approx(one["scores"], abs=1e-6)
         for a, b in zip(one["stats"], two["stats"], strict=True):
             assert a == pytest.approx(b, rel=1e-4, abs=1e-6)
     assert torch.equal(both[0]["weights"], both[1]["weights"]), "the copies have drifted apart"
 
 
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+@pytest.mark.parametrize("size,sizes", [(1, [1] * 8), (4, [4, 4]), (6, [4, 4]), (9, [8])])
+def test_groups_are_not_torn_needlessly(name, size, sizes, monkeypatch):
+    """Four groups of four rows on two processes: two groups each, and of these as many whole ones
+    at a time as fit."""
+    module, shares = script(name), []
+    args = module.Args(group_size=4, micro_batch_size=size)
+    monkeypatch.setattr(module, "WORLD", 2)
+    for rank in (0, 1):
+        monkeypatch.setattr(module, "RANK", rank)
+        shares.append(module.micro_batches(torch.arange(16), args))
+    assert [[len(part) for part in share] for share in shares] == [sizes, sizes]
+    assert torch.cat([*shares[0], *shares[1]]).tolist() == [*range(16)]
+
+
+def test_minibatches_are_for_all_processes(refused, monkeypatch):
+    """Each minibatch has as many groups for each process."""
+    monkeypatch.setattr(script("grpo_llm"), "WORLD", 2)
+    grpo = script("grpo_llm")
+    grpo.check_args(grpo.Args(prompts_per_step=8, minibatches=4))
+    line = refused(grpo.check_args, grpo.Args(prompts_per_step=4, minibatches=4))
+    assert "--minibatches" in line and "--prompts-per-step" in line
+
+
 def check_run(output: str, errors: str, runs: Path):
     """One result, one bar, one folder, one log of two steps, one model."""
-    assert (
-        output.count("step 0: held-out") == output.count("logs in") == 1
-        and errors.count(" 0/1000") <= 1
-    )
+    for said in ("run in ", "step 0: held-out", "  a group of this step", "logs in"):
+        assert output.count(said) == 1
+    assert errors.count(" 0/1000") <= 1
     (folder,) = runs.iterdir()
     assert len(list(folder.glob("events*"))) == 1 and weights(folder)
     assert len(scalars(folder, "reward")) == 2 and scalars(folder, "num_tokens")[-1] > 0
@@ -68,20 +78,48 @@ def check_run(output: str, errors: str, runs: Path):
 
 @pytest.mark.parametrize("name", ["grpo_llm", "dapo_llm"])
 def test_two_processes_make_one_run(name, tmp_path, quick):
-    """dapo_llm: the processes agree on when to stop drawing, or one of them would wait for ever."""
-    both = side_by_side(f"{name}.py", *flags(quick))
+    """dapo_llm: the processes agree on when to stop drawing, or one of them would wait for ever.
+    The second has no problem to evaluate, and says nothing."""
+    own = {"minibatches": 2, "update_epochs": 2, "eval_problems": 1}
+    both = side_by_side(f"{name}.py", *flags(quick | own))
     assert [process.wait() for process in both] == [0, 0], both[0].stderr + both[1].stderr
-    output, errors = "".join(p.stdout for p in both), "".join(p.stderr for p in both)
-    check_run(output, errors, tmp_path / "runs")
+    assert both[1].stdout == ""
+    check_run(both[0].stdout, both[0].stderr + both[1].stderr, tmp_path / "runs")
+
+
+def test_two_processes_go_on(tmp_path, quick):
+    """Resumed to the last bit, as one is; and one process does not go on for two."""
+    own = {"minibatches": 2, "steps": 4, "eval_every": 2}
+    both = side_by_side("grpo_llm.py", *flags(quick | own))
+    assert [process.wait() for process in both] == [0, 0], both[0].stderr + both[1].stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    straight, rewards = weights(folder), scalars(folder, "reward")
+    both = side_by_side("grpo_llm.py", "--resume", folder / "step-000002")
+    assert [process.wait() for process in both] == [0, 0], both[0].stderr + both[1].stderr
+    resumed = weights(folder)
+    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+    assert scalars(folder, "reward") == rewards and len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_two_processes_evaluate(tmp_path, quick):
+    both = side_by_side("grpo_llm.py", *flags(quick | {"steps": 0, "minibatches": 2}))
+    assert [process.wait() for process in both] == [0, 0], both[0].stderr + both[1].stderr
+    assert both[0].stdout.count(": held-out ") == 1 and both[1].stdout == ""
 
 
 @pytest.mark.slow
 def test_torchrun(tmp_path, quick):
     """The same by the real command, which takes seconds to start."""
-    process = torchrun("grpo_llm.py", *flags(quick))
-    output, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors[-3000:]
-    check_run(output, errors, tmp_path / "runs")
+    done = subprocess.run(
+        [*TORCHRUN, "grpo_llm.py", *flags(quick | {"minibatches": 2})],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    check_run(done.stdout, done.stderr, tmp_path / "runs")
 
 
 def test_processes_draw_different_samples(tmp_path):
@@ -91,9 +129,11 @@ import grpo_llm as grpo
 seen, real = [], grpo.rollout
 grpo.rollout = lambda *args: seen.append(real(*args)) or seen[-1]
 encode = grpo.encode_prompt
-grpo.encode_prompt = lambda question, *rest: encode("3+8+5=", *rest)
-grpo.evaluate = lambda *args: {{"eval/pass@1": 0.0, "eval/mean_length": 0.0}}
-grpo.main(grpo.Args(steps=1, prompts_per_step=2, group_size=32, output_dir={str(tmp_path)!r}))
+grpo.encode_prompt = lambda question, *rest: encode("3+8+5", *rest)
+grpo.evaluate = lambda *args: {{"eval/pass@1": 0.0}}
+grpo.show = lambda *args: None
+own = {{"steps": 1, "prompts_per_step": 2, "minibatches": 1, "group_size": 32}}
+grpo.main(grpo.Args(**own, output_dir={str(tmp_path)!r}))
 completions = seen[0][1]
 assert len(completions) == 64 and completions[:32] != completions[32:], completions
 """)
@@ -101,54 +141,27 @@ assert len(completions) == 64 and completions[:32] != completions[32:], completi
     assert [process.wait() for process in both] == [0, 0], both[0].stderr + both[1].stderr
 
 
-def check_end(errors: str, runs: Path):
-    """It ended after a step that is saved, and says so once."""
-    (folder,) = runs.iterdir()
-    assert len(scalars(folder, "reward")) == int(last_checkpoint(folder).name[5:])
-    assert errors.count("stopped; go on with --resume") == 1
-    assert str(last_checkpoint(folder)) in errors
-
-
-def test_ctrl_c_ends_both_processes_after_the_same_step(quick):
-    """A terminal sends it to torchrun and to each process, and torchrun sends it on: every process
-    gets it twice, and not at the same time. Were each to end by itself, the others would wait for
-    it for ever."""
-    both = side_by_side("grpo_llm.py", *flags(quick | {"steps": 100_000, "save_every": 2}))
-    runs = Path(quick["output_dir"])
-    wait_for(lambda: list(runs.glob("*/step-000002")))
-    for process in both * 2:
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.1)
-    assert [process.wait(60) for process in both] == [1, 0]
-    check_end(both[0].stderr + both[1].stderr, runs)
-
-
-@pytest.mark.slow
-def test_ctrl_c_to_torchrun(quick):
-    """The real command, which takes seconds to start and has signals of its own."""
-    process = torchrun("grpo_llm.py", *flags(quick | {"steps": 100_000, "save_every": 2}))
-    runs = Path(quick["output_dir"])
-    wait_for(lambda: list(runs.glob("*/step-000002")))
-    os.killpg(process.pid, signal.SIGINT)
-    check_end(process.communicate(timeout=60)[1], runs)
-
-
-@pytest.mark.slow
-def test_no_process_leaves_while_the_first_one_saves(tmp_path, quick):
-    """A scheduler interrupts the processes, not torchrun, which kills all as soon as one has
-    failed."""
-    (tmp_path / "slow.py").write_text(f"""
-import os, signal, sys, time
-import grpo_llm as grpo
-save, advantages = grpo.save_model, grpo.compute_advantages
-grpo.save_model = lambda *args: time.sleep(3) or save(*args)
-def interrupted(*args):
-    if grpo.RANK == 1:
-        signal.raise_signal(signal.SIGINT)
-    return advantages(*args)
-grpo.compute_advantages = interrupted
-grpo.main(grpo.Args(**{quick!r}))
+def test_processes_agree_on_rewards(tmp_path):
+    """Of a verifier that does not say the same twice: two policies must not drift apart."""
+    (tmp_path / "own.py").write_text("""
+import os, random
+dice = random.Random(os.environ["RANK"])
+def verify(completion, answer):
+    return dice.random()
 """)
-    _, errors = torchrun(str(tmp_path / "slow.py")).communicate(timeout=120)
-    (folder,) = Path(quick["output_dir"]).iterdir()
-    assert f"go on with --resume {folder}/step-000001" in errors and weights(folder)
+    (tmp_path / "agree.py").write_text(f"""
+import grpo_llm as grpo, torch
+own = {{"steps": 2, "prompts_per_step": 4, "minibatches": 2, "group_size": 4, "eval_problems": 3}}
+own |= {{"verifier": {str(tmp_path / "own.py")!r}, "output_dir": {str(tmp_path / "runs")!r}}}
+save = grpo.save_checkpoint
+def save_checkpoint(model, *rest):
+    torch.save(model.state_dict(), f"{tmp_path}/{{grpo.RANK}}.pt")
+    save(model, *rest)
+grpo.save_checkpoint = save_checkpoint
+print(grpo.main(grpo.Args(**own))["eval/pass@1"])
+""")
+    both = side_by_side(tmp_path / "agree.py")
+    assert [process.wait() for process in both] == [0, 0], both[0].stderr + both[1].stderr
+    a, b = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert both[0].stdout.splitlines()[-1] == both[1].stdout.splitlines()[-1]

@@ -1,11 +1,8 @@
-"""A run that is cut: resumed to the last bit, interrupted cleanly, killed without loss;
-and what is no checkpoint."""
+"""A run that is cut: resumed to the last bit, killed without loss; and what is no checkpoint."""
 
 import json
-import os
 import random
 import shutil
-import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import LLM_SCRIPTS, equal, last_checkpoint, scalars, script, weights
-from launch import Launched, flags, wait_for
+from launch import Launched, flags, run, wait_for
 
 grpo = script("grpo_llm")
 
@@ -31,170 +28,291 @@ def same(a, b):
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
+def scores(result):
+    return {key: value for key, value in result.items() if key.startswith("eval")}
+
+
+def files(folder):
+    """Path → content, of all files below."""
+    return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def begun(quick, tmp_path):
+    """Call it for a run of four steps with flags of its own: its args, what main returned, and the
+    path of a copy of its checkpoint after two steps, in a folder of its own."""
+
+    def begin(name="grpo_llm", **more):
+        own = {"steps": 4, "eval_every": 2, "minibatches": 2, "learning_rate": 1e-2, "seed": 7}
+        module = script(name)
+        args = module.Args(**quick | own | more)
+        straight = module.main(args)
+        copy = tmp_path / "again/step-000002"
+        shutil.copytree(Path(straight["folder"]) / "step-000002", copy)
+        return args, straight, str(copy)
+
+    return begin
+
+
+# ------------------------------------------------------------------------------- to the last bit
+
+
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
-def test_resumed_is_straight(name, quick, tmp_path):
-    """4 steps, and 2 + resume + 2: dice, data, optimizer, learning rate, scores;
-    each one lost shows in some number."""
+def test_resumed_is_straight(name, begun, tmp_path):
+    """4 steps of two passes each, and 2 + resume + 2: dice, orders of groups, data, optimizer,
+    learning rate, scores; each one lost shows in some number. By main with the same flags, and by
+    the command line with the path alone."""
     module = script(name)
-    own = {"steps": 4, "save_every": 2, "eval_every": 3, "learning_rate": 1e-2}
-    args = module.Args(**quick | own)
-    straight = module.main(args)
-    shutil.copytree(Path(straight["folder"]) / "step-000002", tmp_path / "again/step-000002")
+    args, straight, path = begun(name, update_epochs=2)
+    shutil.copytree(path, tmp_path / "command/step-000002")
     (tmp_path / "again/saving-123.tmp").mkdir()  # what a kill may leave
-    resumed = module.main(replace(args, resume=str(tmp_path / "again/step-000002")))
+    resumed = module.main(replace(args, resume=path))
     assert Path(resumed["folder"]) == tmp_path / "again"
     assert not (tmp_path / "again/saving-123.tmp").exists()
-    assert equal(weights(straight["folder"]), weights(resumed["folder"]))
-    states = [trainer(run["folder"]) for run in (straight, resumed)]
-    for state in states:
-        assert state.pop("args") | {"resume": ""} == vars(args)
-        (group,) = state["optimizer"]["param_groups"]
-        assert group["lr"] == module.learning_rate_at(4, args), "logged is not yet set"
-    assert same(*states)
-    for key in ("reward", "loss", "grad_norm", "num_tokens", "entropy"):
-        assert scalars(straight["folder"], key)[2:] == scalars(resumed["folder"], key)
-    assert {k: v for k, v in straight.items() if "eval" in k} == {
-        k: v for k, v in resumed.items() if "eval" in k
-    }
+    assert scores(resumed) == scores(straight)
+    run(f"{name}.py", "--resume", tmp_path / "command/step-000002")
+    for folder in (resumed["folder"], tmp_path / "command"):
+        assert equal(weights(straight["folder"]), weights(folder))
+        states = [trainer(straight["folder"]), trainer(folder)]
+        for state in states:
+            assert state.pop("args") | {"resume": ""} == vars(args)
+            (group,) = state["optimizer"]["param_groups"]
+            assert group["lr"] == module.learning_rate_at(4, args), "logged is not yet set"
+        assert same(*states)
+        for key in ("reward", "loss", "grad_norm", "num_tokens", "entropy"):
+            assert scalars(straight["folder"], key)[2:] == scalars(folder, key)
 
 
-def test_data_set_goes_on_where_it_was(quick, tmp_path, monkeypatch):
+def test_log_goes_on_in_the_same_folder(begun):
+    """What the cut run had logged after its checkpoint is replaced, not doubled."""
+    args, straight, _ = begun()
+    logged = {key: scalars(straight["folder"], key) for key in ("reward", "eval/pass@1")}
+    resumed = grpo.main(replace(args, resume=f"{straight['folder']}/step-000002"))
+    assert resumed["folder"] == straight["folder"] and len(logged["reward"]) == 4
+    for key, values in logged.items():
+        assert scalars(straight["folder"], key) == values
+
+
+def test_data_set_goes_on_where_it_was(begun, monkeypatch):
     """Passes over a data set: the second half of a pass must not be the first half again."""
-    monkeypatch.setattr(
-        grpo,
-        "load_data",
-        lambda args: ([(f"{i}+1=", str(i + 1)) for i in range(10)], [("1+1=", "2")]),
-    )
+    train = [(f"{i}+1", str(i + 1)) for i in range(10)]
+    monkeypatch.setattr(grpo, "load_data", lambda args: (train, [("1+1", "2")]))
     asked, real = [], grpo.rollout
     monkeypatch.setattr(
         grpo,
         "rollout",
         lambda m, t, problems, *rest: asked.append(problems) or real(m, t, problems, *rest),
     )
-    args = grpo.Args(**quick | {"steps": 4, "save_every": 2, "eval_every": 100})
-    straight = grpo.main(args)
+    args, _, path = begun()
     training = [problems for problems in asked if len(problems) == 4]
-    shutil.copytree(Path(straight["folder"]) / "step-000002", tmp_path / "again/step-000002")
     asked.clear()
-    grpo.main(replace(args, resume=str(tmp_path / "again/step-000002")))
+    grpo.main(replace(args, resume=path))
+    assert len(training) == 4
     assert [problems for problems in asked if len(problems) == 4] == training[2:]
 
 
-def test_the_last_two_are_kept_and_nothing_else(quick):
-    run = grpo.main(grpo.Args(**quick | {"steps": 5, "save_every": 1}))
-    names = sorted(path.name for path in Path(run["folder"]).iterdir() if path.is_dir())
-    assert names == ["step-000004", "step-000005"]
+def test_resume_with_less_memory(begun):
+    """The numbers stay the same but for rounding."""
+    args, straight, path = begun()
+    again = grpo.main(replace(args, resume=path, micro_batch_size=3))
+    expected = scalars(straight["folder"], "grad_norm")[2:]
+    assert scalars(again["folder"], "grad_norm") == pytest.approx(expected, rel=1e-3)
 
 
-def test_what_is_no_checkpoint(quick, tmp_path, refused, monkeypatch):
-    run = grpo.main(grpo.Args(**quick))
-    good = last_checkpoint(run["folder"])
-    args = grpo.Args(**quick | {"resume": str(good)})
-    assert "--learning-rate" in refused(grpo.main, replace(args, learning_rate=1e-5))
+# ------------------------------------------------------------------------------ flags given anew
+
+
+def test_flags_given_anew_win(begun):
+    """A value that is the default counts as given, too; what is not given is as it was."""
+    args, _, path = begun(clip_high=0.3, clip_low=0.1)
+    words = ["--steps", "5", "--clip-high=0.2", "--eval_every", "1"]
+    said = run("grpo_llm.py", "--resume", path, *words).stdout.splitlines()
+    for line in ("steps: 5", "clip_high: 0.2", "clip_low: 0.1", "eval_every: 1", "seed: 7"):
+        assert f"    {line}" in said
+    state = trainer(Path(path).parent)
+    anew = {"steps": 5, "clip_high": 0.2, "eval_every": 1, "resume": path}
+    assert state["args"] == vars(args) | anew and state["step"] == 5
+
+
+def test_flags_that_follow_from_repeated_ones_are_not_taken_as_given(pretrained, quick):
+    """--resume PATH --model M: the learning rate that M would have by default was not asked for."""
+    own = {"model": pretrained, "learning_rate": 5e-3, "micro_batch_size": 2, "max_new_tokens": 4}
+    begun = grpo.main(grpo.Args(**quick | own | {"steps": 1}))
+    path = last_checkpoint(begun["folder"])
+    said = run("grpo_llm.py", "--resume", path, "--model", pretrained, "--steps", "2").stdout
+    for line in ("learning_rate: 0.005", "micro_batch_size: 2", "max_new_tokens: 4"):
+        assert f"\n    {line}\n" in said
+    assert trainer(begun["folder"])["step"] == 2
+
+
+def test_what_would_be_another_run_is_one_line(begun, refused, gsm_file, pretrained):
+    args, _, path = begun()
+    before = files(Path(path).parent)
+    given = {"model": pretrained, "seed": 8, "group_size": 8}
+    given |= {"dataset": gsm_file, "eval_dataset": gsm_file}
+    for name, value in given.items():
+        line = refused(grpo.main, replace(args, resume=path, **{name: value}))
+        flag = f"--{name.replace('_', '-')} {value}: "
+        assert f"{flag}the run was begun with {getattr(args, name)}" in line
+    done = Launched("grpo_llm.py", "--resume", path, "--seed", "8")
+    assert done.wait() == 2 and done.stderr.splitlines()[-1].startswith("error: --seed 8: ")
+    assert files(Path(path).parent) == before
+
+
+# -------------------------------------------------------------------------------- --steps 0
+
+
+def test_a_checkpoint_is_evaluated_and_nothing_is_changed(begun, capsys):
+    """Not even the log of the steps after it, if the checkpoint is not the last."""
+    args, straight, _ = begun()
+    folder = Path(straight["folder"])
+    checkpoints = {path: data for path, data in files(folder).items() if "step-" in str(path)}
+    logged = {name: scalars(folder, name) for name in ("reward", "loss", "num_tokens")}
+    last = grpo.main(replace(args, resume=f"{folder}/step-000004", steps=0))
+    assert last["eval/pass@1"] == last["eval/pass@1_initial"] == straight["eval/pass@1"]
+    out = capsys.readouterr().out
+    assert "step 4: held-out pass@1 " in out and "→" not in out.rpartition("step 4: ")[2]
+    run("grpo_llm.py", "--resume", folder / "step-000002", "--steps", "0")
+    after = {path: data for path, data in files(folder).items() if "step-" in str(path)}
+    assert after == checkpoints and len(logged["reward"]) == 4
+    for name, values in logged.items():
+        assert scalars(folder, name) == values
+
+
+# ------------------------------------------------------------------------- what is no checkpoint
+
+
+def test_what_is_no_checkpoint(begun, tmp_path, refused, monkeypatch):
+    args, _, path = begun()
+    args = replace(args, resume=path)
     assert "--resume" in refused(grpo.main, replace(args, resume=str(tmp_path / "nowhere")))
-    for name in ("dapo_llm", "gspo_llm"):
-        other = script(name)
-        line = refused(other.main, other.Args(**quick | {"resume": str(good)}))
-        assert "--resume" in line and "this script" in line
     monkeypatch.setattr(grpo, "WORLD", 2)
-    monkeypatch.setattr(grpo.dist, "init_process_group", lambda *_: None)
     assert "processes: 1" in refused(grpo.main, args)
     monkeypatch.undo()
     for file in ("trainer.pt", "model.safetensors"):
         torn = tmp_path / f"torn-{file}" / "step-000002"
-        shutil.copytree(good, torn)
-        (torn / file).write_bytes((good / file).read_bytes()[:-100])
-        before = {path: path.read_bytes() for path in torn.iterdir()}
+        shutil.copytree(path, torn)
+        (torn / file).write_bytes((torn / file).read_bytes()[:-100])
+        before = files(torn)
         assert f"--resume {torn}" in refused(grpo.main, replace(args, resume=str(torn)))
-        assert {path: path.read_bytes() for path in torn.iterdir()} == before
+        assert files(torn) == before
 
 
-def test_resume_with_less_memory(quick):
-    """What changes memory alone may change in the middle of a run:
-    the numbers stay the same but for rounding."""
-    own = quick | {"steps": 4, "save_every": 2}
-    run = grpo.main(grpo.Args(**own))
-    args = grpo.Args(**own | {"resume": f"{run['folder']}/step-000002"})
-    expected = scalars(run["folder"], "grad_norm")[2:]
-    again = grpo.main(replace(args, micro_batch_size=3, gradient_checkpointing=True))
-    assert scalars(again["folder"], "grad_norm")[2:] == pytest.approx(expected, rel=1e-3)
+OTHERS = [name for name in LLM_SCRIPTS if name != "grpo_llm"]
+PAIRS = [(name, "grpo_llm") for name in OTHERS] + [("grpo_llm", name) for name in OTHERS]
 
 
-def test_what_lies_beside_a_checkpoint_is_left_alone(quick, tmp_path):
-    own, home = quick | {"steps": 4, "save_every": 1}, tmp_path / "home"
-    run = grpo.main(grpo.Args(**own))
-    shutil.copytree(Path(run["folder"]) / "step-000003", home / "step-000003")
+@pytest.mark.parametrize("name,other", PAIRS)
+def test_checkpoint_of_another_script(name, other, begun, refused):
+    """By main, and by the command line, whether or not the other has the flags that it was begun
+    with: GRPO has all that CISPO has."""
+    module = script(other)
+    _, _, path = begun(name, steps=2)
+    before = files(Path(path).parent)
+    line = refused(module.main, module.Args(resume=path))
+    if {*vars(script(name).Args())} <= {*vars(module.Args())}:
+        assert f"--resume {path}: the run was begun by {name}.py" in line
+    else:
+        assert f"--resume {path}: not a checkpoint of this script" in line
+    done = Launched(f"{other}.py", "--resume", path)
+    assert done.wait() == 2 and done.stderr.splitlines()[-1] == line
+    assert files(Path(path).parent) == before
+
+
+def test_checkpoint_with_a_flag_that_is_no_more(begun, refused):
+    args, _, path = begun()
+    state = torch.load(f"{path}/trainer.pt", weights_only=True)
+    state["args"]["save_every"] = 50
+    torch.save(state, f"{path}/trainer.pt")
+    assert f"--resume {path}: not a" in refused(grpo.main, replace(args, resume=path))
+    done = Launched("grpo_llm.py", "--resume", path)
+    assert done.wait() == 2 and done.stderr.splitlines()[-1].startswith(f"error: --resume {path}")
+
+
+# ------------------------------------------------------------------------- kills and full disks
+
+
+def test_the_last_two_are_kept_and_nothing_else(quick):
+    result = grpo.main(grpo.Args(**quick | {"steps": 5, "eval_every": 1}))
+    names = sorted(path.name for path in Path(result["folder"]).iterdir())
+    assert names[1:] == ["step-000004", "step-000005"] and names[0].startswith("events")
+
+
+def test_a_checkpoint_with_each_evaluation(quick, monkeypatch):
+    """And after the last step."""
+    saved = []
+    monkeypatch.setattr(grpo, "save_checkpoint", lambda *args: saved.append(args[4]["step"]))
+    result = grpo.main(grpo.Args(**quick | {"steps": 5, "eval_every": 2}))
+    assert saved == [2, 4, 5] and len(scalars(result["folder"], "eval/pass@1")) == 4
+
+
+def test_what_lies_beside_a_checkpoint_is_left_alone(begun):
+    args, _, path = begun()
+    home = Path(path).parent
     others = [home / n for n in ("precious.tmp", "step-by-step-notes", "step-zero", "step-1")]
     for other in others:
         other.mkdir()
-    grpo.main(grpo.Args(**own | {"resume": str(home / "step-000003")}))
+    grpo.main(replace(args, resume=path, eval_every=1))
     steps = sorted(path.name for path in home.glob("step-0*"))
     assert all(other.exists() for other in others) and steps == ["step-000003", "step-000004"]
 
 
-def test_the_line_after_an_earlier_checkpoint(quick, monkeypatch):
-    """Resumed from the older of two and interrupted, a run goes on from where it was, not from the
-    newer one."""
-    own, real = quick | {"steps": 4, "save_every": 2}, grpo.compute_advantages
-    run = grpo.main(grpo.Args(**own))
-    monkeypatch.setattr(
-        grpo, "compute_advantages", lambda *args: signal.raise_signal(signal.SIGINT) or real(*args)
-    )
-    with pytest.raises(SystemExit, match="--resume .*step-000003$"):
-        grpo.main(grpo.Args(**own | {"resume": f"{run['folder']}/step-000002"}))
-
-
-def start(quick, *more):
-    return Launched("grpo_llm.py", *flags(quick), *more)
-
-
-def test_interrupted_run_says_how_to_go_on(quick):
-    quick |= {"steps": 100_000}
-    process = start(quick, "--save-every", "3")
-    runs = Path(quick["output_dir"])
-    wait_for(lambda: list(runs.glob("*/step-000003")))
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 1 and "Traceback" not in process.stderr
-    path = process.stderr.strip().splitlines()[-1].rpartition("--resume ")[2]
-    (folder,) = runs.iterdir()
-    assert Path(path) == last_checkpoint(folder)
-    step = trainer(folder)["step"]
-    assert len(scalars(folder, "reward")) == step, (
-        "the log is closed, and the checkpoint is that of the last step"
-    )
-    again = start(quick, "--save-every", "3", "--resume", path)
-    wait_for(lambda: last_checkpoint(folder).name > f"step-{step:06d}")
-    again.kill()
-    again.wait()
-
-
-def test_interrupt_before_the_first_step_is_no_traceback(quick, tmp_path):
-    """In the warm start, that is, which is where a newcomer's first run spends its time."""
-    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
-    process = Launched("grpo_llm.py", *flags(quick), environment=environment)
-    wait_for(lambda: "warm start" in process.stdout)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == -signal.SIGINT and "Traceback" not in process.stderr
-    assert not list(tmp_path.glob("torch/hub/*"))
-
-
 def test_kill_at_any_instant_leaves_a_whole_checkpoint(quick, kills=3):
     """Each time it goes on from a checkpoint that is whole, and no older than the last that was
-    complete at the kill."""
-    quick |= {"steps": 100_000, "save_every": 1}
+    complete at the kill. The run that ends leaves two checkpoints and logs, nothing half-made."""
+    quick |= {"steps": 100_000, "eval_every": 1}
     runs, rng, resume = Path(quick["output_dir"]), random.Random(0), []
 
     def newest():
         return max(runs.glob("*/step-*"), default=None)
 
-    for kill in range(kills + 1):
-        process, known = start(quick, *resume), newest()
+    for _ in range(kills):
+        process, known = Launched("grpo_llm.py", *flags(quick), *resume), newest()
         wait_for(lambda before=known: newest() != before)  # it went on from where it was
-        time.sleep(rng.random() * 2 * (kill < kills))
+        time.sleep(rng.random() * 2)
         process.kill()
         process.wait()
         assert known is None or newest() > known
         resume = ["--resume", str(newest())]
+    (folder,) = runs.iterdir()
+    (folder / "saving-123.tmp").mkdir()
+    last = trainer(folder)["step"] + 1
+    run("grpo_llm.py", *resume, "--steps", str(last))
+    kept = sorted(path.name for path in folder.iterdir() if not path.name.startswith("events"))
+    assert kept == [f"step-{last - 1:06d}", f"step-{last:06d}"]
+
+
+@pytest.mark.parametrize("stage", ["model", "tokenizer", "trainer.pt", "rename"])
+def test_an_error_while_saving_leaves_whole_checkpoints(stage, quick, monkeypatch):
+    """A full disk, say: the user sees the error, and what was saved before is whole."""
+    real, calls = grpo.save_model, []
+
+    def fail(*_):
+        raise OSError("no space left on device")
+
+    def save_model(model, tokenizer, folder, state):
+        calls.append(folder)
+        if len(calls) == 2:
+            target = {"model": model, "tokenizer": tokenizer, "trainer.pt": torch, "rename": Path}
+            name = {"trainer.pt": "save", "rename": "rename"}.get(stage, "save_pretrained")
+            monkeypatch.setattr(target[stage], name, fail)
+        real(model, tokenizer, folder, state)
+
+    monkeypatch.setattr(grpo, "save_model", save_model)
+    with pytest.raises(OSError, match="no space left"):
+        grpo.main(grpo.Args(**quick | {"steps": 4, "eval_every": 1}))
+    monkeypatch.undo()
+    (folder,) = Path(quick["output_dir"]).iterdir()
+    assert [path.name for path in folder.glob("step-*")] == ["step-000001"]
+    grpo.main(grpo.Args(**quick | {"resume": str(folder / "step-000001")}))
+    assert not list(folder.glob("*.tmp"))
+
+
+def test_full_disk(quick):
+    """No file may grow beyond 400 kB: the weights (340 kB) fit, the optimizer's state (680 kB) does
+    not. A checkpoint that is not whole has no name."""
+    done = Launched("grpo_llm.py", *flags(quick), largest_file=400_000)
+    assert done.wait() == 1 and not list(Path(quick["output_dir"]).glob("*/step-*"))
 
 
 # ------------------------------------------------------------------------------------------- faults
@@ -203,24 +321,10 @@ def test_kill_at_any_instant_leaves_a_whole_checkpoint(quick, kills=3):
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
 def test_folder_that_cannot_be_written(name, tmp_path, quick):
     (tmp_path / "file").touch()
-    done = Launched(f"{name}.py", *flags(quick | {"output_dir": tmp_path / "file/runs"}))
+    folder = tmp_path / "file/runs"
+    done = Launched(f"{name}.py", *flags(quick | {"output_dir": folder}))
     assert done.wait() == 2 and "Traceback" not in done.stderr
-    assert "--output-dir" in done.stderr.splitlines()[-1]
-
-
-@pytest.mark.parametrize("size", [1_000, 100_000, 400_000])
-def test_full_disk(size, quick):
-    """No file may grow beyond `size` bytes: at first the log cannot be written, then the weights
-    (340 kB), then the optimizer's state (680 kB). The error differs with the writer; the line that
-    the user sees does not."""
-    done = Launched("grpo_llm.py", *flags(quick), largest_file=size)
-    assert done.wait() == 2
-    # but for that of TensorBoard's thread
-    assert "Traceback" not in done.stderr.partition("Exception in thread")[0]
-    assert "--output-dir" in done.stderr.splitlines()[-1]
-    assert not list(Path(quick["output_dir"]).glob("*/step-*")), (
-        "a checkpoint that is not whole has no name"
-    )
+    assert done.stderr.splitlines()[-1] == f"error: --output-dir {folder}: Not a directory"
 
 
 def test_prompt_longer_than_the_context(quick, refused):
@@ -248,5 +352,5 @@ def test_memory_stays_flat(quick, steps, monkeypatch):
         return real(*args)
 
     monkeypatch.setattr(grpo, "compute_advantages", watched)
-    grpo.main(grpo.Args(**quick | {"steps": steps, "eval_every": 100, "save_every": 20}))
+    grpo.main(grpo.Args(**quick | {"steps": steps, "eval_every": 20}))
     assert max(pages[steps // 6 :]) < pages[steps // 6] * 1.1

@@ -1,5 +1,6 @@
 """Whole runs: learning, repeatability, the cache, real models and data, and a user's errors."""
 
+import os
 import random
 import shutil
 from dataclasses import replace
@@ -169,6 +170,35 @@ def test_corrupt_cache_is_named(small_tiny, refused):
     load()
 
 
+def test_a_cache_that_cannot_be_written_is_not_the_output_folder(tmp_path, quick):
+    (tmp_path / "file").touch()
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "file")}
+    program = tmp_path / "short.py"
+    program.write_text(f"""
+import grpo_llm as grpo
+real = grpo.make_tiny_model
+def make_tiny_model():
+    return real(2)
+grpo.make_tiny_model = make_tiny_model
+grpo.main(grpo.Args(**{quick!r}))
+""")
+    done = Launched(program, environment=environment)
+    assert done.wait() != 0 and "output-dir" not in done.stderr
+    assert str(tmp_path / "file") in done.stderr and not Path(quick["output_dir"]).exists()
+
+
+def test_one_process_of_each_machine_makes_the_tiny_model(small_tiny, monkeypatch):
+    """Whatever its rank among those of all machines."""
+    saved = []
+    monkeypatch.setattr(grpo, "save_model", lambda *args: saved.append(args[2]))
+    monkeypatch.setattr(grpo, "RANK", 2)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    folder = grpo.tiny_model_folder()
+    assert saved == []
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert grpo.tiny_model_folder() == folder and saved == [folder]
+
+
 @pytest.mark.parametrize("part", ["make_tiny_model", "demonstration", "make_sum"])
 def test_cache_key_holds_what_shapes_the_weights(part, monkeypatch):
     """The source of each of the three functions, and the versions of torch and transformers."""
@@ -217,17 +247,6 @@ def test_real_model_and_data_from_the_command_line(pretrained, gsm_file, quick):
     assert weights(folder)["model.embed_tokens.weight"].shape[0] > 300
 
 
-def test_gradient_checkpointing_by_flag(pretrained, gsm_file, quick):
-    """Dropout of 0.5 in the model: were it awake in the update, the same seed would give other
-    weights."""
-    quick |= {"model": pretrained, "dataset": gsm_file, "max_new_tokens": 6, "learning_rate": 1e-3}
-    a, b = (
-        weights(grpo.main(grpo.Args(**quick, gradient_checkpointing=flag))["folder"])
-        for flag in (False, True)
-    )
-    assert all(torch.allclose(a[name], b[name], rtol=0, atol=1e-5) for name in a)
-
-
 def test_tokenizer_of_another_model(pretrained, gsm_file, tmp_path, quick, refused):
     """Ids that the model has no embedding for:
     an index error within, or on CUDA a device-side assertion."""
@@ -273,9 +292,8 @@ def test_three_architectures(kind, pretrained, gsm_file, tmp_path, quick, monkey
     )
 
 
-def test_bf16_products_leave_float32_log_probs_and_updates(monkeypatch):
-    """As on CUDA, with the CPU's autocast.
-    In weights of bf16, updates of a millionth would all but vanish."""
+def test_bf16_products_leave_float32_log_probs_and_updates():
+    """In weights of bf16, updates of a millionth would all but vanish."""
     model = random_model("qwen2")
     torch.manual_seed(0)
     exact = grpo.token_logprobs(
@@ -285,40 +303,54 @@ def test_bf16_products_leave_float32_log_probs_and_updates(monkeypatch):
     for dtype in (torch.float32, torch.bfloat16):
         model = random_model("qwen2").to(dtype)
         before = [p.detach().clone() for p in model.parameters()]
-        with torch.autocast("cpu", torch.bfloat16):
-            logprobs = grpo.token_logprobs(model, batch, 1.0)
-            batch |= {"advantages": torch.randn(8), "ref_logprobs": batch["old_logprobs"]}
-            grpo.train_minibatch(
-                model,
-                torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0),
-                batch,
-                grpo.Args(),
-            )
+        model.in_bf16 = True
+        logprobs = grpo.token_logprobs(model, batch, 1.0)
+        batch |= {"advantages": torch.randn(8), "ref_logprobs": batch["old_logprobs"]}
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0)
+        grpo.train_minibatch(model, optimizer, batch, grpo.Args())
         assert logprobs.dtype == torch.float32 and (logprobs - exact).abs().max() < 0.3
         changed = sum((a != b).sum() for a, b in zip(before, model.parameters(), strict=True))
         moved[dtype] = changed / sum(p.numel() for p in before)
     assert moved[torch.float32] > 0.8 and moved[torch.bfloat16] < 0.1
 
 
-def test_stop_ids_chat_template_and_dropout(pretrained):
-    args = grpo.Args(model=pretrained, dataset="gsm8k.jsonl")
+def test_stop_ids_and_dropout(pretrained):
+    args = grpo.Args(model=pretrained)
     model, tokenizer = grpo.load_policy(args, torch.device("cpu"))
     assert (
         model.generation_config.eos_token_id == [0, 2] and model.generation_config.pad_token_id == 0
     )
-    ids = grpo.encode_prompt("What is 1 + 1?", tokenizer, args)
-    assert tokenizer.decode(ids) == (
-        "<|im_start|>user\nWhat is 1 + 1?\n"
-        "Reason step by step, then end with #### and the number.<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
-    own = replace(args, prompt="Q: {question} A:")
-    assert "user\nQ: 1+1= A:<|im_end|>" in tokenizer.decode(
-        grpo.encode_prompt("1+1=", tokenizer, own)
-    )
+    ids = grpo.encode_prompt("1+1", tokenizer, args)
     batch = grpo.generate(model, [ids], 2, 4, 1.0)
     a, b = (grpo.token_logprobs(model, batch, 1.0) for _ in range(2))
     assert torch.equal(a, b), "dropout is on"
+
+
+def test_default_prompts(pretrained):
+    """Words where there is a chat template, `3+8=` for sums where there is none; `####` is asked
+    for with the strict verifier alone."""
+    _, tokenizer = grpo.load_policy(grpo.Args(model=pretrained), torch.device("cpu"))
+
+    def asked(**flags):
+        ids = grpo.encode_prompt("3+8", tokenizer, grpo.Args(model=pretrained, **flags))
+        text = tokenizer.decode(ids)
+        question = text.removeprefix("<|im_start|>user\n")
+        question = question.removesuffix("<|im_end|>\n<|im_start|>assistant\n")
+        assert (question != text) == bool(tokenizer.chat_template)
+        return question
+
+    assert asked().startswith("What is 3+8?") and asked().endswith("#### and the number.")
+    reasons = asked(dataset="d.jsonl")
+    assert reasons == "3+8\nReason step by step, then end with #### and the number."
+    for verifier in ("flexible", "own.py"):
+        assert asked(verifier=verifier) == "What is 3+8?"
+        assert asked(verifier=verifier, dataset="d.jsonl") == "3+8"
+    assert asked(prompt="Q: {question} {A}:") == "Q: 3+8 {A}:"
+    assert asked(prompt="{question}") == "3+8"
+    tokenizer.chat_template = None
+    assert asked() == asked(verifier="flexible") == "3+8="
+    assert asked(dataset="d.jsonl") == reasons
+    assert asked(dataset="d.jsonl", verifier="flexible") == asked(prompt="{question}") == "3+8"
 
 
 def test_bos_comes_once_and_missing_pad_is_mended(pretrained, tmp_path):
@@ -356,7 +388,9 @@ def test_bos_comes_once_and_missing_pad_is_mended(pretrained, tmp_path):
     [
         ({"group_size": 1}, "--group-size"),
         ({"minibatches": 7}, "--minibatches"),
-        ({"steps": 0}, "--steps"),
+        ({"minibatches": 8}, "--minibatches"),  # more than there are groups
+        ({"update_epochs": 0}, "--update-epochs"),
+        ({"steps": -1}, "--steps"),
         ({"learning_rate": float("nan")}, "--learning-rate"),
         ({"temperature": 0.0}, "--temperature"),
         ({"clip_low": -0.1}, "--clip-low"),
@@ -365,6 +399,8 @@ def test_bos_comes_once_and_missing_pad_is_mended(pretrained, tmp_path):
         ({"seed": -1}, "--seed"),
         ({"dataset": "x.jsonl"}, "--dataset"),
         ({"model": "/nowhere/at/all"}, "--model"),
+        ({"verifier": "lenient"}, "--verifier"),
+        ({"prompt": "{frage}"}, "--prompt"),
     ],
 )
 def test_bad_flags(quick, refused, flags, named):
@@ -386,8 +422,9 @@ def test_non_finite_loss_stops_with_the_step_and_keeps_the_model(quick, monkeypa
 
     monkeypatch.setattr(grpo, "compute_advantages", poisoned)
     with pytest.raises(SystemExit, match="step 2"):
-        grpo.main(grpo.Args(**quick | {"steps": 4, "save_every": 1}))
+        grpo.main(grpo.Args(**quick | {"steps": 4, "eval_every": 1}))
     (folder,) = Path(quick["output_dir"]).iterdir()
+    assert last_checkpoint(folder).name == "step-000001"
     assert all(tensor.isfinite().all() for tensor in weights(folder).values())
 
 

@@ -1,106 +1,14 @@
-"""Problems, data files and the verifier."""
+"""Problems and data files."""
 
 import json
 import random
-import re
-import time
+import zlib
 from itertools import islice
 
 import pytest
-from conftest import script
+from conftest import LLM_SCRIPTS, script
 
 grpo = script("grpo_llm")
-
-# The right number: completions that end in it, or do not, with ~ between them.
-RIGHT = {
-    "14": "#14~#14 apples~#14,~#14\n15~#14e0",
-    "16": "11,16#16",
-    "1234": "so it is\n#### 1,234",
-    "1,234": "#### 1234",
-    "72": "#### $72~####72~#### 72.00~#### 72.~#### \\boxed{72}~#### $\\boxed{72}$~"
-    "#### \\boxed{\\$72}~#### **72**~**#### 72**~#### 72 \n~#### 72 dollars~"
-    "#### 72\nShe has 72 clips, not 80.~#### 72. That is all.",
-    "0.5": "#### 0.50",
-    "-3": "#### -3",
-    "3": "#### +3",
-    "-1000": "#### -$1,000.0",
-    "-5": "#### $-5",
-    "5": "#### 5%~#### 5\\%",
-    "2": "# 1 # 2",
-    "7": "#### 007",
-    "0": "#### -0",
-    "1234567.5": "#### 1,234,567.50",
-    "123456789012345678901234567890": "#### 123456789012345678901234567890",
-}
-WRONG = {
-    "14": "#15~14~~#~#14#~#14#15~# 1 4~#1,4~#,14~#2*7~#7+7~#0xE~#--14~#-14~#1.4~#14.5~#１４~"
-    "#١٤~# answer 14~#\\boxed{1}4~#1_4~#9**9**9**9~#__import__('os').abort()~#1.4.",
-    "0": "####",
-    "5": "#.5",
-    "1234": "#12,34",
-    "12345": "#1,2345",
-    "2": "#²",
-    "nan": "#nan",
-    "inf": "#inf",
-    "None": "#None",
-    "123456789012345678901234567890": "#123456789012345678901234567891",
-    "0.1": "#0.1000000000000000055",
-    "72": "#### 720~#### 72#### 80~72 dollars~#### about 72",
-}
-
-
-@pytest.mark.parametrize("cases,reward", [(RIGHT, 1.0), (WRONG, 0.0)])
-def test_right_wrong_and_hostile_completions(cases, reward):
-    for answer, completions in cases.items():
-        for completion in completions.split("~"):
-            assert grpo.verify(completion, answer) == reward, (completion, answer)
-
-
-def test_lenient_reads_the_last_number():
-    for completion, number in [
-        ("the answer is 16", "16"),
-        ("11,16#16", "16"),
-        ("11,16", "16"),
-        ("first 16, then 17.", "17"),
-        ("no number", ""),
-        ("costs $1,234.00 in all", "$1,234.00"),
-        ("-3", "-3"),
-    ]:
-        assert grpo.last_number(completion) == number
-    assert grpo.verify("#" + grpo.last_number("it costs $1,234.00"), "1234") == 1.0
-    assert grpo.verify("#" + grpo.last_number("no number"), "0") == 0.0
-
-
-@pytest.mark.parametrize(
-    "piece", ["7", "#", "#7", "1,", "1,234", " ", "\\boxed{", "{", "*", "7.", "-", "$", "0", "\n#"]
-)
-def test_linear_in_the_length(piece):
-    """200,000 characters of any of these in well under a second; a quadratic reader needs many."""
-    text = piece * (200_000 // len(piece))
-    for completion in (text, "#" + text, text + "x", "#" + text + "#1x"):
-        for read in (lambda text: grpo.verify(text, "7"), grpo.last_number):
-            start = time.perf_counter()
-            read(completion)
-            assert time.perf_counter() - start < 1.0
-
-
-def test_fuzz_never_raises_and_agrees_with_gsm8ks_own_regex():
-    """Random strings of the verifier's alphabet. Where the regex that came with GSM8K finds the
-    right number after the last marker, so do we; where we find it, it stands there."""
-    official = re.compile(r"#### (\-?[0-9\.\,]+)")
-    rng, rewarded, agreed = random.Random(0), 0, 0
-    for _ in range(100_000):
-        text = "#### " + "".join(rng.choice("0123,.$*{- \nx٣") for _ in range(rng.randint(0, 6)))
-        found = grpo.verify(text, "12")
-        theirs = official.match(text)
-        if theirs and theirs[1].replace(",", "") == "12" and "," not in theirs[1][:-1]:
-            agreed += 1
-            assert found == 1.0, repr(text)
-        if found:
-            rewarded += 1
-            digits = text.removeprefix("####").lstrip(" $*{\n")
-            assert re.match(r"0*12(?![0-9])(?!\.[0-9]*[1-9])", digits), repr(text)
-    assert rewarded > 50 and agreed > 20
 
 
 def test_sums_are_right_and_sides_are_disjoint():
@@ -109,10 +17,23 @@ def test_sums_are_right_and_sides_are_disjoint():
     held_out = set(grpo.load_data(grpo.Args(eval_problems=5_000))[1])
     assert len(held_out) > 800 and not {q for q, _ in train} & {q for q, _ in held_out}
     for question, answer in train | held_out:
-        terms = question[:-1].split("+")
-        assert (
-            question.endswith("=") and 2 <= len(terms) <= 4 and sum(map(int, terms)) == int(answer)
-        )
+        terms = question.split("+")
+        assert 2 <= len(terms) <= 4 and sum(map(int, terms)) == int(answer)
+
+
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_held_out_sums_are_what_they_have_always_been(name):
+    """The rule, written out: questions were "3+8+5=" when their checksums parted them. Without the
+    "=" in the checksum the tiny model would meet held-out sums in its warm start, and no score
+    could be compared with one from before."""
+    rng, expected = random.Random(0), []
+    while len(expected) < 256:
+        terms = [rng.randint(0, 9) for _ in range(rng.randint(2, 4))]
+        if zlib.crc32(("+".join(map(str, terms)) + "=").encode()) % 10 == 0:
+            expected.append(("+".join(map(str, terms)), str(sum(terms))))
+    module = script(name)
+    assert module.load_data(module.Args()) == (None, expected)
+    assert expected[0][0].count("=") == 0 and len(set(expected)) > 100
 
 
 def write(path, rows):

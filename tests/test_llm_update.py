@@ -16,9 +16,7 @@ def moved(name, model=None, **flags):
     """A random model that has moved since it drew a batch; the batch, with made-up advantages and
     reference; and the script's flags, of which these differ from the defaults."""
     module, model = script(name), model or random_model("llama")
-    if not hasattr(module.Args(), "beta"):
-        flags.pop("beta", None)
-    args = module.Args(temperature=0.7, **flags)
+    args = module.Args(temperature=0.7, group_size=4, **flags)
     torch.manual_seed(3)
     batch = module.generate(model, [[3, 4], [5, 6, 7, 8], [9]], 4, 8, args.temperature)
     batch["advantages"] = torch.randn(12)
@@ -39,12 +37,15 @@ def step(name, model, batch, args, rate=0.0):
     return gradient * max(1.0, (stats["grad_norm"] + 1e-6) / args.max_grad_norm), stats
 
 
+@pytest.mark.parametrize("rows", [range(12), [11, 4, 0, 5, 3, 9, 8, 1]], ids=["all", "any"])
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
-def test_micro_batches_change_nothing(name):
+def test_micro_batches_change_nothing(name, rows):
+    """Whole groups, or any rows in any order: in micro-batches of 1 no row shares its prompt."""
     model, batch, args = moved(name, beta=0.1)
-    whole, stats = step(name, model, batch, args)
+    batch = script(name).take_rows(batch, torch.tensor(rows))
+    whole, stats = step(name, model, batch, replace(args, micro_batch_size=12))
     assert whole.abs().max() > 1e-3
-    for size in (1, 3, 5, 12):
+    for size in (1, 3, 5, 8):
         split, split_stats = step(name, model, batch, replace(args, micro_batch_size=size))
         torch.testing.assert_close(split, whole, rtol=1e-4, atol=1e-6)
         assert split_stats == pytest.approx(dict(stats), rel=1e-4)
@@ -52,17 +53,20 @@ def test_micro_batches_change_nothing(name):
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
 def test_rows_without_an_advantage_are_left_out_and_change_nothing(name, monkeypatch):
-    """The gradient is a sum over rows: that of all is that of the even ones and that of the odd."""
+    """The gradient is a sum over rows: that of all is that of the even ones and that of the odd.
+    And a group without an advantage costs nothing, its prompt included."""
     model, batch, args = moved(name, beta=0.0)
     del batch["ref_logprobs"]
     rows, forward, even = [], model.forward, torch.arange(12) % 2
     monkeypatch.setattr(model, "forward", lambda x, **k: rows.append(len(x)) or forward(x, **k))
-    found = [
-        step(name, model, batch | {"advantages": batch["advantages"] * kept}, args)[0]
-        for kept in (1, even, 1 - even)
-    ]
+
+    def of(kept):
+        return step(name, model, batch | {"advantages": batch["advantages"] * kept}, args)[0]
+
+    found = [of(kept) for kept in (torch.ones(12), even, 1 - even)]
     torch.testing.assert_close(found[1] + found[2], found[0], rtol=1e-4, atol=1e-6)
-    assert rows == [12, 6, 6]
+    of(torch.arange(12) >= 4)
+    assert rows == [3, 12, 3, 6, 3, 6, 2, 8]  # prompts, then completions, of each step
 
 
 def test_gradient_against_finite_differences():
@@ -76,7 +80,6 @@ def test_gradient_against_finite_differences():
             prompt = batch["prompt_ids"][i][batch["prompt_mask"][i].bool()]
             completion = batch["completion_ids"][i][batch["mask"][i].bool()]
             logits = model(torch.cat([prompt, completion])[None]).logits[0] / args.temperature
-            logits[:, 0] = -math.inf  # the pad token
             for t, token in enumerate(completion):
                 logp = logits[len(prompt) + t - 1].log_softmax(-1)[token]
                 ratio, A = (logp - batch["old_logprobs"][i, t]).exp(), batch["advantages"][i]
@@ -135,7 +138,7 @@ def test_clip_ratio_is_the_share_of_tokens_whose_objective_is_clipped(name):
 
 def run_one_step(module, monkeypatch, drift):
     """A training step without a reward, the reference `drift` nats away on each token: what reached
-    the advantages, and the lengths of the completions."""
+    the advantages, the lengths of the completions, and what is logged."""
     seen, lengths, advantages = [], [], module.compute_advantages
 
     def compute_advantages(rewards, args):
@@ -149,25 +152,44 @@ def run_one_step(module, monkeypatch, drift):
     monkeypatch.setattr(module, "compute_advantages", compute_advantages)
     monkeypatch.setattr(module, "batch_logprobs", batch_logprobs)
     monkeypatch.setattr(module, "verify", lambda completion, answer: 0.0)
-    model, problems = random_model(), iter([("1+2=", "3"), ("1+2+3=", "6"), ("4+5=", "9")])
+    model, problems = random_model(), iter([("1+2", "3"), ("1+2+3", "6"), ("4+5", "9")])
     args = module.Args(prompts_per_step=3, group_size=4, beta=0.5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    module.train_step(model, None, Characters(), optimizer, problems, random.Random(0), args)
-    return seen[0], lengths[0].view(3, 4)
+    rng, tokenizer = random.Random(0), Characters()
+    metrics, _ = module.train_step(model, None, tokenizer, optimizer, problems, rng, args)
+    return seen[0], lengths[0].view(3, 4), metrics
 
 
 def test_kl_is_in_rloos_reward(monkeypatch):
-    rewards, lengths = run_one_step(rloo, monkeypatch, drift=0.2)
+    rewards, lengths, metrics = run_one_step(rloo, monkeypatch, drift=0.2)
     torch.testing.assert_close(rewards, -0.5 * 0.2 * lengths, rtol=1e-4, atol=1e-5)
+    assert metrics["kl"].item() == pytest.approx(0.2, rel=1e-4) and metrics["grad_norm"] > 0
 
 
-def test_kl_is_not_in_grpos_reward_but_in_its_gradient(monkeypatch):
-    rewards, _ = run_one_step(grpo, monkeypatch, drift=0.2)
-    assert not rewards.any()
-    model = random_model("llama")
-    batch = grpo.generate(model, [[3, 4]], 4, 6, 1.0) | {"advantages": torch.zeros(4)}
-    for drift, moves in ((0.0, False), (0.2, True)):
-        batch["ref_logprobs"] = batch["old_logprobs"] - drift * batch["mask"]
-        for name, beta_moves in (("grpo_llm", moves), ("rloo_llm", False)):
-            stats = step(name, model, batch, script(name).Args(beta=0.5))[1]
-            assert (stats["grad_norm"] > 1e-3) == beta_moves
+@pytest.mark.parametrize("name", [n for n in LLM_SCRIPTS if n not in ("rloo_llm", "dapo_llm")])
+def test_kl_is_not_in_the_reward_of_the_others(monkeypatch, name):
+    """What is logged is k3 of log π_ref − log π = −0.2, not of 0.2; where no reward differs there
+    is no step, for all of the KL."""
+    rewards, _, metrics = run_one_step(script(name), monkeypatch, drift=0.2)
+    assert not rewards.any() and "grad_norm" not in metrics
+    assert metrics["kl"].item() == pytest.approx(math.exp(-0.2) + 0.2 - 1, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_what_beta_adds_to_the_gradient(name):
+    """β (1 − π_ref / π) for each token, by its weight: also for rows without an advantage, and in
+    DAPO, which has none by default. RLOO's penalty is in the reward, and adds nothing here."""
+    model, batch, args = moved(name, beta=0.0)
+    batch["advantages"][:5] = 0.0
+    without, _ = step(name, model, batch, args)
+    with_beta, stats = step(name, model, batch, replace(args, beta=0.3))
+    model.zero_grad()
+    logprobs = script(name).token_logprobs(model, batch, args.temperature)
+    slopes = 1 - (batch["ref_logprobs"] - logprobs.detach()).exp()
+    weights = script(name).token_weights(batch["mask"], args)
+    (0.3 * weights * slopes * logprobs).sum().backward()
+    added = torch.cat([p.grad.flatten() for p in model.parameters()])
+    assert added.norm() > 1e-3
+    if name == "rloo_llm":
+        added = 0.0 * added
+    torch.testing.assert_close(with_beta - without, added, rtol=1e-3, atol=2e-6)

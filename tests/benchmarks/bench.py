@@ -14,10 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -152,7 +150,7 @@ class Training:
         self.problems = script.problem_stream(None, args.seed)
 
     def step(self, number: int, learning_rate: float | None = None) -> dict[str, float]:
-        """Step `number`, from 1 on; train_step is given what it asks for by name."""
+        """What step `number`, from 1 on, logs; train_step is given what it asks for by name."""
         rng = random.Random(f"{self.args.seed} {number}")
         torch.manual_seed(rng.getrandbits(32))
         if learning_rate is None:
@@ -161,6 +159,8 @@ class Training:
         known = vars(self) | {"rng": rng}
         wanted = inspect.signature(self.script.train_step).parameters
         metrics = self.script.train_step(*(known[name] for name in wanted))
+        if isinstance(metrics, tuple):  # and a group as text; up to a45e316 there was none
+            metrics, _ = metrics
         return {name: float(value) for name, value in metrics.items()}
 
 
@@ -210,14 +210,3 @@ def evaluate(script, model, tokenizer, args, num_problems=128, k=8):
         f"pass@{k}": rewards.amax(1).mean().item(),
         "mean_length": batch["mask"].sum(1).mean().item(),
     }
-
-
-@contextmanager
-def products_in(script, dtype, device):
-    """Matrix products in this dtype: autocast where the script has it, but on any device."""
-    bf16 = dtype == torch.bfloat16
-    with ExitStack() as stack:
-        for name, value in {"device": device.type, "_enabled": bf16}.items():
-            stack.enter_context(patch.object(script.mixed_precision, name, value))
-        stack.enter_context(patch.object(script, "in_bf16", lambda model: bf16))
-        yield

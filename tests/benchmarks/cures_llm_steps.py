@@ -174,7 +174,7 @@ def run_steps(method, learning_rate, seed, steps=30, prompts=16):
         "pass@1": result["pass@1"],
         "mean reward": mean(result["reward"]),
         "best reward": float(max(smooth(result["reward"]))),
-        "approx_kl": mean([each for each in result["approx_kl"] if each is not None]),
+        "approx_kl": mean([each for each in result.get("approx_kl", []) if each is not None]),
         "rollouts": len(result["reward"]),
     }
 
@@ -210,7 +210,7 @@ def wandering(question, guess_rate, rng):
 
     Whether the answer is guessed has nothing to do with how long the way to it was.
     """
-    terms = [int(term) for term in question[:-1].split("+")]
+    terms = [int(term) for term in question.split("+")]
     totals = [str(total) for total in accumulate(terms)]
     steps = []
     for total in totals[1:]:

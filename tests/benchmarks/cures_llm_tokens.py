@@ -73,10 +73,10 @@ def warm_start(style, steps=1000):
 def share_worked_out(model, tokenizer):
     """The policy's probability, mean over 128 held-out sums, not to begin with the bare answer."""
     sums = grpo_llm.load_data(grpo_llm.Args(eval_problems=128))[1]
-    questions = [question for question, _ in sums]
-    inputs = tokenizer(questions, padding=True, padding_side="left", return_tensors="pt")
-    options = {"use_cache": False, "logits_to_keep": 1}
-    logits = grpo_llm.forward(model, inputs["input_ids"], inputs["attention_mask"], **options)
+    prompts = [f"{question}=" for question, _ in sums]
+    inputs = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt")
+    rows = (inputs["input_ids"], inputs["attention_mask"])
+    logits = grpo_llm.forward(model, *rows, cache=None, logits_to_keep=1)
     guesses = logits[:, -1].softmax(-1)[:, tokenizer.convert_tokens_to_ids("#")]
     return 1 - guesses.mean().item()
 
@@ -145,7 +145,7 @@ def draw_cliphigher(figure, results):
 # -------------------------------------------------------------------------------------- Overlong
 
 CUT_OFF = {"penalty": BLUE, "read": GREY, "wrong": RED, "left out": GREEN}
-ROLLOUT = dapo_llm.rollout
+ROLLOUT, TRAIN_MINIBATCH = dapo_llm.rollout, dapo_llm.train_minibatch
 
 
 def rollout_cut_off_wrong(*inputs):
@@ -157,7 +157,15 @@ def rollout_cut_off_wrong(*inputs):
 def rollout_cut_off_left_out(*inputs):
     """dapo_llm's, but what was cut off is not trained on; the paper's overlong filtering."""
     batch, completions, rewards = ROLLOUT(*inputs)
-    return batch | {"mask": batch["mask"] * batch["ended"]}, completions, rewards
+    kept = {name: batch[name] * batch["ended"][:, None] for name in ("mask", "old_logprobs")}
+    return batch | kept, completions, rewards
+
+
+def train_what_is_left(model, optimizer, batch, args):
+    """dapo_llm's train_minibatch, but no step where all that has an advantage was left out."""
+    if not (batch["mask"] * batch["advantages"][:, None]).any():
+        return {}
+    return TRAIN_MINIBATCH(model, optimizer, batch, args)
 
 
 def run_overlong(cut_off, limit, seed, steps=30, warm=1000):
@@ -189,7 +197,8 @@ def run_overlong(cut_off, limit, seed, steps=30, warm=1000):
         with patch.object(dapo_llm, "rollout", rollouts.get(cut_off, ROLLOUT)):
             return step(*inputs)
 
-    with patch.object(dapo_llm, "dynamic_rollout", dynamic_rollout):
+    changed = {"dynamic_rollout": dynamic_rollout, "train_minibatch": train_what_is_left}
+    with patch.multiple(dapo_llm, **changed):
         result = train(dapo_llm, args, each_step=each_step, model=(model, tokenizer))
     cut = result["completions/clipped_ratio"]
     last = evaluate(dapo_llm, model, tokenizer, args, 128)
@@ -280,7 +289,8 @@ def run_ratio(minibatches, seed, before=15, measured=8, warm=1000):
             log_ratio = grpo_llm.batch_logprobs(policy, batch, args) - batch["old_logprobs"]
             spreads.append(ratio_spread(log_ratio, batch["mask"]))
             if state["updates"] == minibatches:
-                ratios.append({"log_ratio": log_ratio, "mask": batch["mask"]})
+                kept = {"mask": batch["mask"], "ended": batch["ended"]}
+                ratios.append(kept | {"log_ratio": log_ratio})
         return metrics
 
     def each_step(step, policy, metrics):
@@ -351,26 +361,29 @@ PROBABILITIES = [0.0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 1.001]
 SILENCED = ["RLOO", "RLOO, 4 steps", "GRPO", "CISPO", "CISPO, GRPO's clip"]
 
 
+GRPO_SURROGATE, GRPO_IS_CLIPPED = grpo_llm.surrogate, grpo_llm.is_clipped
+GRPO_CLIP = grpo_llm.Args(clip_low=0.2, clip_high=0.2)
+
+
+def clipped_surrogate(logprobs, old_logprobs, advantages, mask, args):
+    """GRPO's, for a script that has no clip_low."""
+    return GRPO_SURROGATE(logprobs, old_logprobs, advantages, mask, GRPO_CLIP)
+
+
 def silencing(kept):
-    """GRPO's surrogate that also keeps the old probabilities of all tokens and the silenced."""
+    """GRPO's is_clipped, once per micro-batch, that keeps the old probabilities of the silenced
+    tokens, and of all praised ones."""
 
-    def surrogate(logprobs, old_logprobs, advantages, mask, args):
-        args = SimpleNamespace(clip_low=0.2, clip_high=getattr(args, "clip_high", 0.2))
-        inputs = (logprobs, old_logprobs, advantages, mask)
-        if args.clip_high == math.inf:  # for clip_ratio
-            return GRPO_SURROGATE(*inputs, SimpleNamespace(clip_low=math.inf, clip_high=math.inf))
-        ratio = ((logprobs - old_logprobs) * mask).exp().detach()
-        up = (advantages[:, None] > 0) & (ratio > 1 + args.clip_high) & (mask > 0)
-        down = (advantages[:, None] < 0) & (ratio < 1 - args.clip_low) & (mask > 0)
+    def is_clipped(logprobs, old_logprobs, advantages, mask, args):
+        clipped = GRPO_IS_CLIPPED(logprobs, old_logprobs, advantages, mask, GRPO_CLIP)
         praised = (advantages[:, None] > 0) & (mask > 0)
-        for name, rows in {"up": up, "down": down, "praised": praised}.items():
-            kept[name].append(old_logprobs[rows].exp())
-        return GRPO_SURROGATE(*inputs, args)
+        blamed = (advantages[:, None] < 0) & (mask > 0)
+        parts = {"up": clipped & praised, "down": clipped & blamed, "praised": praised}
+        for name, tokens in parts.items():
+            kept[name].append(old_logprobs[tokens].exp())
+        return clipped
 
-    return surrogate
-
-
-GRPO_SURROGATE = grpo_llm.surrogate
+    return is_clipped
 
 
 def count(probabilities):
@@ -391,10 +404,12 @@ def run_silenced(method, guess_rate, seed, steps=80, warm=1000):
     if method == "RLOO, 4 steps":
         args.minibatches = 4
     kept = {"up": [torch.zeros(0)], "down": [torch.zeros(0)], "praised": [torch.zeros(0)]}
-    surrogate = script.surrogate
+    changed = {"surrogate": script.surrogate}
+    if method == "CISPO, GRPO's clip":
+        changed["surrogate"] = clipped_surrogate
     if method in ("GRPO", "CISPO, GRPO's clip"):
-        surrogate = silencing(kept)
-    with patch.object(script, "surrogate", surrogate):
+        changed["is_clipped"] = silencing(kept)
+    with patch.multiple(script, **changed):
         result = train(script, args, model=warm_start(f"guess {guess_rate}", warm))
     half = first_above(result["reward"], 0.5)
     found = {
@@ -527,8 +542,8 @@ def token_values(critic, batch):
     """V before each completion token, the reward expected from there on: (B, T)."""
     input_ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
     attention_mask = torch.cat([batch["prompt_mask"], batch["mask"].long()], 1)
-    options = {"use_cache": False, "logits_to_keep": batch["mask"].shape[1] + 1}
-    values = grpo_llm.forward(critic.network, input_ids, attention_mask, **options)
+    last = batch["mask"].shape[1] + 1
+    values = grpo_llm.forward(critic.network, input_ids, attention_mask, None, logits_to_keep=last)
     return values[:, :-1, 0]  # the last one stands behind the last token
 
 
@@ -558,17 +573,15 @@ def ppo_step(critic, model, tokenizer, optimizer, problems, rng, args):
     batch["advantages"] = (advantages - mean) / (std + 1e-4)
 
     critic.optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"] * critic.scale
-    rows = list(range(len(rewards)))
-    rng.shuffle(rows)
-    for part in torch.tensor(rows).chunk(args.minibatches):
-        ppo_minibatch(critic, model, optimizer, grpo_llm.take_rows(batch, part), args)
+    with patch.object(grpo_llm, "train_minibatch", partial(ppo_minibatch, critic)):
+        grpo_llm.update(model, optimizer, batch, rng, args)
     reward_ahead = rewards[:, None].expand_as(values)[written]
     unexplained = (reward_ahead - values[written]).var() / (reward_ahead.var() + 1e-8)
-    return {"reward": rewards.mean(), "explained": 1 - unexplained}
+    return {"reward": rewards.mean(), "explained": 1 - unexplained}, ""
 
 
 def ppo_minibatch(critic, model, optimizer, batch, args):
-    """One step of the policy, by each token's own advantage, and one of the critic."""
+    """One step of the policy, by each token's own advantage, and one of the critic; no metrics."""
     weights = grpo_llm.token_weights(batch["mask"], args)
     logprobs = grpo_llm.token_logprobs(model, batch, args.temperature)
     columns = (logprobs, batch["old_logprobs"], batch["mask"])
@@ -578,6 +591,7 @@ def ppo_minibatch(critic, model, optimizer, batch, args):
     error = token_values(critic, batch) - batch["returns"]
     descend(model, optimizer, -(weights.view(-1, 1) * objective).sum(), args)
     descend(critic.network, critic.optimizer, 0.5 * (weights * error**2).sum(), args)
+    return {}
 
 
 def descend(network, optimizer, loss, args):

@@ -6,7 +6,8 @@
 
 (a) The GPU against the CPU, every LLM script, in float32 and in bf16, on the same completions:
     log-probs, the gradient, and the weights after a whole step.
-(b) grpo_llm.py with a real model at its default size: time, and the curve of pass@1.
+(b) grpo_llm.py with a real model at its default size: time, and the curve of pass@1. Parts (b) to
+    (e) have --verifier flexible: such a model has not learned to write its answer after a #.
 (c) Peak memory of a step, by --micro-batch-size.
 (d) A step against one of TRL's GRPOTrainer, if `trl` is installed.
 (e) Two processes against one, by torchrun: NCCL on two GPUs, gloo on a CPU.
@@ -15,7 +16,7 @@ What to expect of the memory, worked out and not measured, in GiB for 0.5 B and 
 
     weights, gradients, Adam's two averages, float32: 16 bytes a parameter          7.4     23.0
     the reference, float32 (--beta 0 drops it): 4 bytes                             1.8      5.8
-    weights in bf16 while sampling: 2 bytes                                         0.9      2.9
+    weights in bf16 during a pass: 2 bytes                                          0.9      2.9
     or, under torchrun, gradients on their way: 4 bytes                             1.8      5.8
     keys and values of 256 × 512 tokens while sampling: 12 and 28 KiB a token       1.5      3.5
     logits of 8 × 256 tokens of 152 k (--micro-batch-size 8): 20 bytes a logit      5.8      5.8
@@ -41,7 +42,7 @@ from unittest.mock import patch
 import torch
 import transformers
 import tyro
-from bench import CPU, LLM, RESULTS, Training, footer, products_in, row, run_script, table
+from bench import CPU, LLM, RESULTS, Training, footer, row, run_script, table
 
 import grpo_llm
 
@@ -60,11 +61,12 @@ class Size:
 
     def flags(self) -> dict:
         small = {"prompts_per_step": self.prompts, "max_new_tokens": self.new_tokens}
-        return small | {"model": self.model, "eval_problems": 2 * self.prompts}
+        small |= {"model": self.model, "verifier": "flexible"}
+        return small | {"eval_problems": 2 * self.prompts}
 
 
 FULL = Size("HuggingFaceTB/SmolLM2-135M-Instruct", 60, 3, 32, 64, (1, 8, 32, 128))
-SMOKE = Size("tiny", 2, 1, 4, 6, (1, 8))
+SMOKE = Size("tiny", 2, 1, 8, 6, (1, 8))  # 8: 4 minibatches in 2 processes
 
 
 class Report:
@@ -132,13 +134,16 @@ def one_step(script, dtype, device, batch, rewards) -> dict:
     """Log-probs, gradient, weights and metrics of a step on these completions."""
 
     def rollout(*_):
-        return {name: tensor.to(device) for name, tensor in batch.items()}, [], rewards.to(device)
+        on_device = {name: tensor.to(device) for name, tensor in batch.items()}
+        return on_device, [""] * rewards.numel(), rewards.to(device)
 
     args = script.Args(prompts_per_step=len(rewards), minibatches=1, micro_batch_size=8)
-    training = Training(script, args, device, model=(peaked_model().to(device), None))
-    training.optimizer = torch.optim.SGD(training.model.parameters(), lr=1.0)
-    with products_in(script, dtype, device), patch.object(script, "rollout", rollout):
-        logprobs = script.batch_logprobs(training.model, rollout()[0], args).cpu()
+    model = peaked_model().to(device)
+    model.in_bf16 = dtype == torch.bfloat16  # as load_policy notes it
+    training = Training(script, args, device, model=(model, None))
+    training.optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with patch.object(script, "rollout", rollout):
+        logprobs = script.batch_logprobs(model, rollout()[0], args).cpu()
         metrics = training.step(1, learning_rate=1.0)
     parameters = list(training.model.parameters())
     return {
@@ -177,9 +182,10 @@ def agreement(report, part, size, device):
 
 
 def learning(report, part, size, device):
-    flags = {"model": size.model, "steps": size.steps, "device": device.type}
+    flags = {"model": size.model, "verifier": "flexible"}
     if size is SMOKE:
-        flags |= size.flags()
+        flags = size.flags()
+    flags |= {"steps": size.steps, "device": device.type}
     done = run_script("grpo_llm", *flags_of(flags))
     log = {name: [value for _, value in points] for name, points in done["log"].items()}
     curves = {"eval/pass@1": log["eval/pass@1"], "reward": log["reward"][:: -(-size.steps // 12)]}

@@ -4,8 +4,11 @@ This working tree against another revision, step by step in turns.
     python tests/benchmarks/paired_step.py a45e316
 
 Both take the same steps in one process, each by its own train_step, which is given what it asks for
-by name: same questions and dice, and so the same samples. The learning rate is 0, so that they stay
-the same. The policy is the tiny model after `warm` steps of training: answers of full length.
+by name. Each draws its sums itself, as the form of a question may differ ("3+8+5" now, "3+8+5="
+at a45e316); the dice are the same, so sums and samples are, and the last column counts the steps
+whose rewards agree. Which rows make a minibatch may differ, but the learning rate is 0: neither
+policy moves. Policy and reference have the same weights on both sides; the policy is the tiny model
+after `warm` steps of training: answers of full length.
 Writes results/paired_step.md.
 """
 
@@ -38,6 +41,8 @@ def compare(script: str, old_folder: Path, steps: int, warm: int) -> list[str]:
     for number in range(1, warm + 1):
         new.step(number)
     old.model.load_state_dict(new.model.state_dict())
+    if old.reference is not None and new.reference is not None:
+        old.reference.load_state_dict(new.reference.state_dict())
     for side in (old, new):  # the same questions from here on, however many were drawn before
         side.problems = side.script.problem_stream(None, warm)
     seconds, rewards = {old: [], new: []}, {old: [], new: []}
@@ -59,9 +64,10 @@ def main(
     scripts: tuple[str, ...] = tuple(LLM),
     steps: int = 100,
     warm: int = 60,
+    threads: int = 2,
     write: bool = True,
 ):
-    torch.set_num_threads(2)
+    torch.set_num_threads(threads)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         archive = ["git", "archive", revision]

@@ -71,20 +71,24 @@ def trl_trainer(script, args, model, tokenizer, rollouts, callback, **options):
     """TRL's trainer for the same algorithm, with the settings of args."""
     trainer, config, settings = TRL[script.__name__]
     rng, updates = random.Random(args.seed), args.minibatches
-    problems = [script.make_sum(rng) for _ in range(args.prompts_per_step * rollouts)]
+    rows, verifier = [], script.load_verifier(args.verifier)
+    for _ in range(args.prompts_per_step * rollouts):
+        question, answer = script.make_sum(rng)
+        prompt = tokenizer.decode(script.encode_prompt(question, tokenizer, args))
+        rows.append({"prompt": prompt, "answer": answer})
 
     def reward(completions, answer, **_):
         pairs = zip(completions, answer, strict=True)
-        return [script.verify(completion, right) for completion, right in pairs]
+        return [verifier(completion, right) for completion, right in pairs]
 
-    on_cpu, rows = model.device.type == "cpu", args.prompts_per_step * args.group_size
-    micro = rows // updates if on_cpu else min(args.micro_batch_size, rows // updates)
+    on_cpu, drawn = model.device.type == "cpu", args.prompts_per_step * args.group_size
+    micro = drawn // updates if on_cpu else min(args.micro_batch_size, drawn // updates)
     sizes = {
         "use_cpu": on_cpu,
-        "bf16": not on_cpu,
+        "bf16": script.in_bf16(model),
         "per_device_train_batch_size": micro,
-        "gradient_accumulation_steps": rows // updates // micro,
-        "steps_per_generation": rows // micro,
+        "gradient_accumulation_steps": drawn // updates // micro,
+        "steps_per_generation": drawn // micro,
     }
     return trainer(
         model=model,
@@ -107,9 +111,7 @@ def trl_trainer(script, args, model, tokenizer, rollouts, callback, **options):
             **settings,
             **options,
         ),
-        train_dataset=Dataset.from_list(
-            [{"prompt": question, "answer": answer} for question, answer in problems]
-        ),
+        train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         callbacks=[callback],
     )

@@ -1,0 +1,223 @@
+"""--dtype bfloat16, run on the CPU: what is in bf16 and what is not, and that log-probs which are
+compared come from one kind of forward pass. (What only CUDA would refuse, second_device.py
+emulates.)"""
+
+import pytest
+import torch
+from conftest import LLM_SCRIPTS, script
+from test_llm_passes import CLIPPED, take_step, toy, verify_some
+from torch.utils._python_dispatch import TorchDispatchMode
+
+grpo = script("grpo_llm")
+PROMPTS = [[3, 4], [5, 6, 7, 8, 9], [10]]
+GAP = "sampling/sampling_logp_difference"
+
+
+def sgd(model, rate=0.0):
+    return torch.optim.SGD(model.parameters(), lr=rate)
+
+
+# ------------------------------------------------------------------------------ what is in bfloat16
+
+
+@pytest.mark.parametrize("in_bf16", [False, True])
+def test_sampler_and_training_pass_multiply_in_it(in_bf16):
+    """Every layer of the model, in both; without, a GPU would take twice the time and more."""
+    (model, _), seen = toy(in_bf16), []
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    batch = grpo.generate(model, PROMPTS, 2, 4, 1.0)
+    grpo.token_logprobs(model, batch, 1.0)
+    assert set(seen) == {torch.bfloat16 if in_bf16 else torch.float32}
+
+
+def test_all_else_stays_in_float32():
+    model, _ = toy(in_bf16=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batch = grpo.generate(model, PROMPTS, 8, 6, 1.0)
+    logprobs = grpo.token_logprobs(model, batch, 1.0)
+    torch.testing.assert_close(logprobs.exp().bfloat16().float(), logprobs.exp(), rtol=0.01, atol=0)
+    assert (logprobs.bfloat16().float() != logprobs).any(), "float32 in type, yet rounded to bf16"
+    tensors = [logprobs, batch["old_logprobs"], batch["entropy"], batch["mask"]]
+    batch["advantages"] = torch.ones(24)
+    grpo.train_minibatch(model, optimizer, batch, grpo.Args(beta=0.0))
+    tensors += [tensor for p in model.parameters() for tensor in (p, p.grad)]
+    tensors += [tensor for state in optimizer.state.values() for tensor in state.values()]
+    assert {tensor.dtype for tensor in tensors} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_small_updates_reach_the_weights(monkeypatch, name):
+    """A step of 1e-6 is lost in weights of bf16: their spacing at 0.4 is 2e-3."""
+    model, reference = toy(in_bf16=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0)
+    before = torch.cat([p.detach().flatten() for p in model.parameters()])
+    take_step(name, monkeypatch, verify_some, model, reference, optimizer)
+    after = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert (after != before).float().mean() > 0.8 and (after - before).abs().max() < 1e-5
+
+
+class Casts(TorchDispatchMode):
+    """How often each weight has been cast."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.count = {p.data_ptr(): 0 for p in model.parameters() if p.dim() > 1}
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        if operation.name() == "aten::_to_copy" and args[0].data_ptr() in self.count:
+            self.count[args[0].data_ptr()] += 1
+        return operation(*args, **(kwargs or {}))
+
+
+def test_each_pass_casts_the_weights_once(monkeypatch):
+    """Once for all tokens of generate, and for the prompts and completions of token_logprobs; but
+    anew after an optimizer step, whose weights are others."""
+    model, _ = toy(in_bf16=True)
+    products = {m.weight.data_ptr() for m in model.modules() if isinstance(m, torch.nn.Linear)}
+    torch.manual_seed(0)
+    with Casts(model) as casts:
+        batch = grpo.generate(model, PROMPTS, 3, 8, 1.0)
+    assert batch["mask"].shape[1] > 4
+    assert {pointer for pointer, n in casts.count.items() if n == 1} == products
+    batch["advantages"] = torch.randn(9)
+    args = grpo.Args(group_size=3, micro_batch_size=3, beta=0.0)
+    with Casts(model) as casts:
+        grpo.train_minibatch(model, sgd(model), batch, args)
+    assert {pointer for pointer, n in casts.count.items() if n == 3} == products
+    before = grpo.batch_logprobs(model, batch, args)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(0.5)
+    assert (grpo.batch_logprobs(model, batch, args) - before).abs().max() > 0.1
+
+
+# ------------------------------------------------------------------------ π_old, π and π_ref in one
+
+
+def off_by(module, monkeypatch, nats):
+    """A sampler that rounds otherwise than the training pass, as any but a toy's does."""
+    real = module.generate
+
+    def generate(*args):
+        batch = real(*args)
+        return batch | {"old_logprobs": batch["old_logprobs"] - nats * batch["mask"]}
+
+    monkeypatch.setattr(module, "generate", generate)
+
+
+def spy(module, function, monkeypatch):
+    """The arguments and the result of each call."""
+    calls, real = [], getattr(module, function)
+
+    def called(*args):
+        calls.append((args, real(*args)))
+        return calls[-1][1]
+
+    monkeypatch.setattr(module, function, called)
+    return calls
+
+
+def test_rloos_kl_is_exactly_zero_before_the_first_step(monkeypatch):
+    """Else rounding enters each reward: its advantages would be noise where rewards are equal."""
+    rloo, (model, reference) = script("rloo_llm"), toy(in_bf16=True)
+    off_by(rloo, monkeypatch, 0.01)
+    shaped = spy(rloo, "compute_advantages", monkeypatch)
+    metrics = take_step("rloo_llm", monkeypatch, verify_some, model, reference, sgd(model))
+    rewards = shaped[0][0][0]
+    assert metrics["kl"] == 0 and 0 < rewards.mean() < 1
+    assert (rewards == rewards.round()).all(), "something was added to rewards of 0 and 1"
+
+
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_pi_old_is_taken_from_the_training_pass_once_for_the_whole_rollout(monkeypatch, name):
+    """Before the logged kl or RLOO's reward use it, and for all passes: the second regroups the
+    rows. In float32 the sampler's own will do."""
+    module, (model, reference) = script(name), toy(in_bf16=True)
+    off_by(module, monkeypatch, 0.01)
+    passes = spy(module, "batch_logprobs", monkeypatch)
+    given = spy(module, "surrogate", monkeypatch)
+    minibatches = spy(module, "train_minibatch", monkeypatch)
+    flags = {"update_epochs": 3, "minibatches": 3}
+    metrics = take_step(name, monkeypatch, verify_some, model, reference, sgd(model), **flags)
+    assert [call[0][0] for call in passes] == [model, reference]
+    (_, batch, _), old = passes[0]
+    assert metrics["kl"] == 0 and metrics["approx_kl"] < 1e-5 and len(given) >= 9
+    rows = [
+        row
+        for (_, _, minibatch, _), _ in minibatches
+        for row in zip(minibatch["completion_ids"], minibatch["old_logprobs"], strict=True)
+    ]
+    assert len(rows) == 3 * len(old)
+    for ids, logprobs in rows:
+        same = (batch["completion_ids"] == ids).all(1)
+        assert (old[same] == logprobs).all(1).any()
+    assert metrics[f"{GAP}/mean"] > 0.008 and metrics[f"{GAP}/max"] >= metrics[f"{GAP}/mean"]
+
+
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_in_float32_pi_old_is_the_samplers(monkeypatch, name):
+    """A forward pass less, and no gap to log."""
+    module, (model, reference) = script(name), toy()
+    given = spy(module, "train_minibatch", monkeypatch)
+    rollouts = spy(module, "rollout", monkeypatch)
+    metrics = take_step(name, monkeypatch, verify_some, model, reference, sgd(model), beta=0.0)
+    assert not [key for key in metrics if key.startswith("sampling")]
+    drawn = {tuple(row.tolist()) for _, (batch, *_) in rollouts for row in batch["old_logprobs"]}
+    widths = {len(row) for row in drawn}
+    for (_, _, minibatch, _), _ in given:
+        if minibatch["old_logprobs"].shape[1] in widths:
+            assert {tuple(row.tolist()) for row in minibatch["old_logprobs"]} <= drawn
+
+
+def test_the_logged_gap_is_a_mean_and_a_maximum_over_tokens():
+    """Padding is no token; the batch that was given stays as it is."""
+    model, _ = toy(in_bf16=True)
+    torch.manual_seed(0)
+    batch = grpo.generate(model, PROMPTS, 4, 12, 1.0)
+    args = grpo.Args(group_size=4, micro_batch_size=4)
+    gap = 0.1 * torch.rand(batch["mask"].shape) * batch["mask"]
+    batch["old_logprobs"] = sampled = grpo.batch_logprobs(model, batch, args) - gap
+    assert (batch["mask"] == 0).any()
+    new, metrics = grpo.recompute_old_logprobs(model, batch, args)
+    assert batch["old_logprobs"] is sampled and new["mask"] is batch["mask"]
+    torch.testing.assert_close(new["old_logprobs"], sampled + gap)
+    assert set(metrics) == {f"{GAP}/mean", f"{GAP}/max"}
+    torch.testing.assert_close(metrics[f"{GAP}/mean"], gap.sum() / batch["mask"].sum())
+    torch.testing.assert_close(metrics[f"{GAP}/max"], gap.max())
+
+
+@pytest.mark.parametrize("micro_batch_size", [24, 3])
+@pytest.mark.parametrize("name", CLIPPED)
+def test_the_first_update_sees_ratios_of_one(monkeypatch, name, micro_batch_size):
+    """At the bounds of GSPO's paper, too. Micro-batches of other rows are as wide as another
+    longest row, and a real model rounds them otherwise; these toys do not."""
+    module, (model, reference) = script(name), toy(in_bf16=True)
+    off_by(module, monkeypatch, 0.01)
+    bounds = {"clip_low": 3e-4, "clip_high": 4e-4, "micro_batch_size": micro_batch_size}
+    flags = {key: value for key, value in bounds.items() if hasattr(module.Args(), key)}
+    metrics = take_step(name, monkeypatch, verify_some, model, reference, sgd(model), **flags)
+    assert metrics["clip_ratio"] == 0 and metrics["approx_kl"] < 1e-8 and metrics["grad_norm"] > 0
+
+
+# --------------------------------------------------------------------------------------- the flag
+
+
+@pytest.mark.parametrize(
+    "dtype,device,expected",
+    [
+        ("auto", "cpu", False),
+        ("float32", "cpu", False),
+        ("bfloat16", "cpu", True),
+        ("auto", "cuda", True),
+        ("float32", "cuda", False),
+    ],
+)
+def test_what_dtype_means(monkeypatch, pretrained, dtype, device, expected):
+    """And weights are loaded in float32, whatever the file has."""
+    for name in LLM_SCRIPTS:
+        monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_: self)  # there is no CUDA
+        args = script(name).Args(model=pretrained, dtype=dtype)
+        model, _ = script(name).load_policy(args, torch.device(device))
+        assert script(name).in_bf16(model) is expected
+        assert {p.dtype for p in model.parameters()} == {torch.float32} and not model.training

@@ -1,0 +1,174 @@
+"""Passes over a rollout: which rows each minibatch has, what stays as the rollout left it, and that
+a rollout without a signal moves nothing."""
+
+import copy
+import random
+
+import pytest
+import torch
+from conftest import LLM_SCRIPTS, Characters, random_model, script
+
+CLIPPED = [name for name in LLM_SCRIPTS if name != "rloo_llm"]
+
+
+def rows_of_minibatches(module, monkeypatch, num_groups, rng, **flags):
+    """The row numbers of each minibatch that has any."""
+    args = module.Args(group_size=3, **flags)
+    rows, found = torch.arange(3 * num_groups), []
+    batch = {"mask": torch.ones(len(rows), 2), "advantages": 1.0 + rows, "row": rows}
+
+    def train_minibatch(model, optimizer, batch, args):
+        if len(batch["row"]) > 0:
+            found.append(batch["row"].tolist())
+        return {}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "train_minibatch", train_minibatch)
+        assert module.update(None, None, batch, rng, args) == {}
+    return found
+
+
+@pytest.mark.parametrize("num_groups,sizes", [(8, [2] * 4), (9, [3, 2, 2, 2]), (3, [1] * 3)])
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_each_group_is_used_once_in_a_pass(monkeypatch, name, num_groups, sizes):
+    """As a whole; also where the number of groups is no multiple of that of the minibatches, or
+    less, as DAPO's may be."""
+    flags = {"minibatches": 4, "update_epochs": 3}
+    found = rows_of_minibatches(script(name), monkeypatch, num_groups, random.Random(0), **flags)
+    assert [len(rows) // 3 for rows in found] == sizes * 3
+    for rows in found:
+        for i in range(0, len(rows), 3):
+            assert rows[i] % 3 == 0 and rows[i : i + 3] == list(range(rows[i], rows[i] + 3))
+    passes = [sum(found[i : i + len(sizes)], []) for i in range(0, len(found), len(sizes))]
+    for rows in passes:
+        assert sorted(rows) == list(range(3 * num_groups))
+    if num_groups > 3:  # of so few, two may happen to be alike
+        assert len(set(map(tuple, passes))) == 3 and list(range(3 * num_groups)) not in passes
+
+
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_the_order_is_drawn_from_rng_alone(monkeypatch, name):
+    """torch's own differs between processes, and a resumed run has drawn from it otherwise."""
+
+    def order(seed):
+        random.seed(seed)
+        torch.manual_seed(seed)
+        flags, rng = {"minibatches": 2, "update_epochs": 2}, random.Random(5 if seed < 2 else 6)
+        return rows_of_minibatches(script(name), monkeypatch, 16, rng, **flags)
+
+    assert order(0) == order(1) != order(2)
+
+
+# -------------------------------------------------------------------------------- a step as a whole
+
+
+def take_step(name, monkeypatch, verify, model, reference, optimizer, **flags):
+    """A training step on two minibatches of three groups; what it logs."""
+    module = script(name)
+    monkeypatch.setattr(module, "verify", verify)
+    flags = {"beta": 0.1, "minibatches": 2, "micro_batch_size": 4} | flags
+    args = module.Args(prompts_per_step=6, group_size=4, **flags)
+    problems, rng = iter([(f"{i}+{3 * i}", "1") for i in range(99)]), random.Random(0)
+    torch.manual_seed(0)
+    return module.train_step(model, reference, Characters(), optimizer, problems, rng, args)[0]
+
+
+def verify_some(completion, answer):
+    return float(completion == f"#{answer}")
+
+
+def toy(in_bf16=False):
+    """A random model, and the same once more as its reference."""
+    models = [random_model("qwen2", vocab=50), random_model("qwen2", vocab=50)]
+    for model in models:
+        model.in_bf16 = in_bf16
+    return models
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+def test_reuse_makes_the_clip_live(monkeypatch, name):
+    """One step per rollout has a ratio of 1. From the second pass on it has not, if π_old is still
+    that of the rollout."""
+    found = []
+    for update_epochs in (1, 2):
+        model, reference = toy()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+        flags = {"minibatches": 1, "update_epochs": update_epochs, "clip_high": 0.01}
+        found.append(
+            take_step(name, monkeypatch, verify_some, model, reference, optimizer, **flags)
+        )
+    assert found[0]["clip_ratio"] == 0 and found[0]["approx_kl"] < 1e-8
+    assert found[1]["clip_ratio"] > 0 and found[1]["approx_kl"] > 1e-6
+
+
+@pytest.mark.parametrize("in_bf16", [False, True])
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_pi_old_stays_that_of_the_rollout_in_all_passes(monkeypatch, name, in_bf16):
+    """If it were taken anew, the policy could wander without a bound; each row comes three times,
+    always with the same numbers, and those of π_ref stay too."""
+    module, seen = script(name), {}
+    real = module.train_minibatch
+
+    def train_minibatch(model, optimizer, batch, args):
+        for i in range(len(batch["mask"])):
+            row = tuple(batch["prompt_ids"][i].tolist() + batch["completion_ids"][i].tolist())
+            given = [batch[key][i] for key in ("old_logprobs", "ref_logprobs") if key in batch]
+            seen.setdefault(row, []).append(torch.stack(given))
+        return real(model, optimizer, batch, args)
+
+    monkeypatch.setattr(module, "train_minibatch", train_minibatch)
+    model, reference = toy(in_bf16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    take_step(name, monkeypatch, verify_some, model, reference, optimizer, update_epochs=3)
+    assert len(seen) > 10
+    for given in seen.values():
+        assert len(given) % 3 == 0 and all(torch.equal(each, given[0]) for each in given)
+
+
+# ---------------------------------------------------------------------------------------- no signal
+
+
+@pytest.mark.parametrize("in_bf16", [False, True])
+@pytest.mark.parametrize("reward", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_equal_rewards_move_nothing(monkeypatch, name, reward, in_bf16):
+    """Not a bit of the weights, nor of Adam's momentum from a step before. Adam would make a full
+    step of what noise is left in advantages or KL. RLOO's reference is the policy itself, since its
+    KL is a reward; the others' is somewhere else."""
+    model, reference = toy(in_bf16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    first = take_step(name, monkeypatch, verify_some, model, reference, optimizer)
+    assert first["grad_norm"] > 0
+    if name == "rloo_llm":
+        reference.load_state_dict(model.state_dict())
+    before = copy.deepcopy([model.state_dict(), optimizer.state_dict()["state"]])
+    metrics = take_step(name, monkeypatch, lambda *_: reward, model, reference, optimizer)
+    after = [model.state_dict(), optimizer.state_dict()["state"]]
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    assert metrics["reward"] == pytest.approx(reward)
+    assert not {"loss", "grad_norm", "approx_kl", "clip_ratio"} & set(metrics)
+
+
+@pytest.mark.parametrize("baseline", ["leave-one-out", "mean"])
+@pytest.mark.parametrize("value", [0.1, 0.35, 0.7, -7.3])
+def test_equal_rewards_are_exactly_zero_to_either_baseline(baseline, value):
+    rloo = script("rloo_llm")
+    rewards = torch.full((32, 8), value)
+    assert not rloo.compute_advantages(rewards, rloo.Args(baseline=baseline)).any()
+
+
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_minibatches_without_a_step_are_not_in_the_averages(monkeypatch, name):
+    """One live group of three: two of the minibatches take no step, and log nothing."""
+    module, model = script(name), random_model()
+    args = module.Args(group_size=4, minibatches=3, beta=0.0)
+    torch.manual_seed(0)
+    batch = module.generate(model, [[3, 4], [5], [6, 7]], 4, 6, 1.0)
+    batch["advantages"] = torch.tensor([0.0] * 4 + [1, -1, 0, 0] + [0.0] * 4)
+    results, real = [], module.train_minibatch
+    monkeypatch.setattr(
+        module, "train_minibatch", lambda *each: results.append(real(*each)) or results[-1]
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    found = module.update(model, optimizer, batch, random.Random(0), args)
+    assert sorted(map(len, results))[:2] == [0, 0] and found in results

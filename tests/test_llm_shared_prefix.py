@@ -1,0 +1,127 @@
+"""token_logprobs reads a prompt once for all neighbours that have it: values and gradients must be
+those of single rows, without padding or cache."""
+
+import pytest
+import torch
+from conftest import random_model, script
+
+grpo = script("grpo_llm")
+KINDS = ["llama", "qwen2", "gpt2"]
+PROMPTS = [[3, 4], [5, 6, 7, 8, 9], [10]]
+
+
+def row_by_row(model, batch, temperature, weights):
+    """The same as token_logprobs, and the gradient of its weighted sum, one plain row at a time."""
+    values, total = torch.zeros_like(batch["mask"]), 0.0
+    for i, mask in enumerate(batch["mask"]):
+        prompt = batch["prompt_ids"][i][batch["prompt_mask"][i] > 0]
+        completion = batch["completion_ids"][i][mask > 0]
+        row = torch.cat([prompt, completion])[None]
+        logits = model(row, use_cache=False).logits[0, len(prompt) - 1 : -1] / temperature
+        found = logits.log_softmax(-1).gather(1, completion[:, None])[:, 0]
+        values[i, : len(completion)] = found.detach()
+        total = total + (found * weights[i, : len(completion)]).sum()
+    return values, torch.autograd.grad(total, list(model.parameters()))
+
+
+def compare(model, batch, temperature=0.7):
+    weights = torch.randn(batch["mask"].shape, generator=torch.Generator().manual_seed(0))
+    found = grpo.token_logprobs(model, batch, temperature)
+    assert found.shape == batch["mask"].shape and not found[batch["mask"] == 0].any()
+    slopes = torch.autograd.grad((found * weights).sum(), list(model.parameters()))
+    values, expected = row_by_row(model, batch, temperature, weights)
+    torch.testing.assert_close(found.detach(), values, rtol=0, atol=1e-5)
+    scale = max(slope.abs().max() for slope in expected)
+    for one, other in zip(slopes, expected, strict=True):
+        assert (one - other).abs().max() < 1e-4 * scale
+
+
+def drawn(model, prompts=PROMPTS, num_samples=4, length=9):
+    torch.manual_seed(3)
+    batch = grpo.generate(model, prompts, num_samples, length, 0.7)
+    assert length == 1 or batch["mask"].sum(1).unique().numel() > 2
+    return batch
+
+
+ROWS = {
+    "whole groups": range(12),
+    "shuffled": [7, 0, 11, 3, 4, 9, 1, 8, 10, 2, 6, 5],
+    "torn groups": [2, 3, 4, 5, 9],
+    "one row": [6],
+    "the same row twice": [5, 5],
+    "a group that comes again": [0, 1, 4, 2, 3],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+def test_any_rows_share_a_prompt_and_change_nothing(rows, kind):
+    """Catches rows that get the prompt of another, and a cache that keeps the gradient back."""
+    model = random_model(kind)
+    compare(model, grpo.take_rows(drawn(model), torch.tensor(rows)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_ids_are_two_prompts_if_their_masks_differ(kind):
+    """With a pad token that the prompt may hold, [3, 4] is padded to the ids of [0, 3, 4]."""
+    model = random_model(kind, pad=0)
+    batch = drawn(model, [[3, 4], [0, 3, 4], [3, 4]], num_samples=2)
+    assert (batch["prompt_ids"] == batch["prompt_ids"][0]).all()
+    compare(model, batch)
+    plain = grpo.token_logprobs(model, batch, 0.7)
+    swapped = batch | {"prompt_mask": batch["prompt_mask"].roll(2, 0)}
+    assert (plain - grpo.token_logprobs(model, swapped, 0.7)).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", [1, 2])
+def test_completions_of_one_token(kind, length):
+    """After the prompts nothing is left to read: an empty forward pass would raise."""
+    model = random_model(kind, stops=range(11))
+    compare(model, drawn(model, length=1))
+    batch = drawn(random_model(kind))
+    cut = {name: batch[name][:, :length] for name in ("completion_ids", "mask", "old_logprobs")}
+    compare(random_model(kind), batch | cut)
+
+
+def test_short_rows_are_read_at_the_width_of_the_rollout(monkeypatch):
+    """In bf16 another width would round otherwise, and π differ from π_old before the first step;
+    the columns that are padding in every row change nothing."""
+    model = random_model()
+    batch = drawn(model)
+    lengths, T = batch["mask"].sum(1), batch["mask"].shape[1]
+    some = grpo.take_rows(batch, (lengths < lengths.max()).nonzero()[:, 0])
+    assert 2 < some["mask"].sum(1).max() < T
+    compare(model, some)
+    shapes, forward = [], model.forward
+    monkeypatch.setattr(model, "forward", lambda x, **k: shapes.append(x.shape) or forward(x, **k))
+    grpo.token_logprobs(model, some, 1.0)
+    assert shapes[1] == (len(some["mask"]), T - 1)  # but for the last token, which tells nothing
+
+
+@pytest.mark.parametrize("rows,prompts", [(range(12), 3), (ROWS["torn groups"], 3), ([0, 4, 1], 3)])
+def test_each_prompt_is_read_once_for_its_neighbours(monkeypatch, rows, prompts):
+    """A prompt as wide as all of the batch's, and never once per row."""
+    model, shapes = random_model(), []
+    batch = grpo.take_rows(drawn(model), torch.tensor(rows))
+    width, forward = batch["mask"].shape[1], model.forward
+    monkeypatch.setattr(model, "forward", lambda x, **k: shapes.append(x.shape) or forward(x, **k))
+    grpo.token_logprobs(model, batch, 1.0)
+    assert shapes == [(prompts, 5), (len(rows), width - 1)]
+
+
+def test_micro_batches_take_whole_groups_as_far_as_they_fit():
+    """Else a prompt is read twice as often as it must be."""
+    for size, group_size, parts in [
+        (8, 4, [8, 4]),
+        (7, 4, [4, 4, 4]),
+        (4, 4, [4, 4, 4]),
+        (3, 4, [3, 3, 3, 3]),
+        (128, 6, [12]),
+        (1, 2, [1] * 12),
+    ]:
+        args = grpo.Args(micro_batch_size=size, group_size=group_size)
+        found = grpo.micro_batches(torch.arange(12), args)
+        assert [len(part) for part in found] == parts
+        assert torch.cat(found).tolist() == list(range(12))
+    assert grpo.micro_batches(torch.arange(0), grpo.Args()) == []

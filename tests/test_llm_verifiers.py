@@ -1,0 +1,188 @@
+"""The verifiers: strict, flexible, and a file of the reader's own."""
+
+import json
+import random
+import re
+import time
+
+import pytest
+from conftest import Characters, random_model, script
+
+grpo = script("grpo_llm")
+
+# The right number: completions that end in it, or do not, with ~ between them.
+RIGHT = {
+    "14": "#14~#14 apples~#14,~#14\n15~#14e0",
+    "16": "11,16#16",
+    "1234": "so it is\n#### 1,234",
+    "1,234": "#### 1234",
+    "72": "#### $72~####72~#### 72.00~#### 72.~#### \\boxed{72}~#### $\\boxed{72}$~"
+    "#### \\boxed{\\$72}~#### **72**~**#### 72**~#### 72 \n~#### 72 dollars~"
+    "#### 72\nShe has 72 clips, not 80.~#### 72. That is all.",
+    "0.5": "#### 0.50",
+    "-3": "#### -3",
+    "3": "#### +3",
+    "-1000": "#### -$1,000.0",
+    "-5": "#### $-5",
+    "5": "#### 5%~#### 5\\%",
+    "2": "# 1 # 2",
+    "7": "#### 007",
+    "0": "#### -0",
+    "1234567.5": "#### 1,234,567.50",
+    "123456789012345678901234567890": "#### 123456789012345678901234567890",
+}
+WRONG = {
+    "14": "#15~14~~#~#14#~#14#15~# 1 4~#1,4~#,14~#2*7~#7+7~#0xE~#--14~#-14~#1.4~#14.5~#１４~"
+    "#١٤~# answer 14~#\\boxed{1}4~#1_4~#9**9**9**9~#__import__('os').abort()~#1.4.",
+    "0": "####",
+    "5": "#.5",
+    "1234": "#12,34",
+    "12345": "#1,2345",
+    "2": "#²",
+    "nan": "#nan",
+    "inf": "#inf",
+    "None": "#None",
+    "123456789012345678901234567890": "#123456789012345678901234567891",
+    "0.1": "#0.1000000000000000055",
+    "72": "#### 720~#### 72#### 80~72 dollars~#### about 72",
+}
+
+
+@pytest.mark.parametrize("cases,reward", [(RIGHT, 1.0), (WRONG, 0.0)])
+def test_right_wrong_and_hostile_completions(cases, reward):
+    for answer, completions in cases.items():
+        for completion in completions.split("~"):
+            assert grpo.verify(completion, answer) == reward, (completion, answer)
+
+
+FLEXIBLE = {
+    "16": "the answer is 16~11,16#16~11,16~first 17, then 16.~#### 17\nno, 16~#### 16 #~5+11=16~"
+    "**16**~\\boxed{16}.~16%~016~16.0~16e~x16y",
+    "1234": "costs $1,234.00 in all~1,234~12,1234",
+    "-3": "-3~so it is -3.~#-3~-$3",
+    "3": "1, 2, 3~3#~3.00~+3~3 - ",
+    "0": "0~-0~0.00",
+    "123456789012345678901234567890": "123456789012345678901234567890",
+}
+NOT_FLEXIBLE = {
+    "16": "~no number~#~16 and 17~1 6~16.5~-16~１６~١٦~#### 16 (step 2)~__import__('os').abort()~"
+    "16.4.~1,6~0x1F",
+    "0": "none~####~-~$~.",
+    "9": "9**9**9**8~nan~inf~Infinity~9e5",
+    "387420489": "9**9",
+}
+
+
+@pytest.mark.parametrize("cases,reward", [(FLEXIBLE, 1.0), (NOT_FLEXIBLE, 0.0)])
+def test_flexible_reads_the_last_number(cases, reward):
+    for answer, completions in cases.items():
+        for completion in completions.split("~"):
+            assert grpo.verify_flexible(completion, answer) == reward, (completion, answer)
+
+
+@pytest.mark.parametrize(
+    "piece", ["7", "#", "#7", "1,", "1,234", " ", "\\boxed{", "{", "*", "7.", "-", "$", "0", "\n#"]
+)
+def test_linear_in_the_length(piece):
+    """200,000 characters of any of these in well under a second; a quadratic reader needs many."""
+    text = piece * (200_000 // len(piece))
+    for completion in (text, "#" + text, text + "x", "#" + text + "#1x"):
+        for verify in (grpo.verify, grpo.verify_flexible):
+            start = time.perf_counter()
+            verify(completion, "7")
+            assert time.perf_counter() - start < 1.0
+
+
+def test_fuzz_never_raises_and_agrees_with_gsm8ks_own_regex():
+    """Random strings of the verifier's alphabet. Where the regex that came with GSM8K finds the
+    right number after the last marker, so do we; where we find it, it stands there."""
+    official = re.compile(r"#### (\-?[0-9\.\,]+)")
+    rng, rewarded, agreed = random.Random(0), 0, 0
+    for _ in range(100_000):
+        text = "#### " + "".join(rng.choice("0123,.$*{- \nx٣") for _ in range(rng.randint(0, 6)))
+        found = grpo.verify(text, "12")
+        theirs = official.match(text)
+        if theirs and theirs[1].replace(",", "") == "12" and "," not in theirs[1][:-1]:
+            agreed += 1
+            assert found == 1.0, repr(text)
+        assert grpo.verify_flexible(text, "12") in (0.0, 1.0)
+        if found:
+            rewarded += 1
+            digits = text.removeprefix("####").lstrip(" $*{\n")
+            assert re.match(r"0*12(?![0-9])(?!\.[0-9]*[1-9])", digits), repr(text)
+    assert rewarded > 50 and agreed > 20
+
+
+# ---------------------------------------------------------------------------------- --verifier
+
+
+def write(path, text):
+    path.write_text(text)
+    return str(path)
+
+
+def test_strict_and_flexible_by_name():
+    for name, verify in {"strict": grpo.verify, "flexible": grpo.verify_flexible}.items():
+        assert grpo.load_verifier(name) is verify
+        grpo.check_args(grpo.Args(verifier=name))
+    assert grpo.verify("it is 5", "5") == 0 and grpo.verify_flexible("it is 5", "5") == 1
+
+
+ANSWERS = ["blue", "#### 5", 5, 2.5, None, ["a", "b"], {"x": 1}, " spaces ", True]
+
+
+def test_answers_reach_a_file_as_they_stand(tmp_path):
+    """Text and numbers, not the number at their end; with strict and flexible it is that."""
+    rows = [{"question": f"q{i}", "answer": answer} for i, answer in enumerate(ANSWERS)]
+    data = write(tmp_path / "d.jsonl", "\n".join(map(json.dumps, rows)))
+    source = "seen = []\ndef verify(completion, answer):\n    seen.append(answer)\n    return 1"
+    args = grpo.Args(verifier=write(tmp_path / "v.py", source), dataset=data, eval_dataset=data)
+    problems = grpo.load_jsonl("--dataset", data, args)
+    assert problems == [(f"q{i}", answer) for i, answer in enumerate(ANSWERS)]
+    grpo.check_args(args)
+    grpo.rollout(random_model(), Characters(), problems, 2, 1.0, args)
+    seen = grpo.load_verifier(args.verifier).__globals__["seen"]
+    assert seen == [answer for answer in ANSWERS for _ in range(2)]
+
+
+def test_a_file_may_return_any_number(tmp_path):
+    """Rewards are floats, whatever it returns: 3, True, -0.25, 1e3."""
+    source = """
+from statistics import fmean  # a file may import what it likes
+
+VALUES = [3, True, -0.25, 1e3]
+
+def verify(completion, answer):
+    return VALUES[int(answer)]
+"""
+    args = grpo.Args(verifier=write(tmp_path / "v.py", source))
+    problems = [("1+2", "0"), ("1+2", "1"), ("1+2", "2"), ("1+2", "3")]
+    _, _, rewards = grpo.rollout(random_model(), Characters(), problems, 2, 1.0, args)
+    assert rewards.tolist() == [[3, 3], [1, 1], [-0.25, -0.25], [1000, 1000]]
+    assert rewards.is_floating_point()
+
+
+def test_a_file_is_run_once(tmp_path):
+    """Not anew at every rollout: it may load a model, or open a sandbox."""
+    log = tmp_path / "log"
+    source = f"open({str(log)!r}, 'a').write('x')\ndef verify(completion, answer):\n    return 0"
+    name = write(tmp_path / "v.py", source)
+    verifiers = {grpo.load_verifier(name) for _ in range(3)}
+    assert len(verifiers) == 1 and log.read_text() == "x"
+
+
+def test_what_is_no_verifier_ends_in_one_line(tmp_path, refused):
+    no_verify = write(tmp_path / "v.py", "def check(completion, answer):\n    return 1")
+    for name in ("lenient", str(tmp_path / "missing.py"), str(tmp_path), no_verify, ""):
+        error = refused(grpo.check_args, grpo.Args(verifier=name))
+        assert f"--verifier {name}" in error and "verify" in error
+
+
+def test_what_a_file_raises_is_its_owners_traceback(tmp_path):
+    """Not a line of ours, which would hide where it went wrong."""
+    name = write(tmp_path / "v.py", "def verify(completion, answer):\n    return 1 / 0")
+    args = grpo.Args(verifier=name)
+    with pytest.raises(ZeroDivisionError):
+        grpo.rollout(random_model(), Characters(), [("1+2", "3")], 2, 1.0, args)
+    with pytest.raises(NameError):
+        grpo.check_args(grpo.Args(verifier=write(tmp_path / "w.py", "undefined")))
