@@ -20,7 +20,7 @@ SCORES += ["frac_reward_zero_std", "pass@1_lenient"]
 def shown_groups(text):
     """Of what a run has printed: a list of (reward, advantage, completion) for each group."""
     groups = re.findall(r" {4}a group of this step: .*\n((?: {6}reward .*\n)+)", text)
-    line = re.compile(r" {4}reward (\S+), advantage (\S+): (.*)")
+    line = re.compile(r" {6}reward (\S+), advantage (\S+): (.*)")
     return [[line.fullmatch(row).groups() for row in group.splitlines()] for group in groups]
 
 
