@@ -109,7 +109,7 @@ class Args:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """of matrix products; weights stay in float32; auto is bfloat16 on CUDA, else float32"""
     micro_batch_size: int | None = None
-    """completions per forward pass in training, for memory; if not given, 128 for tiny, else 8"""
+    """completions per forward pass in training, for memory; if not given, 256 for tiny, else 8"""
     eval_every: int = 50
     """training steps between evaluations on held-out questions, and between checkpoints"""
     eval_problems: int = 256
@@ -125,7 +125,7 @@ class Args:
         if self.learning_rate is None:
             self.learning_rate = 4e-4 if self.model == "tiny" else 1e-6
         if self.micro_batch_size is None:
-            self.micro_batch_size = 128 if self.model == "tiny" else 8
+            self.micro_batch_size = 256 if self.model == "tiny" else 8
         if self.max_new_tokens is None:
             self.max_new_tokens = 24 if self.dataset == "arithmetic" else 256
 
