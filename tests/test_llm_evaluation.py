@@ -276,6 +276,8 @@ def test_hints_without_lenient():
     scores = {"eval/pass@1": 0.0, "eval/pass@8": 0.0}
     scores |= {"eval/clipped_ratio": 0.0, "eval/frac_reward_zero_std": 0.9}
     assert HARD in grpo.diagnose(scores) and not grpo.diagnose(scores | {"eval/pass@8": 0.1})
+    below = {"eval/pass@1": -0.75, "eval/pass@8": -0.1}  # rewards of which 0 is the best
+    assert not grpo.diagnose(scores | below)
 
 
 def test_scores_are_finite_numbers(quick):
