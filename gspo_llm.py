@@ -111,7 +111,7 @@ class Args:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """of matrix products; weights stay in float32; auto is bfloat16 on CUDA, else float32"""
     micro_batch_size: int | None = None
-    """completions per forward pass in training, for memory; if not given, 128 for tiny, else 8"""
+    """completions per forward pass in training, for memory; if not given, 256 for tiny, else 8"""
     eval_every: int = 50
     """training steps between evaluations on held-out questions, and between checkpoints"""
     eval_problems: int = 256
@@ -127,7 +127,7 @@ class Args:
         if self.learning_rate is None:
             self.learning_rate = 4e-4 if self.model == "tiny" else 1e-6
         if self.micro_batch_size is None:
-            self.micro_batch_size = 128 if self.model == "tiny" else 8
+            self.micro_batch_size = 256 if self.model == "tiny" else 8
         if self.max_new_tokens is None:
             self.max_new_tokens = 24 if self.dataset == "arithmetic" else 256
 
@@ -439,6 +439,8 @@ def rollout(model, tokenizer, problems, num_samples, temperature, args):
     rewards = torch.tensor(rewards, device=model.device).view(-1, num_samples)
     if WORLD > 1:
         dist.broadcast(rewards, src=0)  # a verifier of one's own may not say the same twice
+    if not rewards.isfinite().all():
+        stop(f"--verifier {args.verifier}: a reward is not finite")
     return batch, completions, rewards
 
 
@@ -699,7 +701,8 @@ def encode_prompt(question, tokenizer, args):
         ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     else:
         ids = tokenizer.encode(text)
-    if not ids or tokenizer.unk_token_id in ids:
+    unk = tokenizer.unk_token_id  # for some models the same as the token that begins or ends
+    if not ids or (unk in ids and unk not in (tokenizer.bos_token_id, tokenizer.eos_token_id)):
         stop(f"--prompt: the tokenizer of --model {args.model} cannot read {text[:60]!r}")
     return ids
 
@@ -717,12 +720,13 @@ def check_policy(model, tokenizer, problems, args):
     own = model.in_bf16, model.generation_config.eos_token_id
     model.in_bf16, model.generation_config.eos_token_id = False, [-1]  # none ends early
     half = ids[len(ids) // 2 :]  # of the last question's prompt
+    n = min(8, args.max_new_tokens)
     try:
-        batch = generate(model, [ids, half], 2, 8, 0.0)
+        batch = generate(model, [ids, half], 2, n, 0.0)
         found = torch.stack([batch["old_logprobs"], token_logprobs(model, batch, 1.0)])
         row = torch.tensor(half + batch["completion_ids"][-1].tolist(), device=model.device)
-        logits = model(row[None], use_cache=False).logits[0, -9:-1]
-        plain = policy_logprobs(logits, 1.0).gather(1, row[-8:, None])[:, 0]
+        logits = model(row[None], use_cache=False).logits[0, -n - 1 : -1]
+        plain = policy_logprobs(logits, 1.0).gather(1, row[-n:, None])[:, 0]
     except Exception as error:  # whatever an architecture, or a lack of memory, may raise
         stop(f"--model {args.model}: cannot be sampled from and trained: {error!r}")
     gap = (found[:, -1] - plain).abs().max()
@@ -752,6 +756,8 @@ def check_args(args):
         stop("--group-size 1: completions are compared with each other, so there must be two")
     if args.prompts_per_step % (args.minibatches * WORLD):
         stop("--minibatches: times the number of processes, must divide --prompts-per-step")
+    if args.eval_dataset and args.dataset == "arithmetic":
+        stop("--eval-dataset: needs a --dataset, too, whose form and prompt it shares")
     if args.prompt is not None and "{question}" not in args.prompt:
         stop("--prompt: must contain {question}")
     load_verifier(args.verifier)
@@ -922,7 +928,8 @@ def evaluate(model, tokenizer, problems, args, writer, step):
 
 def diagnose(scores):
     """What keeps a run from learning, and which flag to try; "" where all is well."""
-    right, lenient = scores["eval/pass@1"], scores.get("eval/pass@1_lenient", 0.0)
+    right = scores["eval/pass@1"]
+    lenient = scores.get("eval/pass@1_lenient", right)
     if scores["eval/pass@8"] == 0 < lenient or lenient > right + 0.2:
         return "right numbers in the wrong form: try --verifier flexible, or another --prompt"
     if scores["eval/pass@8"] == 0:
@@ -981,8 +988,7 @@ def main(args: Args) -> dict:
         metrics, group = train_step(model, reference, tokenizer, optimizer, problems, rng, args)
         if not all(map(math.isfinite, metrics.values())):
             bar.close()
-            reason = "reward or loss not finite; lower --learning-rate"
-            sys.exit(f"error: step {step}: {reason}; see {folder}")
+            sys.exit(f"error: step {step}: loss not finite; lower --learning-rate; see {folder}")
         seconds = time.perf_counter() - step_start
         metrics |= {"step_time": seconds, "tokens_per_second": metrics["num_tokens"] / seconds}
         for name in ("num_prompts", "num_tokens"):  # from here on, of the whole run

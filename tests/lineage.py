@@ -49,7 +49,6 @@ MAY_DIFFER = {
         "is_clipped": ["cispo_llm"],
         "train_step": ["rloo_llm", "dapo_llm"],
         "train_minibatch": ["rloo_llm"],
-        "recompute_old_logprobs": ["rloo_llm"],
         "check_args": ["dapo_llm"],
     },
     "classic": {

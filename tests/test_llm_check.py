@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, random_model, script
+from conftest import LLM_SCRIPTS, Characters, random_model, script
 
 grpo = script("grpo_llm")
 HOST = torch.device("cpu")
@@ -105,3 +105,11 @@ def test_right_models_pass(kind, pretrained):
     args = grpo.Args(prompt="{question}", max_new_tokens=4)
     tokenizer.chat_template = None
     grpo.check_policy(model, tokenizer, [("What is 12 + 34?", "46")], args)
+
+
+def test_a_short_answer_after_a_long_prompt_has_room():
+    """Learned positions: the check must not write beyond what the run would."""
+    model = random_model("gpt2")  # of 64 positions
+    model.in_bf16 = False
+    args = grpo.Args(max_new_tokens=2, prompt="{question}")
+    grpo.check_policy(model, Characters(), [("1" * 62, "1")], args)

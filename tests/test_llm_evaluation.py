@@ -20,7 +20,7 @@ SCORES += ["frac_reward_zero_std", "pass@1_lenient"]
 def shown_groups(text):
     """Of what a run has printed: a list of (reward, advantage, completion) for each group."""
     groups = re.findall(r" {4}a group of this step: .*\n((?: {6}reward .*\n)+)", text)
-    line = re.compile(r" {4}reward (\S+), advantage (\S+): (.*)")
+    line = re.compile(r" {6}reward (\S+), advantage (\S+): (.*)")
     return [[line.fullmatch(row).groups() for row in group.splitlines()] for group in groups]
 
 
@@ -276,6 +276,8 @@ def test_hints_without_lenient():
     scores = {"eval/pass@1": 0.0, "eval/pass@8": 0.0}
     scores |= {"eval/clipped_ratio": 0.0, "eval/frac_reward_zero_std": 0.9}
     assert HARD in grpo.diagnose(scores) and not grpo.diagnose(scores | {"eval/pass@8": 0.1})
+    below = {"eval/pass@1": -0.75, "eval/pass@8": -0.1}  # rewards of which 0 is the best
+    assert not grpo.diagnose(scores | below)
 
 
 def test_scores_are_finite_numbers(quick):

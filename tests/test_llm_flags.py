@@ -25,9 +25,9 @@ def test_defaults_follow_from_model_and_data_unless_given(name):
         args = Args(**flags)
         return args.learning_rate, args.max_new_tokens, args.micro_batch_size
 
-    assert chosen() == (4e-4, 24, 128)
+    assert chosen() == (4e-4, 24, 256)
     assert chosen(model="some/model") == (1e-6, 24, 8)
-    assert chosen(dataset="train.jsonl") == (4e-4, 256, 128)
+    assert chosen(dataset="train.jsonl") == (4e-4, 256, 256)
     assert chosen(model="some/model", dataset="train.jsonl") == (1e-6, 256, 8)
     own = {"learning_rate": 3e-5, "max_new_tokens": 9, "micro_batch_size": 5}
     assert chosen(model="some/model", dataset="train.jsonl", **own) == (3e-5, 9, 5)

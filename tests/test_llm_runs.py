@@ -398,6 +398,7 @@ def test_bos_comes_once_and_missing_pad_is_mended(pretrained, tmp_path):
         ({"max_new_tokens": -5}, "--max-new-tokens"),
         ({"seed": -1}, "--seed"),
         ({"dataset": "x.jsonl"}, "--dataset"),
+        ({"eval_dataset": "x.jsonl"}, "--eval-dataset: needs"),
         ({"model": "/nowhere/at/all"}, "--model"),
         ({"verifier": "lenient"}, "--verifier"),
         ({"prompt": "{frage}"}, "--prompt"),
@@ -426,6 +427,24 @@ def test_non_finite_loss_stops_with_the_step_and_keeps_the_model(quick, monkeypa
     (folder,) = Path(quick["output_dir"]).iterdir()
     assert last_checkpoint(folder).name == "step-000001"
     assert all(tensor.isfinite().all() for tensor in weights(folder).values())
+
+
+def test_a_reward_that_is_not_finite_is_one_line(quick, tmp_path, refused):
+    (tmp_path / "v.py").write_text("def verify(completion, answer):\n    return float('nan')\n")
+    args = grpo.Args(**quick | {"steps": 0, "verifier": str(tmp_path / "v.py")})
+    assert "--verifier" in refused(grpo.main, args)
+
+
+@pytest.mark.parametrize("same_as", ["bos_token", "eos_token"])
+def test_an_unknown_token_that_is_also_another(pretrained, same_as):
+    """As OPT's and Granite's: in a prompt it is no sign of what cannot be read."""
+    args = grpo.Args(model="m")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
+    tokenizer.unk_token = "<|im_start|>"
+    with pytest.raises(SystemExit):
+        grpo.encode_prompt("1+1", tokenizer, args)
+    setattr(tokenizer, same_as, "<|im_start|>")
+    assert tokenizer.unk_token_id in grpo.encode_prompt("1+1", tokenizer, args)
 
 
 def test_a_run_leaves_nothing_outside_its_folder(quick, tmp_path, monkeypatch):
