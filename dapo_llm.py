@@ -1000,11 +1000,11 @@ def show(writer, scores, group, step):
 def main(args: Args) -> dict:
     """Train, or with --steps 0 evaluate; returns scores, first pass@1, seconds and the folder."""
     start = time.perf_counter()
-    check_args(args)
     state = {"step": 0, "num_prompts": 0, "num_tokens": 0}
     if args.resume:
         state = load_checkpoint(args.resume)
         check_same_run(args, state["args"])
+    check_args(args)
     device = start_device(args)
     train, held_out = load_data(args)
     model, tokenizer = load_policy(args, device)
