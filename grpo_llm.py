@@ -51,6 +51,7 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # now: once a process group has begun, it would keep its threads alive
 import torch.nn.functional as F
 import transformers
 import tyro

@@ -123,8 +123,10 @@ def test_torchrun(tmp_path, quick):
 
 
 def test_processes_draw_different_samples(tmp_path):
-    """The same question to both processes: with the same dice, the answers would be the same."""
+    """The same question to both processes: with the same dice, the answers would be the same.
+    And no thread of the process group is left: at the interpreter's end it may abort."""
     (tmp_path / "dice.py").write_text(f"""
+import pathlib
 import grpo_llm as grpo
 seen, real = [], grpo.rollout
 grpo.rollout = lambda *args: seen.append(real(*args)) or seen[-1]
@@ -136,6 +138,8 @@ own = {{"steps": 1, "prompts_per_step": 2, "minibatches": 1, "group_size": 32}}
 grpo.main(grpo.Args(**own, output_dir={str(tmp_path)!r}))
 completions = seen[0][1]
 assert len(completions) == 64 and completions[:32] != completions[32:], completions
+threads = [path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
+assert not any("gloo" in thread for thread in threads), threads
 """)
     both = side_by_side(tmp_path / "dice.py")
     assert [process.wait() for process in both] == [0, 0], both[0].stderr + both[1].stderr

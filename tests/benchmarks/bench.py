@@ -113,8 +113,9 @@ def scalars(folder) -> dict[str, list[tuple[int, float]]]:
     return {name: [(each.step, each.value) for each in events.Scalars(name)] for name in names}
 
 
-def run_script(script: str, *flags, launcher=(), **environment) -> dict:
-    """A run in a process of its own: its log, seconds of the whole process, and its peak in MB."""
+def run_script(script: str, *flags, launcher=(), look=None, **environment) -> dict:
+    """A run in a process of its own: its log, seconds of the whole process, and its peak in MB;
+    and what `look` finds in the run's folder before that is deleted."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as output:
         command = [sys.executable, *launcher, f"{script}.py", *map(str, flags)]
         streams = {"stdout": output, "stderr": output}
@@ -128,7 +129,8 @@ def run_script(script: str, *flags, launcher=(), **environment) -> dict:
             output.seek(0)
             raise RuntimeError(f"{' '.join(command)}\n{output.read()[-2000:]}")
         (run,) = Path(folder).iterdir()
-        return {"log": scalars(run), "seconds": seconds, "MB": usage.ru_maxrss / 1024}
+        found = {"log": scalars(run), "seconds": seconds, "MB": usage.ru_maxrss / 1024}
+        return found | ({"look": look(run)} if look else {})
 
 
 # -------------------------------------------------------------------------------- Training loop
