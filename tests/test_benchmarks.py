@@ -2,6 +2,10 @@
 
 import ast
 import re
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
 
 import bench
 import cures
@@ -9,11 +13,17 @@ import cures_llm_tokens
 import draw
 import pytest
 import torch
-from conftest import CLASSIC_SCRIPTS, LLM_SCRIPTS, ROOT
+import trl_real
+from conftest import CLASSIC_SCRIPTS, LLM_SCRIPTS, ROOT, random_model
 from cures_findings import FINDINGS, fill
 from launch import run
 
 FOLDER = ROOT / "tests/benchmarks"
+PARTS_OF_TRL_REAL = {
+    "time": "rloo_llm, ours, seed 11",
+    "long": "| rloo_llm.py, prompts not shared |",
+    "profile": "| training, backward |",
+}
 README = (FOLDER / "README.md").read_text()
 
 
@@ -120,6 +130,34 @@ def test_both_passes_over_a_shared_prompt_agree_at_smoke_size():
     """It fails where log-probs or gradients differ."""
     flags = ["--smoke", "--dtype", "bfloat16"]
     assert run("tests/benchmarks/shared_prefix.py", *flags).stdout.count("| 9 + 16 |") == 1
+
+
+def test_a_prompt_read_by_each_row_gives_the_same_log_probs():
+    """What trl_real.py compares the shared prompt with; of prompts of unequal length."""
+    model = random_model("llama")
+    batch = trl_real.grpo_llm.generate(model, [[3, 4], [5, 6, 7, 8]], 2, 6, 1.0)
+    shared = trl_real.grpo_llm.token_logprobs(model, batch, 0.7)
+    torch.testing.assert_close(trl_real.plain_logprobs(model, batch, 0.7), shared)
+
+
+def test_a_phase_counts_what_it_calls_once():
+    """And the same function without a gradient is another phase."""
+    phases, place = trl_real.Phases(), SimpleNamespace(outer=lambda: place.inner(), inner=time.time)
+    phases.watch(place, "outer", "forward", "old log-probs")
+    phases.watch(place, "inner", "backward")
+    place.outer()
+    with torch.no_grad():
+        place.outer()
+    assert list(phases.seconds) == ["forward", "old log-probs"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part, row", PARTS_OF_TRL_REAL.items())
+def test_the_side_of_our_own_in_trl_real_at_smoke_size(part, row):
+    """TRL's is left out where it is not installed. A real command, as it starts processes."""
+    command = [sys.executable, "tests/benchmarks/trl_real.py", part, "--smoke"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert row in done.stdout, done.stderr
 
 
 @pytest.mark.slow

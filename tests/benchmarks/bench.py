@@ -1,7 +1,8 @@
 """What the benchmarks share: scripts, colours, tables, runs and their logs, and the training loop.
 
-Where a script's inner functions change, the loop changes here: it calls load_policy, train_step,
-problem_stream, learning_rate_at, make_sum and rollout. The experiments of cures.py call more.
+Where a script's inner functions change, the loop changes here: it calls load_policy, load_data,
+problem_stream, train_step, learning_rate_at, make_sum and rollout. The experiments of cures.py
+call more.
 """
 
 import copy
@@ -149,7 +150,8 @@ class Training:
         if getattr(args, "beta", 0.0) > 0:
             self.reference = copy.deepcopy(self.model).requires_grad_(False)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), weight_decay=0.0, fused=True)
-        self.problems = script.problem_stream(None, args.seed)
+        train, _ = script.load_data(args)
+        self.problems = script.problem_stream(train, args.seed)
 
     def step(self, number: int, learning_rate: float | None = None) -> dict[str, float]:
         """What step `number`, from 1 on, logs; train_step is given what it asks for by name."""
@@ -196,14 +198,16 @@ def train(script, args, steps=None, each_step=None, model=None):
     return result | {"model": policy, "tokenizer": tokenizer}
 
 
-def evaluate(script, model, tokenizer, args, num_problems=128, k=8):
-    """Scores on the first held-out sums, from k samples each at temperature 1.
+def evaluate(script, model, tokenizer, args, num_problems=128, k=8, problems=None):
+    """Scores on the first held-out sums, or on these problems, from k samples each at temperature
+    1.
 
     pass@1: share of right samples; pass@k: of sums with one or more. The dice are the same at
     every call, but the caller's are left as they were.
     """
-    rng = random.Random(0)
-    problems = [script.make_sum(rng, held_out=True) for _ in range(num_problems)]
+    if problems is None:
+        rng = random.Random(0)
+        problems = [script.make_sum(rng, held_out=True) for _ in range(num_problems)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         batch, _, rewards = script.rollout(model, tokenizer, problems, k, 1.0, args)

@@ -17,7 +17,7 @@ from statistics import median
 import tyro
 from bench import CPU, Training, table, write_table
 from transformers import TrainerCallback
-from trl_time import TRL, grpo_llm, rloo_llm, trl_trainer
+from trl_time import TRL, grpo_llm, rloo_llm, trl_classes, trl_trainer
 
 WARM = 5  # untimed steps at the start of each measurement
 
@@ -36,10 +36,13 @@ def ours(script, steps: int, device=CPU, **flags) -> float:
 
 
 class Clock(TrainerCallback):
-    """Notes when each optimizer step begins."""
+    """Notes when each optimizer step begins, and what was drawn last."""
 
     def __init__(self):
         self.begins = []
+
+    def note(self, *drawn):
+        self.drawn = drawn
 
     def on_step_begin(self, *args, **kwargs):
         self.begins.append(time.perf_counter())
@@ -55,8 +58,7 @@ def theirs(script, steps: int, device=CPU, **flags) -> float:
     schedule = {"lr_scheduler_type": "constant"}
     trainer = trl_trainer(script, args, model, tokenizer, WARM + steps, clock, **schedule)
     trainer.train()
-    found = trainer.state.log_history[-1]
-    print("    TRL:  reward {reward:.2f}, length {completions/mean_length:.1f}".format_map(found))
+    print("    TRL:  reward {:.2f}, length {:.1f}".format(*clock.drawn))
     seconds = clock.begins[-1] - clock.begins[args.minibatches * WARM]
     return steps * args.prompts_per_step * args.group_size / seconds
 
@@ -64,6 +66,7 @@ def theirs(script, steps: int, device=CPU, **flags) -> float:
 def peak(side) -> float:
     """MB that ten steps of GRPO take above what the imports, the same for both, have taken; in a
     process of its own."""
+    trl_classes(grpo_llm)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     side(grpo_llm, 10)
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
@@ -78,7 +81,7 @@ def main(rounds: int = 9, steps: int = 30):
     memory = [what, f"{a:.0f}", f"{b:.0f}", f"{b / a:.2f}", "–"]
     rows = []
     for script in (grpo_llm, rloo_llm):
-        rates, name = [], TRL[script.__name__][0].__name__
+        rates, name = [], TRL[script.__name__][0]
         for _ in range(rounds):
             rates.append((theirs(script, steps), ours(script, steps)))
             print("{} {:.0f}, ours {:.0f} completions/s".format(name, *rates[-1]), flush=True)

@@ -10,81 +10,114 @@ two rollouts both are scored on the same held-out sums, off the clock. Ours and 
 seed by seed. Writes results/trl_time.md.
 """
 
-import random
 import tempfile
 import time
-from statistics import median
+from statistics import fmean, median
 
-import trl
 import tyro
 from bench import CPU, Training, evaluate, table, write_table
-from datasets import Dataset
 from transformers import TrainerCallback
 
 import grpo_llm
 import rloo_llm
 
-EVERY, TARGET, ROLLOUTS = 2, 0.90, 200
-TRL = {  # what in TRL's defaults is not the published algorithm
+EVERY, TARGET = 2, 0.90
+TRL = {  # trainer, config, and what in TRL's defaults is not the published algorithm
     "grpo_llm": (
-        trl.GRPOTrainer,
-        trl.GRPOConfig,
+        "GRPOTrainer",
+        "GRPOConfig",
         {"loss_type": "grpo", "use_bias_correction_kl": False},
     ),
-    "rloo_llm": (trl.RLOOTrainer, trl.RLOOConfig, {}),
+    "rloo_llm": ("RLOOTrainer", "RLOOConfig", {}),
 }
 
 
-class Reached(Exception):
-    """Training seconds and rollouts when the target was met."""
-
-
 class Clock:
-    """Training time without the evaluations; after(rollout) raises Reached."""
+    """Seconds of each rollout with its updates, and the score after every second one, off the
+    clock. Without a target there is none."""
 
-    def __init__(self, script, model, tokenizer, args):
-        self.evaluated = (script, model, tokenizer, args)
+    def __init__(self, script, model, tokenizer, args, target):
+        self.evaluated, self.target = (script, model, tokenizer, args), target
+        _, self.held_out = script.load_data(args)
+        self.laps, self.scores, self.drawn = [], [], []
         self.start = time.perf_counter()
 
-    def after(self, rollout: int):
-        if rollout % EVERY > 0:
-            return
-        now = time.perf_counter()
-        if evaluate(*self.evaluated, num_problems=256)["pass@1"] >= TARGET:
-            raise Reached(now - self.start, rollout)
-        self.start += time.perf_counter() - now
+    def note(self, reward: float, length: float):
+        """Means of a rollout's rewards and lengths."""
+        self.drawn.append([round(float(reward), 3), round(float(length), 2)])
+
+    def after_rollout(self) -> bool:
+        """Whether the target is met."""
+        self.laps.append(time.perf_counter() - self.start)
+        if self.target is not None and len(self.laps) % EVERY == 0:
+            found = evaluate(*self.evaluated, problems=self.held_out)
+            self.scores.append(round(found["pass@1"], 3))
+        self.start = time.perf_counter()
+        return self.met()
+
+    def met(self) -> bool:
+        return self.target is not None and max(self.scores, default=0.0) >= self.target
+
+    def seconds(self) -> float:
+        """Training time to the target; infinite where it was not met."""
+        return sum(self.laps) if self.met() else float("inf")
 
 
-def ours(script, seed: int):
-    training = Training(script, script.Args(seed=seed, steps=ROLLOUTS))
-    clock = Clock(script, training.model, training.tokenizer, training.args)
-    try:
-        for rollout in range(1, ROLLOUTS + 1):
-            training.step(rollout)
-            clock.after(rollout)
-    except Reached as reached:
-        return reached.args
-    return float("inf"), ROLLOUTS
+def ours(script, args, target: float | None) -> Clock:
+    """The script's training until the target, or for args.steps rollouts."""
+    training = Training(script, args)
+    clock = Clock(script, training.model, training.tokenizer, args, target)
+    for rollout in range(1, args.steps + 1):
+        found = training.step(rollout)
+        clock.note(found["reward"], found["completions/mean_length"])
+        if clock.after_rollout():
+            break
+    return clock
+
+
+def trl_classes(script):
+    """TRL's trainer for the same algorithm, and its config. The import stands here, as tests of
+    the rest do without TRL."""
+    import trl
+
+    trainer, config, _ = TRL[script.__name__]
+    return getattr(trl, trainer), getattr(trl, config)
+
+
+def trl_rows(script, args, tokenizer, rollouts: int) -> list[dict]:
+    """The problems that our script would draw. A prompt is text that TRL's tokenizer turns into
+    the token ids that ours has."""
+    train, _ = script.load_data(args)
+    problems, rows = script.problem_stream(train, args.seed), []
+    for _ in range(args.prompts_per_step * rollouts):
+        question, answer = next(problems)
+        ids = script.encode_prompt(question, tokenizer, args)
+        prompt = tokenizer.decode(ids)
+        assert tokenizer(text=prompt)["input_ids"] == ids, prompt
+        rows.append({"prompt": prompt, "answer": answer})
+    return rows
 
 
 def trl_trainer(script, args, model, tokenizer, rollouts, callback, **options):
-    """TRL's trainer for the same algorithm, with the settings of args."""
-    trainer, config, settings = TRL[script.__name__]
-    rng, updates = random.Random(args.seed), args.minibatches
-    rows, verifier = [], script.load_verifier(args.verifier)
-    for _ in range(args.prompts_per_step * rollouts):
-        question, answer = script.make_sum(rng)
-        prompt = tokenizer.decode(script.encode_prompt(question, tokenizer, args))
-        rows.append({"prompt": prompt, "answer": answer})
+    """TRL's trainer for the same algorithm, with the settings of args. It tells the callback's
+    note() of every rollout."""
+    from datasets import Dataset
 
-    def reward(completions, answer, **_):
+    trainer, config = trl_classes(script)
+    _, _, settings = TRL[script.__name__]
+    rows = trl_rows(script, args, tokenizer, rollouts)
+    verifier = script.load_verifier(args.verifier)
+
+    def reward(completions, completion_ids, answer, **_):
         pairs = zip(completions, answer, strict=True)
-        return [verifier(completion, right) for completion, right in pairs]
+        rewards = [verifier(completion, right) for completion, right in pairs]
+        callback.note(fmean(rewards), fmean(map(len, completion_ids)))
+        return rewards
 
-    on_cpu, drawn = model.device.type == "cpu", args.prompts_per_step * args.group_size
-    micro = drawn // updates if on_cpu else min(args.micro_batch_size, drawn // updates)
+    updates, drawn = args.minibatches, args.prompts_per_step * args.group_size
+    micro = min(args.micro_batch_size, drawn // updates)
     sizes = {
-        "use_cpu": on_cpu,
+        "use_cpu": model.device.type == "cpu",
         "bf16": script.in_bf16(model),
         "per_device_train_batch_size": micro,
         "gradient_accumulation_steps": drawn // updates // micro,
@@ -117,28 +150,28 @@ def trl_trainer(script, args, model, tokenizer, rollouts, callback, **options):
     )
 
 
-def theirs(script, seed: int):
-    args = script.Args(seed=seed)
+def theirs(script, args, target: float | None) -> Clock:
+    """TRL's training until the target, or for args.steps rollouts."""
     model, tokenizer = script.load_policy(args, CPU)
     tokenizer.pad_token = tokenizer.eos_token
 
     class Score(TrainerCallback):
         def on_train_begin(self, *_, **__):
-            self.clock = Clock(script, model, tokenizer, args)
+            self.clock = Clock(script, model, tokenizer, args, target)
 
-        def on_step_end(self, _, state, __, **___):
-            rollout, rest = divmod(state.global_step, args.minibatches)
-            if rest == 0:
+        def note(self, reward, length):
+            self.clock.note(reward, length)
+
+        def on_step_end(self, _, state, control, **__):
+            if state.global_step % args.minibatches == 0:
                 model.eval()
-                self.clock.after(rollout)
+                control.should_training_stop = self.clock.after_rollout()
 
-    schedule = {"lr_scheduler_type": "linear", "warmup_steps": 10 * args.minibatches}
-    trainer = trl_trainer(script, args, model, tokenizer, ROLLOUTS, Score(), **schedule)
-    try:
-        trainer.train()
-    except Reached as reached:
-        return reached.args
-    return float("inf"), ROLLOUTS
+    score, warmup = Score(), args.warmup_steps * args.minibatches
+    schedule = {"lr_scheduler_type": "linear", "warmup_steps": warmup}
+    trainer = trl_trainer(script, args, model, tokenizer, args.steps, score, **schedule)
+    trainer.train()
+    return score.clock
 
 
 def main(seeds: int = 5):
@@ -146,11 +179,13 @@ def main(seeds: int = 5):
     for script in (grpo_llm, rloo_llm):
         pairs = []
         for seed in range(1, seeds + 1):
-            pairs.append((ours(script, seed), theirs(script, seed)))
+            args = script.Args(seed=seed)
+            clocks = [side(script, args, TARGET) for side in (ours, theirs)]
+            pairs.append([(clock.seconds(), len(clock.laps)) for clock in clocks])
             print(script.__name__, seed, pairs[-1], flush=True)
         ratios = sorted(b[0] / a[0] for a, b in pairs)
         faster = f"{median(ratios):.1f} ({ratios[0]:.1f} to {ratios[-1]:.1f})"
-        names = {f"{script.__name__}.py": faster, f"TRL's {TRL[script.__name__][0].__name__}": "1"}
+        names = {f"{script.__name__}.py": faster, f"TRL's {TRL[script.__name__][0]}": "1"}
         for (name, shown), runs in zip(names.items(), zip(*pairs, strict=True), strict=True):
             seconds, rollouts = zip(*runs, strict=True)
             taken = f"{median(seconds):.1f} ({max(seconds):.1f})"
