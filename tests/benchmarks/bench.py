@@ -115,8 +115,8 @@ def scalars(folder) -> dict[str, list[tuple[int, float]]]:
 
 
 def run_script(script: str, *flags, launcher=(), look=None, **environment) -> dict:
-    """A run in a process of its own: its log, seconds of the whole process, and its peak in MB;
-    and what `look` finds in the run's folder before that is deleted."""
+    """A run in a process of its own: its log, seconds by the clock and on the CPU, and its peak in
+    MB; and what `look` finds in the run's folder before that is deleted."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as output:
         command = [sys.executable, *launcher, f"{script}.py", *map(str, flags)]
         streams = {"stdout": output, "stderr": output}
@@ -131,6 +131,7 @@ def run_script(script: str, *flags, launcher=(), look=None, **environment) -> di
             raise RuntimeError(f"{' '.join(command)}\n{output.read()[-2000:]}")
         (run,) = Path(folder).iterdir()
         found = {"log": scalars(run), "seconds": seconds, "MB": usage.ru_maxrss / 1024}
+        found |= {"cpu_seconds": usage.ru_utime + usage.ru_stime}
         return found | ({"look": look(run)} if look else {})
 
 

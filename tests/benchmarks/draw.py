@@ -71,7 +71,7 @@ def draw_real(figure, cells):
     titles(passes, "The same, 1 pass (dashed) and 4", "rollouts of 64 completions")
     names = {
         "sums": "sums-grpo-1x25",
-        "largest": "largest-grpo-1x60",
+        "largest": "largest-grpo-1x30",
         "products": "products-grpo-1x25",
     }
     scores = {"pass@1": RED, "pass@1_greedy": BLUE, "pass@8": GREY}
