@@ -1,7 +1,9 @@
 """The benchmarks: what they write into the pages, and the figures; all at toy size under --slow."""
 
 import ast
+import json
 import re
+import runpy
 import subprocess
 import sys
 import time
@@ -110,6 +112,18 @@ def test_gae_is_its_definition():
             expected += lam ** (length - t - 1) * (rewards[i] - values[i, t])
             assert abs(advantages[i, t] - expected) < 1e-5
         assert (advantages[i, length:] == 0).all()
+
+
+def test_sums_are_those_that_their_script_makes():
+    """And right; and no two have the same numbers, or a sum held out could be trained on."""
+    made = runpy.run_path(str(FOLDER / "data/sums.py"))["sums"]()
+    assert made == (FOLDER / "data/sums.jsonl").read_text()
+    seen = set()
+    for problem in map(json.loads, made.splitlines()):
+        a, b = map(int, re.fullmatch(r"What is (\d\d) \+ (\d\d)\?", problem["question"]).groups())
+        assert problem["answer"] == str(a + b)
+        seen.add((min(a, b), max(a, b)))
+    assert len(seen) == made.count("\n")
 
 
 def test_benchmarks_import_no_test():

@@ -6,7 +6,7 @@ import re
 import time
 
 import pytest
-from conftest import Characters, random_model, script
+from conftest import ROOT, Characters, random_model, script
 
 grpo = script("grpo_llm")
 
@@ -186,3 +186,59 @@ def test_what_a_file_raises_is_its_owners_traceback(tmp_path):
         grpo.rollout(random_model(), Characters(), [("1+2", "3")], 2, 1.0, args)
     with pytest.raises(NameError):
         grpo.check_args(grpo.Args(verifier=write(tmp_path / "w.py", "undefined")))
+
+
+# ---------------------------------------------------------------- the files of tests/benchmarks
+
+EXAMPLES = ROOT / "tests/benchmarks/verifiers"
+# File: rows of an answer, a reward, and completions that earn it, with ~ between them.
+CASES = {
+    "exact_text": [
+        ("Yes", 1.0, "Yes~yes~YES~Yes.~ Yes \n~\tyes."),
+        ("Yes", 0.0, "~No~Yes!~Yes, it is~Yes No~Yes..~'Yes'~Y es~Үes~__import__('os').abort()"),
+        ("63", 1.0, "63~63.~ 63"),
+        ("63", 0.0, "063~63.0~6 3~٦٣~The answer is 63."),
+    ],
+    "iso_date": [
+        ("2003-07-28", 1.0, "2003-07-28~It is 2003-07-28.~(2003-07-28)~2003-07-27, no, 2003-07-28"),
+        ("2003-07-28", 1.0, "28 July 2003: 2003-07-28~2003-07-28T10:00~2003-07-28 or 2003-7-8"),
+        ("2003-07-28", 0.0, "~28 July 2003~2003-7-28~2003/07/28~2003-07-28 to 2003-07-29"),
+        ("2003-07-28", 0.0, "12003-07-28~2003-07-281~2003 - 07 - 28~٢٠٠٣-٠٧-٢٨~2003-07-2"),
+    ],
+    "json_field": [
+        ("85", 1.0, '{"answer": 85}~{"answer": "85"}~ {"sum": 1, "answer": 85}\n'),
+        (85, 1.0, '{"answer": 85}~{"answer": "85"}'),
+        (2.5, 1.0, '{"answer": 2.5}~{"answer": "2.5"}'),
+        ("Łódź", 1.0, '{"answer": "Łódź"}~{"answer": "\\u0141\\u00f3d\\u017a"}'),
+        ("85", 0.2, '{"answer": 86}~{"answer": null}~{"answer": [85]}~{"answer": {"answer": 85}}'),
+        ("85", 0.2, '{"answer": 85, "answer": 7}~{"answer": NaN}~{"answer": 1e999}~{"answer": ""}'),
+        ("1", 0.2, '{"answer": true}~{"answer": 1.0}~{"answer": "1 "}'),
+        ("85", 0.0, '~85~"answer"~[85]~["answer"]~{}~{"sum": 85}~{"Answer": 85}~null~{answer: 85}'),
+        ("85", 0.0, '{"answer": 85~So {"answer": 85}~{"answer": 80 + 5}~{"answer": 085}'),
+        ("85", 0.0, '{"answer": __import__("os").abort()}~{"answer": 85}{"answer": 85}'),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_examples_reward_right_wrong_and_hostile_completions(name):
+    verify = grpo.load_verifier(str(EXAMPLES / f"{name}.py"))
+    for answer, reward, completions in CASES[name]:
+        for completion in completions.split("~"):
+            assert verify(completion, answer) == reward, (completion, answer)
+
+
+@pytest.mark.parametrize("piece", ["7", "2003-", "2003-07-2", ".", " ", "[", '{"answer":', '"'])
+def test_examples_are_linear_in_the_length(piece):
+    """And what is nested too deep, or a number with too many digits, raises nothing."""
+    text = piece * (200_000 // len(piece))
+    for path in EXAMPLES.glob("*.py"):
+        verify = grpo.load_verifier(str(path))
+        for completion in (text, f'{{"answer": {text}}}', f'{{"answer": "{text}"}}', f"{text}x"):
+            start = time.perf_counter()
+            assert verify(completion, "2003-07-28") in (0.0, 0.2)
+            assert time.perf_counter() - start < 1.0
+
+
+def test_every_example_has_its_cases():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == CASES.keys()

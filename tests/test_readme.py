@@ -53,16 +53,22 @@ def test_files_named_exist():
         ).exists(), path
 
 
-COMMANDS = [line for kind, text in BLOCKS if not kind for line in text.splitlines()]
+SHELL = [text.replace("\\\n", "") for kind, text in BLOCKS if not kind]  # a command, a line
+COMMANDS = [line for text in SHELL for line in text.splitlines()]
 
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if ".py" in line])
 def test_every_command_has_flags_that_the_script_takes(command):
     """As the script reads them; test_every_command_runs (slow) runs them all."""
     words = shlex.split(command.rpartition("&& ")[2])
-    (at,) = (i for i, word in enumerate(words) if word.endswith(".py"))
+    at = next(i for i, word in enumerate(words) if word.endswith(".py"))
     module = script(words[at].removesuffix(".py"))
     tyro.cli(module.Args, args=words[at + 1 :])
+
+
+def test_the_verifier_shown_is_the_file_named():
+    code = (ROOT / "tests/benchmarks/verifiers/json_field.py").read_text().split('"""\n\n')[1]
+    assert ("python", code) in BLOCKS
 
 
 LLM_SMOKE = "--steps 2 --prompts-per-step 8 --group-size 4 --eval-problems 4"
@@ -86,8 +92,10 @@ def test_every_command_runs(pretrained, gsm_file, tmp_path):
             "train.jsonl": gsm_file,
             "test.jsonl": str(test_file),
             "--nproc-per-node 8": "--standalone --nproc-per-node 2",
+            "--steps 25": "--steps 2",
         }
-        stand_ins |= dict.fromkeys(re.findall(r"Qwen/\S+", command), pretrained)
+        models = re.findall(r"(?:Qwen|HuggingFaceTB)/\S+", command)
+        stand_ins |= dict.fromkeys(models, pretrained)
         for pattern, made in (
             ("runs/…/step-000050", "grpo_llm__*/step-000001"),
             ("runs/…/agent.pt", "ppo__*/agent.pt"),

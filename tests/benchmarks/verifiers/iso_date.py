@@ -1,0 +1,12 @@
+"""For an answer that is a date: "2003-07-28". It must be the last date of this form in the
+completion, which may say more. Ask for the form: "Write it in the form YYYY-MM-DD."
+"""
+
+import re
+
+DATE = re.compile(r"(?<![0-9])[0-9]{4}-[0-9]{2}-[0-9]{2}(?![0-9])")
+
+
+def verify(completion: str, answer: str) -> float:
+    dates = DATE.findall(completion)
+    return float(dates[-1:] == [answer])
