@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 import time
+from math import inf, prod
 from types import SimpleNamespace
 
 import bench
@@ -14,6 +15,7 @@ import cures
 import cures_llm_tokens
 import draw
 import pytest
+import real_model
 import torch
 import trl_real
 from conftest import CLASSIC_SCRIPTS, LLM_SCRIPTS, ROOT, random_model
@@ -124,6 +126,36 @@ def test_sums_are_those_that_their_script_makes():
         assert problem["answer"] == str(a + b)
         seen.add((min(a, b), max(a, b)))
     assert len(seen) == made.count("\n")
+
+
+def test_no_question_of_a_real_models_task_is_held_out_and_trained_on(tmp_path, monkeypatch):
+    """Nor one with the same numbers; the answers are right."""
+    monkeypatch.setattr(real_model, "CACHE", tmp_path)
+    right = {"sums": sum, "largest": max, "products": prod}
+    for name, answer in right.items():
+        sides = []
+        for path in real_model.task_files(name):
+            rows = [json.loads(line) for line in path.read_text().splitlines()]
+            numbers = [[int(word) for word in re.findall(r"\d+", row["question"])] for row in rows]
+            assert [str(answer(each)) for each in numbers] == [row["answer"] for row in rows]
+            sides.append({tuple(sorted(each)) for each in numbers})
+        train, held_out = sides
+        assert len(held_out) == real_model.TASKS[name].held_out and len(train) > 40
+        assert not train & held_out
+
+
+def test_rollouts_until_a_share_is_right():
+    """Of the last three, and so not before the third."""
+    assert real_model.rollouts_to(0.8, [1.0, 1.0, 0.1, 0.9, 0.9, 0.7]) == 6
+    assert real_model.rollouts_to(0.8, [0.9, 0.9]) == real_model.rollouts_to(0.8, [0.5] * 9) == inf
+
+
+@pytest.mark.slow
+def test_a_real_model_at_smoke_size(pretrained):
+    """A toy in its place: the command, the log, and a group before and after."""
+    flags = ["--smoke", "--model", pretrained, "--only", "largest"]
+    shown = run("tests/benchmarks/real_model.py", *flags).stdout
+    assert shown.count("| largest, GRPO | 1 | ") == 1 and shown.count("right answer") == 2
 
 
 def test_benchmarks_import_no_test():

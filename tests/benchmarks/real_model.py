@@ -158,10 +158,10 @@ class Cell:
         return f"{self.task}-{method}-{self.passes}x{self.steps}-seed{self.seed}"
 
     @property
-    def row(self) -> tuple[str, str]:
+    def row(self) -> str:
         """What the page calls it; the same for all seeds."""
         passes = f", {self.passes} passes" if self.passes > 1 else ""
-        return self.task, label(self.script) + passes
+        return f"{self.task}, {label(self.script)}{passes}"
 
     @property
     def shown(self) -> bool:
@@ -249,6 +249,7 @@ def summary(runs: list[dict]) -> list[str]:
     logs = [run["log"] for run in runs]
     worst = min(log["eval/pass@1"][-1] for log in logs)
     rollouts = median(rollouts_to(0.8, log["reward"]) for log in logs)
+    seconds = [run["cpu_seconds"] for run in runs if "cpu_seconds" in run]  # the first had none
     return [
         str(len(runs)),
         f"{before_after(runs, 'pass@1')} ({worst:.2f})",
@@ -256,7 +257,7 @@ def summary(runs: list[dict]) -> list[str]:
         before_after(runs, "pass@8"),
         f"{median(fmean(log['reward'][-5:]) for log in logs):.2f}",
         "–" if rollouts == inf else f"{rollouts:.0f}",
-        f"{median(run['cpu_seconds'] or nan for run in runs) / 60:.1f}",
+        f"{median(seconds) / 60:.1f}",
         f"{median(run['MB'] for run in runs):.0f}",
     ]
 
@@ -269,9 +270,10 @@ def page(cells: dict[str, dict]) -> list[str]:
             rows.setdefault(cell.row, []).append(cells[cell.name])
         if cell.name in cells and cell.shown:
             title = f"## {cell.task}: a held-out question before and after {cell.steps} rollouts"
-            groups += ["", title, "```", *cells[cell.name]["groups"], "```"]
-    body = [[*row, *summary(runs)] for row, runs in rows.items()]
-    return [*table(["task", "run", *COLUMNS], body), *groups]
+            texts = "\n".join(cells[cell.name]["groups"])
+            groups += ["", title, "```", texts.replace("a group of this step: ", ""), "```"]
+    body = [[row, *summary(runs)] for row, runs in rows.items()]
+    return [*table(["run", *COLUMNS], body), *groups]
 
 
 def main(only: str = "", write: bool = False, model: str = "", smoke: bool = False):
