@@ -1,6 +1,6 @@
 """For an answer that is a text or a number: "85" or 85. The completion must be a JSON object with
 it in the field "answer"; a wrong answer in that form earns a little, so that the form is found
-first. Ask for it by an example: "Answer with JSON, like {"answer": 7}."
+first. Ask for it by an example: "Answer with JSON, like {"answer": number}."
 """
 
 import json
