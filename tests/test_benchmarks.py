@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 import time
+from datetime import datetime
 from math import inf, prod
 from types import SimpleNamespace
 
@@ -116,16 +117,21 @@ def test_gae_is_its_definition():
         assert (advantages[i, length:] == 0).all()
 
 
-def test_sums_are_those_that_their_script_makes():
-    """And right; and no two have the same numbers, or a sum held out could be trained on."""
-    made = runpy.run_path(str(FOLDER / "data/sums.py"))["sums"]()
-    assert made == (FOLDER / "data/sums.jsonl").read_text()
+def test_data_are_those_that_their_script_makes():
+    """And right; and no two sums have the same numbers, or one held out could be trained on."""
+    made = runpy.run_path(str(FOLDER / "data/make.py"))
+    sums, dates = made["sums"](), made["dates"]()
+    for name, problems in {"sums": sums, "dates": dates}.items():
+        assert made["jsonl"](problems) == (FOLDER / f"data/{name}.jsonl").read_text()
     seen = set()
-    for problem in map(json.loads, made.splitlines()):
-        a, b = map(int, re.fullmatch(r"What is (\d\d) \+ (\d\d)\?", problem["question"]).groups())
-        assert problem["answer"] == str(a + b)
+    for question, answer in sums:
+        a, b = map(int, re.fullmatch(r"What is (\d\d) \+ (\d\d)\?", question).groups())
+        assert answer == str(a + b)
         seen.add((min(a, b), max(a, b)))
-    assert len(seen) == made.count("\n")
+    assert len(seen) == len(sums)
+    for question, answer in dates:
+        assert datetime.strptime(question, "%d %B %Y").date().isoformat() == answer
+    assert len(dict(dates)) == len(dates)
 
 
 def test_no_question_of_a_real_models_task_is_held_out_and_trained_on(tmp_path, monkeypatch):

@@ -67,7 +67,7 @@ def test_every_command_has_flags_that_the_script_takes(command):
 
 
 def test_the_verifier_shown_is_the_file_named():
-    code = (ROOT / "tests/benchmarks/verifiers/json_field.py").read_text().split('"""\n\n')[1]
+    code = (ROOT / "tests/benchmarks/verifiers/iso_date.py").read_text().split('"""\n\n')[1]
     assert ("python", code) in BLOCKS
 
 

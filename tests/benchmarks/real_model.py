@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import random
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -87,13 +88,6 @@ def convert(gguf: Path, folder: Path):
 # ----------------------------------------------------------------------------------------- Tasks
 
 
-def sums() -> list[tuple[str, str]]:
-    """The file of README's command."""
-    return grpo_llm.load_jsonl(
-        "", Path(__file__).parent / "data/sums.jsonl", grpo_llm.Args(verifier="flexible")
-    )
-
-
 def largest() -> list[tuple[str, str]]:
     """Three numbers in any order, and no three twice."""
     rng, found = random.Random(0), {}
@@ -110,20 +104,58 @@ def products() -> list[tuple[str, str]]:
     return [(f"What is {a} × {b}?", str(a * b)) for a, b in pairs]
 
 
+def larger() -> list[tuple[str, str]]:
+    """Two numbers in any order, and no two twice."""
+    rng, found = random.Random(0), {}
+    while len(found) < 300:
+        a, b = rng.sample(range(10, 100), 2)
+        question, answer = f"Is {a} larger than {b}?", "Yes" if a > b else "No"
+        found.setdefault(frozenset((a, b)), (question, answer))
+    return list(found.values())
+
+
+def from_file(name: str) -> list[tuple[str, str]]:
+    """One of the files of README's commands."""
+    lines = (FOLDER / "data" / name).read_text().splitlines()
+    return [(row["question"], row["answer"]) for row in map(json.loads, lines)]
+
+
 @dataclass(frozen=True)
 class Task:
-    """Questions and answers; 400 at most are trained on."""
+    """Questions and answers, 400 at most to train on, and the flags that go with them."""
 
     questions: list[tuple[str, str]]
     held_out: int
     verifier: str = "flexible"
     prompt: str = "{question}"
+    temperature: float = 1.0
 
 
+FOLDER = Path(__file__).parent
+VERIFIERS = FOLDER / "verifiers"
 TASKS = {
-    "sums": Task(sums(), 48),
-    "largest": Task(largest(), 48),
     "products": Task(products(), 16),
+    "largest": Task(largest(), 48),
+    "sums": Task(from_file("sums.jsonl"), 48),
+    "dates": Task(
+        from_file("dates.jsonl"),
+        48,
+        str(VERIFIERS / "iso_date.py"),
+        "Write the date {question} in the form YYYY-MM-DD.",
+    ),
+    "yes or no": Task(
+        larger(),
+        48,
+        str(VERIFIERS / "exact_text.py"),
+        "{question} Answer with one word, yes or no.",
+    ),
+    "sums in JSON": Task(
+        from_file("sums.jsonl"),
+        48,
+        str(VERIFIERS / "json_field.py"),
+        '{question} Answer with JSON, like {"answer": number}.',
+        temperature=0.7,
+    ),
 }
 
 
@@ -155,7 +187,7 @@ class Cell:
     @property
     def name(self) -> str:
         method = self.script.removesuffix("_llm")
-        return f"{self.task}-{method}-{self.passes}x{self.steps}-seed{self.seed}"
+        return f"{self.task}-{method}-{self.passes}x{self.steps}-seed{self.seed}".replace(" ", "_")
 
     @property
     def row(self) -> str:
@@ -164,9 +196,14 @@ class Cell:
         return f"{self.task}, {label(self.script)}{passes}"
 
     @property
+    def first(self) -> bool:
+        """Whether it is the first of its row."""
+        return self == next(cell for cell in CELLS if cell.row == self.row)
+
+    @property
     def shown(self) -> bool:
         """Whether the page shows a group of it."""
-        return (self.script, self.passes, self.seed) == ("grpo_llm", 1, 1)
+        return self.first and self.script == "grpo_llm" and self.passes == 1
 
     def flags(self, model) -> dict:
         train, test = task_files(self.task)
@@ -176,6 +213,7 @@ class Cell:
             "--eval-dataset": test,
             "--verifier": TASKS[self.task].verifier,
             "--prompt": TASKS[self.task].prompt,
+            "--temperature": TASKS[self.task].temperature,
             "--steps": self.steps,
             "--update-epochs": self.passes,
             "--seed": self.seed,
@@ -188,6 +226,7 @@ REUSE = ("grpo_llm", "gspo_llm", "rloo_llm")
 CELLS += [Cell("products", script, seed, passes=4) for seed in SEEDS[:2] for script in REUSE]
 CELLS += [Cell("largest", "grpo_llm", seed, steps=30) for seed in SEEDS[:2]]
 CELLS += [Cell("sums", "grpo_llm", seed) for seed in SEEDS[:2]]
+CELLS += [Cell(task, "grpo_llm", SEEDS[1]) for task in ("dates", "yes or no", "sums in JSON")]
 
 
 def group_of(folder, task: str, flags: dict) -> str:
@@ -199,10 +238,11 @@ def group_of(folder, task: str, flags: dict) -> str:
         dtype=flags["--dtype"],
         max_new_tokens=flags["--max-new-tokens"],
     )
+    T = flags["--temperature"]
     model, tokenizer = grpo_llm.load_policy(args, CPU)
     problems = grpo_llm.load_jsonl("", task_files(task)[1], args)[:1]
     torch.manual_seed(0)
-    _, completions, rewards = grpo_llm.rollout(model, tokenizer, problems, 8, 1.0, args)
+    _, completions, rewards = grpo_llm.rollout(model, tokenizer, problems, 8, T, args)
     advantages = grpo_llm.compute_advantages(rewards, args)
     return grpo_llm.describe_group(problems, completions, rewards, advantages)
 
@@ -210,7 +250,7 @@ def group_of(folder, task: str, flags: dict) -> str:
 def run(cell: Cell, flags: dict) -> dict:
     """Run the command of a cell; returns what its log says."""
     words = [str(word) for pair in flags.items() for word in pair]
-    print(f"python {cell.script}.py", *words, flush=True)
+    print(shlex.join(["python", f"{cell.script}.py", *words]), flush=True)
 
     def look(folder):
         """A group of the trained policy."""
@@ -285,7 +325,7 @@ def main(only: str = "", write: bool = False, model: str = "", smoke: bool = Fal
     cache.mkdir(parents=True, exist_ok=True)
     for cell in CELLS:
         path = cache / f"{cell.name}.json"
-        wanted = cell.name.startswith(only) and (cell.seed == 1 or not smoke)
+        wanted = cell.name.startswith(only) and (cell.first or not smoke)
         if wanted and not write and not path.exists():
             flags = cell.flags(model or model_folder())
             path.write_text(json.dumps(run(cell, flags | SMOKE if smoke else flags)))

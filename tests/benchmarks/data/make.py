@@ -1,0 +1,39 @@
+"""Writes sums.jsonl and dates.jsonl, beside this file, for README's commands."""
+
+import itertools
+import json
+import random
+from pathlib import Path
+
+MONTHS = "January February March April May June July August September October November December"
+
+
+def jsonl(problems: list[tuple[str, str]]) -> str:
+    rows = [{"question": question, "answer": answer} for question, answer in problems]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def sums(count: int = 300) -> list[tuple[str, str]]:
+    """Of two digits, in words; no two have the same two numbers, in whatever order."""
+    rng, problems = random.Random(0), []
+    pairs = list(itertools.combinations_with_replacement(range(10, 100), 2))
+    for pair in rng.sample(pairs, count):
+        a, b = rng.sample(pair, 2)
+        problems.append((f"What is {a} + {b}?", str(a + b)))
+    return problems
+
+
+def dates(count: int = 300) -> list[tuple[str, str]]:
+    """To be written anew: ("28 July 2003", "2003-07-28"), each once."""
+    rng, problems = random.Random(0), {}
+    while len(problems) < count:
+        day, month, year = rng.randint(1, 28), rng.randint(1, 12), rng.randint(1950, 2029)
+        name = MONTHS.split()[month - 1]
+        problems[f"{day} {name} {year}"] = f"{year}-{month:02}-{day:02}"
+    return list(problems.items())
+
+
+if __name__ == "__main__":
+    folder = Path(__file__).parent
+    (folder / "sums.jsonl").write_text(jsonl(sums()))
+    (folder / "dates.jsonl").write_text(jsonl(dates()))
