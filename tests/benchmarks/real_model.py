@@ -226,7 +226,8 @@ REUSE = ("grpo_llm", "gspo_llm", "rloo_llm")
 CELLS += [Cell("products", script, seed, passes=4) for seed in SEEDS[:2] for script in REUSE]
 CELLS += [Cell("largest", "grpo_llm", seed, steps=30) for seed in SEEDS[:2]]
 CELLS += [Cell("sums", "grpo_llm", seed) for seed in SEEDS[:2]]
-CELLS += [Cell(task, "grpo_llm", SEEDS[1]) for task in ("dates", "yes or no", "sums in JSON")]
+CELLS += [Cell("dates", "grpo_llm", seed) for seed in SEEDS[1:]]
+CELLS += [Cell(task, "grpo_llm", SEEDS[1], steps=10) for task in ("yes or no", "sums in JSON")]
 
 
 def group_of(folder, task: str, flags: dict) -> str:
