@@ -114,4 +114,4 @@ def test_every_command_runs(pretrained, gsm_file, tmp_path):
             text=True,
             env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"},
         )
-        assert done.returncode == 0, command + done.stderr[-2000:]
+        assert done.returncode == 0, command + done.stderr[-9000:]  # torchrun adds much
