@@ -12,6 +12,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import bench
 import cogapp
 import tyro
 from bench import RESULTS, ROOT
@@ -113,6 +114,18 @@ def against_trl():
         "second (`python tests/benchmarks/trl_speed.py`, "
         "[results](tests/benchmarks/results/trl_speed.md))."
     )
+
+
+def real(**tasks: str):
+    """What GRPO made of a pretrained model: a row for each task of real_model.py."""
+    columns = {"seeds": "seeds", "held out, sampled: before → after (worst)": "sampled (worst)"}
+    columns |= {"greedy": "greedy", "pass@8": "best of 8"}
+    columns |= {"minutes on one core": "minutes on one core"}
+    found, rows = cells("real_model"), []
+    for task, what in tasks.items():
+        row = found[f"{task.replace('_', ' ')}, GRPO"]
+        rows.append([what, *(row[name] for name in columns)])
+    print(*bench.table(["held out", *columns.values()], rows), sep="\n")
 
 
 def kills():

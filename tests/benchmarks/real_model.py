@@ -324,15 +324,16 @@ def main(only: str = "", write: bool = False, model: str = "", smoke: bool = Fal
     """
     cache = Path(tempfile.mkdtemp()) if smoke else CACHE / "cells"
     cache.mkdir(parents=True, exist_ok=True)
+    known = RESULTS / "real_model.json"
+    cells = json.loads(known.read_text())["cells"] if write and known.exists() else {}
     for cell in CELLS:
         path = cache / f"{cell.name}.json"
         wanted = cell.name.startswith(only) and (cell.first or not smoke)
         if wanted and not write and not path.exists():
             flags = cell.flags(model or model_folder())
             path.write_text(json.dumps(run(cell, flags | SMOKE if smoke else flags)))
-    known = RESULTS / "real_model.json"
-    cells = json.loads(known.read_text())["cells"] if write and known.exists() else {}
-    cells |= {path.stem: json.loads(path.read_text()) for path in sorted(cache.glob("*.json"))}
+        if path.exists():
+            cells[cell.name] = json.loads(path.read_text())
     if write:
         known.write_text(json.dumps({"cells": cells}) + "\n")
         note = "two runs at once, with a thread each"
