@@ -66,7 +66,8 @@ class Args:
     total_timesteps: int = 300_000
     """environment steps in total, over all environments"""
     env_id: str = "CartPole-v1"
-    """any gymnasium environment with Box observations and Discrete or Box actions"""
+    """any gymnasium environment with Discrete or Box actions; observations that are no Box are
+    flattened by gymnasium: Discrete, MultiDiscrete, MultiBinary, Tuple, Dict"""
     init_std: float = 1.0
     """initial standard deviation of a Gaussian policy (Box actions); it is learned from there"""
     target_return: float | None = None
@@ -85,7 +86,8 @@ class Args:
 
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rewards, values, terminated, done, args):
-    """Ψ: values (T + 1, N), all others (T, N) → (T, N)."""
+    """Ψ: values (T + 1, N), all others (T, N) → (T, N). `terminated` is unused: prepare has seen
+    to what follows a time limit."""
     returns = torch.zeros_like(rewards)
     following = 0.0
     for t in reversed(range(len(rewards))):
@@ -114,12 +116,7 @@ def prepare(agent, rollout, args):
         "advantages": advantages,
         "returns": values[:-1] + advantages,  # what the critic should have said
     }
-    batch = {name: column[rollout["mask"]] for name, column in batch.items()}
-    agent.return_norm.update(batch["returns"])
-    # In standard deviations of the return, so that one learning rate suits rewards of any scale.
-    # A z-score per batch would turn what little noise a good policy is left with into a signal.
-    batch["advantages"] /= agent.return_norm.std
-    return batch
+    return {name: column[rollout["mask"]] for name, column in batch.items()}
 
 
 def update(agent, optimizer, batch, ent_coef, args):
@@ -127,9 +124,12 @@ def update(agent, optimizer, batch, ent_coef, args):
     policy = agent.policy(batch["obs"])
     entropy = policy.entropy().mean()
     logprobs = policy.log_prob(batch["actions"])
+    # In standard deviations of the return, so that one learning rate suits rewards of any scale.
+    # A z-score per batch would turn what little noise a good policy is left with into a signal.
+    advantages = batch["advantages"] / agent.return_norm.std
     # The mean over episodes, of which there is one per environment, of the sum over their steps.
     # The entropy bonus is a mean over the steps.
-    policy_loss = -(batch["advantages"] * logprobs).sum() / args.num_envs
+    policy_loss = -(advantages * logprobs).sum() / args.num_envs
     loss = policy_loss - ent_coef * entropy
     optimizer.zero_grad()
     loss.backward()
@@ -153,7 +153,7 @@ def fit_critic(agent, optimizer, batch, args):
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(agent.critic.parameters(), args.max_grad_norm)
-            optimizer.step()
+            optimizer.step()  # of V alone: Adam skips the actor, whose gradients are None
             losses.append(loss.item())
     return torch.tensor(losses).mean()
 
@@ -167,6 +167,7 @@ def rollouts(envs, agent, args):
     length of the longest episode. `done` marks the last step of an episode, terminated or out of
     time. After it `mask` is False: the environment plays on, unused, until the others have ended.
     """
+    limit = envs.spec.max_episode_steps or 1000  # without a limit an episode might never end
     obs, _ = envs.reset(seed=args.seed)
     while True:
         mask = np.ones(args.num_envs, bool)
@@ -175,7 +176,7 @@ def rollouts(envs, agent, args):
         while mask.any():
             actions = agent.act(obs)
             obs, rewards, terminated, truncated, _ = envs.step(actions)
-            done = terminated | truncated
+            done = terminated | truncated | (len(observations) == limit)
             step = {"actions": actions, "rewards": rewards.astype(np.float32), "mask": mask}
             steps.append(step | {"terminated": terminated, "done": done})
             observations.append(obs)
@@ -195,15 +196,17 @@ def make_envs(env_id, num_envs, **options):
         envs = gym.make_vec(env_id, num_envs=num_envs, **options)
     except (gym.error.Error, ImportError) as error:
         stop(f"--env-id {env_id}: {error}")
-    space = envs.single_action_space
+    seen, space = envs.single_observation_space, envs.single_action_space
     discrete = isinstance(space, Discrete) and space.start == 0
     continuous = isinstance(space, Box) and len(space.shape) == 1
-    supported = isinstance(envs.single_observation_space, Box) and (discrete or continuous)
+    supported = seen.is_np_flattenable and (discrete or continuous)
     if not supported or envs.metadata["autoreset_mode"] != gym.vector.AutoresetMode.NEXT_STEP:
         stop(
-            f"--env-id {env_id}: needs Box observations, Discrete or flat Box actions and "
-            "next-step autoreset"
+            f"--env-id {env_id}: needs observations that gymnasium can flatten, Discrete or flat "
+            "Box actions and next-step autoreset"
         )
+    if not isinstance(seen, Box):  # a Discrete state becomes one-hot, a Dict a single vector
+        envs = gym.wrappers.vector.FlattenObservation(envs)
     if continuous:  # for the environment alone: log π is that of the action drawn
         envs = gym.wrappers.vector.ClipAction(envs)
     return envs
@@ -358,6 +361,7 @@ def train(envs, agent, path, args):
         if left <= 0 or (solved_step and args.target_return is not None):
             break
         batch = prepare(agent, rollout, args)
+        agent.return_norm.update(batch["returns"])  # before: the losses are in their deviations
         stats = update(agent, optimizer, batch, args.ent_coef * left, args)
         agent.obs_norm.update(batch["obs"])  # not before: the update needs the π that acted
         if not math.isfinite(sum(stats.values())):

@@ -254,9 +254,7 @@ def test_reinforce_adds_what_a_time_limit_cut_off():
     done = torch.tensor([[False, False], [True, True], [False, False]])
     terminated = torch.tensor([[False, False], [True, False], [False, False]])
     values = torch.tensor([[3.0, 3.0], [4.0, 4.0], [50.0, 50.0], [9.0, 9.0]])
-    agent = SimpleNamespace(
-        value=lambda obs: values, return_norm=SimpleNamespace(std=1.0, update=lambda returns: None)
-    )
+    agent = SimpleNamespace(value=lambda obs: values)
     rollout = {"obs": torch.zeros(4, 2, 1), "actions": torch.zeros(3, 2), "rewards": rewards}
     rollout |= {"mask": mask, "done": done, "terminated": terminated}
     batch = module.prepare(agent, rollout, SimpleNamespace(gamma=0.5, psi="baseline"))
@@ -277,9 +275,7 @@ def test_without_a_baseline_the_critic_has_no_say(psi):
     expected = module.compute_advantages(
         rollout["rewards"], zero, rollout["terminated"], rollout["done"], args
     )[rollout["mask"]]
-    assert torch.equal(batch["returns"], expected) and torch.allclose(
-        batch["advantages"], expected / agent.return_norm.std
-    )
+    assert torch.equal(batch["returns"], expected) and torch.equal(batch["advantages"], expected)
 
 
 @pytest.mark.parametrize("psi", ["return", "reward-to-go"])
@@ -331,7 +327,7 @@ def test_a_new_scale_leaves_the_critic_what_it_was():
     agent.critic[-1].bias.data += 2
     for rollout, _ in rounds:
         before = agent.value(rollout["obs"])
-        module.prepare(agent, rollout, args)
+        module.rescale_returns(agent, module.prepare(agent, rollout, args)["returns"])
         assert torch.allclose(agent.value(rollout["obs"]), before, atol=1e-4)
         agent.critic[-1].bias.data += 1
     assert agent.return_norm.std > 0.1 and abs(agent.return_norm.mean) > 1  # it did change
@@ -349,6 +345,12 @@ def test_values_and_targets_are_in_units_of_the_reward(name):
         assert agent.value(torch.zeros(2, 2)).tolist() == [value] * 2
     batch = module.prepare(agent, rounds[0][0], args)
     assert torch.allclose(batch["values"], torch.tensor(60.0))
-    assert torch.allclose(
-        batch["returns"] - 60, batch["advantages"] * agent.return_norm.std, atol=1e-3
-    )
+    assert torch.allclose(batch["returns"] - 60, batch["advantages"], atol=1e-3)
+
+
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_preparing_a_batch_changes_no_agent(name):
+    module, agent, args, rounds = play(name)
+    before = {key: value.clone() for key, value in agent.state_dict().items()}
+    module.prepare(agent, rounds[0][0], args)
+    assert all(torch.equal(value, before[key]) for key, value in agent.state_dict().items())
