@@ -8,11 +8,16 @@ The policy π plays one whole episode in each of N environments, and ascends the
     baseline        G_t − V(s_t)                 and without what was to be expected anyway; the
                                                  critic V is learned from the G_t
 
-With a baseline, V also stands for the rewards that would have followed a time limit.
+With a baseline, V also stands for the rewards that would have followed a time limit. An environment
+that has no limit gets one of 1,000 steps.
 
 Why: it is the plainest estimate of the gradient there is. For γ = 1, and without a time limit, all
 three estimates have the same mean, ∇J itself, since a baseline that does not depend on the action
 adds nothing to it. But each varies less than the one before it, and variance makes REINFORCE slow.
+
+For γ < 1 the gradient of the discounted return has a factor γ^t in term t. The last two leave it
+out, as most implementations do, or late actions would hardly count; what they follow then is no
+function's gradient (Nota & Thomas 2020, Is the Policy Gradient a Gradient?, arXiv:1906.07073).
 
 Weakness: even so, the luck of one episode stands for all that could have followed an action, and
 the episode must end before anything is learned.

@@ -18,7 +18,7 @@ LIMITS = {
     "reinforce": (None, 0, 2970),
     "actor_critic": ("reinforce", 155, 3020),
     "trpo": ("actor_critic", 205, 3460),
-    "ppo": ("trpo", 255, 3540),
+    "ppo": ("trpo", 252, 3470),
     "rloo_llm": (None, 0, 7600),
     "grpo_llm": ("rloo_llm", 129, 7750),
     "gspo_llm": ("grpo_llm", 66, 7770),

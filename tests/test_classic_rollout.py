@@ -246,6 +246,62 @@ def test_observations_of_any_shape_are_flattened():
     assert rounds[0][0]["obs"].shape == (26, 3, 12) and rounds[0][0]["obs"].dtype == torch.float32
 
 
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_a_dict_is_flattened_and_a_state_is_one_hot(name):
+    """Ledger says what Diary says in another form. All else is the same, to the last step."""
+    *_, told = play(name, "Ledger-v0")
+    *_, plain = play(name, "Diary-v0")
+    for (rollout, returns), (diary, expected) in zip(told, plain, strict=True):
+        episode, step = diary["obs"].unbind(-1)
+        one_hot = torch.nn.functional.one_hot(step.long(), 7)
+        assert torch.equal(rollout["obs"], torch.cat([episode[..., None], one_hot], -1))
+        assert returns == expected
+        for key in ("rewards", "terminated", "done", "mask"):
+            assert torch.equal(rollout[key], diary[key])
+
+
+BOX = gym.spaces.Box(-1, 1, (2, 2), np.float32)
+FLAT = [
+    gym.spaces.Discrete(3, start=2),
+    gym.spaces.MultiDiscrete([2, 3]),
+    gym.spaces.MultiBinary(4),
+    gym.spaces.Tuple([gym.spaces.Discrete(3), BOX]),
+    gym.spaces.Dict(a=gym.spaces.Dict(b=BOX, c=gym.spaces.Discrete(2)), d=gym.spaces.Discrete(4)),
+]
+
+
+@pytest.mark.parametrize("space", FLAT, ids=lambda space: type(space).__name__)
+def test_every_space_that_gymnasium_flattens(space):
+    """Two environments, five steps: what the agent sees is gymnasium's own flattening."""
+    module, seen, sample = script("ppo"), [], space.sample
+    envs = module.make_envs("Spaces-v0", 2, observation=space)
+    agent = module.Agent(envs)
+
+    def watched(*args, **kwargs):
+        seen.append(sample(*args, **kwargs))
+        return seen[-1]
+
+    for env in envs.unwrapped.envs:
+        env.unwrapped.observation_space.sample = watched
+    obs, _ = envs.reset()
+    for _ in range(5):
+        expected = [gym.spaces.flatten(space, each) for each in seen[-2:]]
+        assert np.array_equal(obs, np.stack(expected)) and obs.shape[1] > 2
+        obs, *_ = envs.step(agent.act(obs))
+
+
+def test_an_episode_without_a_time_limit_is_cut_off():
+    """REINFORCE waits for whole episodes: after 1,000 steps, the critic stands for the rest."""
+    module, agent, args, rounds = play("reinforce", "Forever-v0", num_envs=2, rounds=2)
+    agent.value = lambda obs: torch.full(obs.shape[:-1], 10.0)
+    for rollout, returns in rounds:
+        assert rollout["mask"].shape == (1000, 2) and rollout["mask"].all()
+        assert rollout["done"].nonzero()[:, 0].tolist() == [999, 999]
+        assert not rollout["terminated"].any() and returns == [1000, 1000]
+        batch = module.prepare(agent, rollout, args)
+        assert batch["returns"][-1].item() == pytest.approx(1 + args.gamma * 10)
+
+
 def test_reinforce_adds_what_a_time_limit_cut_off():
     """γ^k V(s_T) where the limit ended the episode, nothing where it terminated; by hand."""
     module = script("reinforce")

@@ -74,6 +74,16 @@ def test_pays_each_action_its_own_reward(name, env_id, tmp_path):
     assert run(name, tmp_path, env_id=env_id, total_timesteps=25_000)["eval/return"] > 7.5
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in CLASSIC_SCRIPTS[:3])],
+)
+def test_crosses_a_frozen_lake(name, tmp_path):
+    """Its states are numbers, and become one-hot. A random policy arrives in 1 walk of 70."""
+    result = run(name, tmp_path, env_id="DryLake-v0", total_timesteps=80_000, target_return=0.9)
+    assert result["solved_step"] < 80_000 and result["eval/return"] == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("psi", ["return", "reward-to-go"])
 def test_reinforce_learns_without_a_critic(psi, tmp_path):
@@ -164,6 +174,29 @@ def test_one_environment_one_step(name, tmp_path):
     assert all(value.isfinite().all() for value in saved(result["agent"]).values())
     last = scalars(result["agent"])["charts/learning_rate"][-1][0]
     assert last == steps - 1 if name != "reinforce" else last < steps
+
+
+@pytest.mark.parametrize(
+    "env_id,size",
+    [
+        ("FrozenLake-v1", 16),
+        ("DryLake-v0", 16),
+        ("CliffWalking-v1", 48),
+        ("Blackjack-v1", 32 + 11 + 2),
+        ("Ledger-v0", 1 + 7),
+        pytest.param("Taxi-v4", 500, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_observations_that_are_no_box(name, env_id, size, tmp_path, monkeypatch):
+    """Some updates on each; CliffWalking has no time limit, and a random policy seldom arrives."""
+    monkeypatch.setattr(script(name), "evaluate", lambda *args: 0.0)
+    flags = {"num_envs": 2} | ({} if name == "reinforce" else {"num_steps": 64})
+    result = run(name, tmp_path, env_id=env_id, total_timesteps=4500, **flags)
+    agent, log = saved(result["agent"]), scalars(result["agent"])
+    assert agent["actor.0.weight"].shape[1] == agent["obs_norm.mean"].shape[0] == size
+    assert all(value.isfinite().all() for value in agent.values())
+    assert len(log["losses/policy_loss"]) >= 2
 
 
 def test_evaluation_ends_where_the_environment_does_not():
@@ -371,7 +404,7 @@ BAD = [
     ({"env_id": "Nowhere-v0"}, "--env-id Nowhere-v0"),
     ({"env_id": "CartPole-v99"}, "--env-id CartPole-v99"),
     ({"env_id": "no_such_module:Env-v0"}, "--env-id no_such_module:Env-v0"),
-    ({"env_id": "DiscreteObs-v0"}, "--env-id DiscreteObs-v0"),
+    ({"env_id": "SequenceObs-v0"}, "--env-id SequenceObs-v0"),
     ({"env_id": "MultiDiscreteAct-v0"}, "--env-id MultiDiscreteAct-v0"),
     ({"env_id": "FromOne-v0"}, "--env-id FromOne-v0"),
     ({"env_id": "SquareAct-v0"}, "--env-id SquareAct-v0"),
