@@ -42,8 +42,8 @@ class Ledger(Diary):
     def entry(self, obs):
         return {"episode": obs[:1], "step": np.int64(obs[1])}
 
-    def reset(self, **options):
-        obs, info = super().reset(**options)
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed)
         return self.entry(obs), info
 
     def step(self, action):

@@ -222,6 +222,15 @@ def test_running_norm_is_mean_and_deviation_of_all_rows():
     assert norm(torch.full((1, 3), 1e6)).tolist() == [[10.0] * 3]
 
 
+def test_a_state_first_seen_late_is_not_blown_up():
+    """One-hot, a feature may be 0 in all rows so far, and its deviation 0. Its first 1 then counts
+    as that of a state seen once in a hundred rows, 10, not as the 10,000 that it is divided to."""
+    norm, states = script("ppo").RunningNorm(3), torch.eye(3)
+    norm.update(states[[0] * 100 + [1]])
+    assert norm(states)[:, 1].tolist() == pytest.approx([-0.1, 10, -0.1], rel=1e-4)
+    assert norm(states)[:, 2].tolist() == [0, 0, 10]
+
+
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
 def test_actions_are_clipped_for_the_environment_alone(name):
     module, agent, args, rounds = play(name, "Mirror-v0")

@@ -81,7 +81,7 @@ def test_pays_each_action_its_own_reward(name, env_id, tmp_path):
 def test_crosses_a_frozen_lake(name, tmp_path):
     """Its states are numbers, and become one-hot. A random policy arrives in 1 walk of 70."""
     result = run(name, tmp_path, env_id="DryLake-v0", total_timesteps=80_000, target_return=0.9)
-    assert result["solved_step"] < 80_000 and result["eval/return"] == 1
+    assert result["solved_step"] < 80_000 and result["eval/return_stochastic"] > 0.75
 
 
 @pytest.mark.slow
@@ -189,10 +189,15 @@ def test_one_environment_one_step(name, tmp_path):
 )
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
 def test_observations_that_are_no_box(name, env_id, size, tmp_path, monkeypatch):
-    """Some updates on each; CliffWalking has no time limit, and a random policy seldom arrives."""
+    """Some updates on each. CliffWalking has no time limit, and a random policy seldom arrives:
+    REINFORCE cuts episodes off after 1,000 steps."""
     monkeypatch.setattr(script(name), "evaluate", lambda *args: 0.0)
-    flags = {"num_envs": 2} | ({} if name == "reinforce" else {"num_steps": 64})
-    result = run(name, tmp_path, env_id=env_id, total_timesteps=4500, **flags)
+    flags = {"num_envs": 16, "num_steps": 8, "total_timesteps": 400}
+    if name == "reinforce":
+        del flags["num_steps"]
+        if env_id in ("CliffWalking-v1", "Taxi-v4"):
+            flags |= {"num_envs": 1, "total_timesteps": 2500}
+    result = run(name, tmp_path, env_id=env_id, **flags)
     agent, log = saved(result["agent"]), scalars(result["agent"])
     assert agent["actor.0.weight"].shape[1] == agent["obs_norm.mean"].shape[0] == size
     assert all(value.isfinite().all() for value in agent.values())
