@@ -468,14 +468,14 @@ def log_ratios(ratios, advantages):
 def test_clipfrac_is_the_share_whose_gradient_the_clip_takes_away():
     """Outside 1 - 0.2 and 1 + 0.3, but only on the side to which the advantage pushes."""
     ratios = [0.75, 0.75, 0.9, 0.9, 1.25, 1.25, 1.35, 1.35, 1.35, 0.75]
-    advantages = [1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 0.0, 0.0]
-    expected = [False, True, False, False, False, False, True, False, False, False]
+    advantages = [1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0, 2.0, 0.0, 0.0]
+    expected = [False, True, False, False, False, False, True, True, False, False]
     args = ppo.Args(clip_low=0.2, clip_high=0.3, update_epochs=1, num_minibatches=1)
     found = ppo.is_clipped(torch.tensor(ratios), torch.tensor(advantages), args)
     assert found.tolist() == expected
     agent, batch = log_ratios(ratios, advantages)
     stats = ppo.update(agent, torch.optim.Adam(agent.parameters()), batch, 0.0, args)
-    assert float(stats["clipfrac"]) == pytest.approx(0.2)
+    assert float(stats["clipfrac"]) == pytest.approx(0.3)
 
 
 def test_kl_by_hand():
