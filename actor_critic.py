@@ -63,7 +63,8 @@ class Args:
     total_timesteps: int = 200_000
     """environment steps in total, over all environments"""
     env_id: str = "CartPole-v1"
-    """any gymnasium environment with Box observations and Discrete or Box actions"""
+    """any gymnasium environment with Discrete or Box actions; observations that are no Box are
+    flattened by gymnasium: Discrete, MultiDiscrete, MultiBinary, Tuple, Dict"""
     init_std: float = 1.0
     """initial standard deviation of a Gaussian policy (Box actions); it is learned from there"""
     target_return: float | None = None
@@ -82,13 +83,15 @@ class Args:
 
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rewards, values, terminated, done, args):
-    """The TD error δ: values (T + 1, N), all others (T, N) → advantages (T, N)."""
+    """The TD error δ: values (T + 1, N), all others (T, N) → advantages (T, N). `done` is unused:
+    δ_t looks no further than s_{t+1}."""
     # Nothing follows a termination. An episode cut off by a time limit would have gone on, and
     # V(s_{t+1}) stands for the rest of it.
     next_values = values[1:] * ~terminated
     return rewards + args.gamma * next_values - values[:-1]
 
 
+@torch.no_grad()
 def rescale_returns(agent, returns):
     """Update the running mean and deviation with the returns (B,), and leave V(s) as it was: the
     critic's last layer makes up for it (Pop-Art, van Hasselt et al. 2016, arXiv:1602.07714)."""
@@ -118,12 +121,7 @@ def prepare(agent, rollout, args):
         "advantages": advantages,
         "returns": values[:-1] + advantages,  # what the critic should have said
     }
-    batch = {name: column[rollout["mask"]] for name, column in batch.items()}
-    rescale_returns(agent, batch["returns"])
-    # In standard deviations of the return, so that one learning rate suits rewards of any scale.
-    # A z-score per batch would turn what little noise a good policy is left with into a signal.
-    batch["advantages"] /= agent.return_norm.std
-    return batch
+    return {name: column[rollout["mask"]] for name, column in batch.items()}
 
 
 def update(agent, optimizer, batch, ent_coef, args):
@@ -131,7 +129,10 @@ def update(agent, optimizer, batch, ent_coef, args):
     policy = agent.policy(batch["obs"])
     entropy = policy.entropy().mean()
     logprobs = policy.log_prob(batch["actions"])
-    policy_loss = -(batch["advantages"] * logprobs).mean()
+    # In standard deviations of the return, so that one learning rate suits rewards of any scale.
+    # A z-score per batch would turn what little noise a good policy is left with into a signal.
+    advantages = batch["advantages"] / agent.return_norm.std
+    policy_loss = -(advantages * logprobs).mean()
     loss = policy_loss - ent_coef * entropy
     optimizer.zero_grad()
     loss.backward()
@@ -158,7 +159,7 @@ def fit_critic(agent, optimizer, batch, args):
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(agent.critic.parameters(), args.max_grad_norm)
-            optimizer.step()
+            optimizer.step()  # of V alone: Adam skips the actor, whose gradients are None
             losses.append(loss.item())
     return torch.tensor(losses).mean()
 
@@ -203,15 +204,17 @@ def make_envs(env_id, num_envs, **options):
         envs = gym.make_vec(env_id, num_envs=num_envs, **options)
     except (gym.error.Error, ImportError) as error:
         stop(f"--env-id {env_id}: {error}")
-    space = envs.single_action_space
+    seen, space = envs.single_observation_space, envs.single_action_space
     discrete = isinstance(space, Discrete) and space.start == 0
     continuous = isinstance(space, Box) and len(space.shape) == 1
-    supported = isinstance(envs.single_observation_space, Box) and (discrete or continuous)
+    supported = seen.is_np_flattenable and (discrete or continuous)
     if not supported or envs.metadata["autoreset_mode"] != gym.vector.AutoresetMode.NEXT_STEP:
         stop(
-            f"--env-id {env_id}: needs Box observations, Discrete or flat Box actions and "
-            "next-step autoreset"
+            f"--env-id {env_id}: needs observations that gymnasium can flatten, Discrete or flat "
+            "Box actions and next-step autoreset"
         )
+    if not isinstance(seen, Box):  # a Discrete state becomes one-hot, a Dict a single vector
+        envs = gym.wrappers.vector.FlattenObservation(envs)
     if continuous:  # for the environment alone: log π is that of the action drawn
         envs = gym.wrappers.vector.ClipAction(envs)
     return envs
@@ -366,6 +369,7 @@ def train(envs, agent, path, args):
         if left <= 0 or (solved_step and args.target_return is not None):
             break
         batch = prepare(agent, rollout, args)
+        rescale_returns(agent, batch["returns"])  # before: the losses are in their deviations
         stats = update(agent, optimizer, batch, args.ent_coef * left, args)
         agent.obs_norm.update(batch["obs"])  # not before: the update needs the π that acted
         if not math.isfinite(sum(stats.values())):

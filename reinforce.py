@@ -8,11 +8,16 @@ The policy π plays one whole episode in each of N environments, and ascends the
     baseline        G_t − V(s_t)                 and without what was to be expected anyway; the
                                                  critic V is learned from the G_t
 
-With a baseline, V also stands for the rewards that would have followed a time limit.
+With a baseline, V also stands for the rewards that would have followed a time limit. An environment
+that has no limit gets one of 1,000 steps.
 
 Why: it is the plainest estimate of the gradient there is. For γ = 1, and without a time limit, all
 three estimates have the same mean, ∇J itself, since a baseline that does not depend on the action
 adds nothing to it. But each varies less than the one before it, and variance makes REINFORCE slow.
+
+For γ < 1 the gradient of the discounted return has a factor γ^t in term t. The last two leave it
+out, as most implementations do, or late actions would hardly count; what they follow then is no
+function's gradient (Nota & Thomas 2020, Is the Policy Gradient a Gradient?, arXiv:1906.07073).
 
 Weakness: even so, the luck of one episode stands for all that could have followed an action, and
 the episode must end before anything is learned.
@@ -66,7 +71,8 @@ class Args:
     total_timesteps: int = 300_000
     """environment steps in total, over all environments"""
     env_id: str = "CartPole-v1"
-    """any gymnasium environment with Box observations and Discrete or Box actions"""
+    """any gymnasium environment with Discrete or Box actions; observations that are no Box are
+    flattened by gymnasium: Discrete, MultiDiscrete, MultiBinary, Tuple, Dict"""
     init_std: float = 1.0
     """initial standard deviation of a Gaussian policy (Box actions); it is learned from there"""
     target_return: float | None = None
@@ -85,7 +91,8 @@ class Args:
 
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rewards, values, terminated, done, args):
-    """Ψ: values (T + 1, N), all others (T, N) → (T, N)."""
+    """Ψ: values (T + 1, N), all others (T, N) → (T, N). `terminated` is unused: prepare has seen
+    to what follows a time limit."""
     returns = torch.zeros_like(rewards)
     following = 0.0
     for t in reversed(range(len(rewards))):
@@ -114,12 +121,7 @@ def prepare(agent, rollout, args):
         "advantages": advantages,
         "returns": values[:-1] + advantages,  # what the critic should have said
     }
-    batch = {name: column[rollout["mask"]] for name, column in batch.items()}
-    agent.return_norm.update(batch["returns"])
-    # In standard deviations of the return, so that one learning rate suits rewards of any scale.
-    # A z-score per batch would turn what little noise a good policy is left with into a signal.
-    batch["advantages"] /= agent.return_norm.std
-    return batch
+    return {name: column[rollout["mask"]] for name, column in batch.items()}
 
 
 def update(agent, optimizer, batch, ent_coef, args):
@@ -127,9 +129,12 @@ def update(agent, optimizer, batch, ent_coef, args):
     policy = agent.policy(batch["obs"])
     entropy = policy.entropy().mean()
     logprobs = policy.log_prob(batch["actions"])
+    # In standard deviations of the return, so that one learning rate suits rewards of any scale.
+    # A z-score per batch would turn what little noise a good policy is left with into a signal.
+    advantages = batch["advantages"] / agent.return_norm.std
     # The mean over episodes, of which there is one per environment, of the sum over their steps.
     # The entropy bonus is a mean over the steps.
-    policy_loss = -(batch["advantages"] * logprobs).sum() / args.num_envs
+    policy_loss = -(advantages * logprobs).sum() / args.num_envs
     loss = policy_loss - ent_coef * entropy
     optimizer.zero_grad()
     loss.backward()
@@ -153,7 +158,7 @@ def fit_critic(agent, optimizer, batch, args):
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(agent.critic.parameters(), args.max_grad_norm)
-            optimizer.step()
+            optimizer.step()  # of V alone: Adam skips the actor, whose gradients are None
             losses.append(loss.item())
     return torch.tensor(losses).mean()
 
@@ -167,6 +172,7 @@ def rollouts(envs, agent, args):
     length of the longest episode. `done` marks the last step of an episode, terminated or out of
     time. After it `mask` is False: the environment plays on, unused, until the others have ended.
     """
+    limit = envs.spec.max_episode_steps or 1000  # without a limit an episode might never end
     obs, _ = envs.reset(seed=args.seed)
     while True:
         mask = np.ones(args.num_envs, bool)
@@ -175,7 +181,7 @@ def rollouts(envs, agent, args):
         while mask.any():
             actions = agent.act(obs)
             obs, rewards, terminated, truncated, _ = envs.step(actions)
-            done = terminated | truncated
+            done = terminated | truncated | (len(observations) == limit)
             step = {"actions": actions, "rewards": rewards.astype(np.float32), "mask": mask}
             steps.append(step | {"terminated": terminated, "done": done})
             observations.append(obs)
@@ -195,15 +201,17 @@ def make_envs(env_id, num_envs, **options):
         envs = gym.make_vec(env_id, num_envs=num_envs, **options)
     except (gym.error.Error, ImportError) as error:
         stop(f"--env-id {env_id}: {error}")
-    space = envs.single_action_space
+    seen, space = envs.single_observation_space, envs.single_action_space
     discrete = isinstance(space, Discrete) and space.start == 0
     continuous = isinstance(space, Box) and len(space.shape) == 1
-    supported = isinstance(envs.single_observation_space, Box) and (discrete or continuous)
+    supported = seen.is_np_flattenable and (discrete or continuous)
     if not supported or envs.metadata["autoreset_mode"] != gym.vector.AutoresetMode.NEXT_STEP:
         stop(
-            f"--env-id {env_id}: needs Box observations, Discrete or flat Box actions and "
-            "next-step autoreset"
+            f"--env-id {env_id}: needs observations that gymnasium can flatten, Discrete or flat "
+            "Box actions and next-step autoreset"
         )
+    if not isinstance(seen, Box):  # a Discrete state becomes one-hot, a Dict a single vector
+        envs = gym.wrappers.vector.FlattenObservation(envs)
     if continuous:  # for the environment alone: log π is that of the action drawn
         envs = gym.wrappers.vector.ClipAction(envs)
     return envs
@@ -358,6 +366,7 @@ def train(envs, agent, path, args):
         if left <= 0 or (solved_step and args.target_return is not None):
             break
         batch = prepare(agent, rollout, args)
+        agent.return_norm.update(batch["returns"])  # before: the losses are in their deviations
         stats = update(agent, optimizer, batch, args.ent_coef * left, args)
         agent.obs_norm.update(batch["obs"])  # not before: the update needs the π that acted
         if not math.isfinite(sum(stats.values())):

@@ -16,7 +16,10 @@ Why: a learning rate bounds a step in the parameters θ, where the same length c
 ruin the policy. TRPO bounds it in the policy itself. And GAE lies between actor-critic's TD error,
 which is biased, and REINFORCE's returns, which are noisy.
 
-Weakness: one step of the policy per rollout, for some twenty passes over it.
+Weakness: one step of the policy per rollout, for some twenty passes over it. L holds near π_old
+only, for its states are those that π_old visits. That no step makes the policy worse is proved for
+exact advantages, the largest KL of any state and far smaller steps (section 3 of the paper); with
+samples and a mean KL nothing guarantees it.
 
     python trpo.py                                                             # CartPole-v1
     python trpo.py --env-id Pendulum-v1 --gamma 0.9                            # continuous actions
@@ -56,7 +59,8 @@ class Args:
     num_minibatches: int = 4
     """optimizer steps per pass"""
     gae_lambda: float = 0.98
-    """λ of GAE: 0 trusts the critic (TD error), 1 trusts the rewards (Monte Carlo)"""
+    """λ of GAE: 0 trusts the critic (TD error), 1 trusts the rewards (Monte Carlo); 0.95 is usual
+    (PPO's paper), but CartPole, as measured, is learned faster the closer λ is to 1"""
     gamma: float = 0.99
     """γ, the discount factor"""
     num_steps: int = 128
@@ -70,7 +74,8 @@ class Args:
     total_timesteps: int = 200_000
     """environment steps in total, over all environments"""
     env_id: str = "CartPole-v1"
-    """any gymnasium environment with Box observations and Discrete or Box actions"""
+    """any gymnasium environment with Discrete or Box actions; observations that are no Box are
+    flattened by gymnasium: Discrete, MultiDiscrete, MultiBinary, Tuple, Dict"""
     init_std: float = 1.0
     """initial standard deviation of a Gaussian policy (Box actions); it is learned from there"""
     target_return: float | None = None
@@ -168,10 +173,6 @@ def prepare(agent, rollout, args):
         "returns": values[:-1] + advantages,  # what the critic should have said
     }
     batch = {name: column[rollout["mask"]] for name, column in batch.items()}
-    agent.return_norm.update(batch["returns"])
-    # In standard deviations of the return, so that one learning rate suits rewards of any scale.
-    # A z-score per batch would turn what little noise a good policy is left with into a signal.
-    batch["advantages"] /= agent.return_norm.std
     batch["logprobs"] = agent.policy(batch["obs"]).log_prob(batch["actions"])
     return batch
 
@@ -181,11 +182,14 @@ def update(agent, optimizer, batch, args):
     parameters = list(agent.actor.parameters())
     with torch.no_grad():
         old_policy = agent.policy(batch["obs"])
+    # In standard deviations of the return, so that one learning rate suits rewards of any scale.
+    # A z-score per batch would turn what little noise a good policy is left with into a signal.
+    advantages = batch["advantages"] / agent.return_norm.std
 
     def measure():
         policy = agent.policy(batch["obs"])
         logprobs = policy.log_prob(batch["actions"])
-        objective = surrogate(logprobs, batch["logprobs"], batch["advantages"], args)
+        objective = surrogate(logprobs, batch["logprobs"], advantages, args)
         return objective.mean(), kl_divergence(old_policy, policy).mean()
 
     objective, kl = measure()
@@ -202,7 +206,7 @@ def update(agent, optimizer, batch, args):
         "policy_loss": -objective.detach(),
         "value_loss": fit_critic(agent, optimizer, batch, args),
         "entropy": old_policy.entropy().mean(),
-        "approx_kl": kl,
+        "kl": kl,
         "surrogate_gain": gain,
         "backtracks": backtracks,
     }
@@ -219,7 +223,7 @@ def fit_critic(agent, optimizer, batch, args):
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(agent.critic.parameters(), args.max_grad_norm)
-            optimizer.step()
+            optimizer.step()  # of V alone: Adam skips the actor, whose gradients are None
             losses.append(loss.item())
     return torch.tensor(losses).mean()
 
@@ -264,15 +268,17 @@ def make_envs(env_id, num_envs, **options):
         envs = gym.make_vec(env_id, num_envs=num_envs, **options)
     except (gym.error.Error, ImportError) as error:
         stop(f"--env-id {env_id}: {error}")
-    space = envs.single_action_space
+    seen, space = envs.single_observation_space, envs.single_action_space
     discrete = isinstance(space, Discrete) and space.start == 0
     continuous = isinstance(space, Box) and len(space.shape) == 1
-    supported = isinstance(envs.single_observation_space, Box) and (discrete or continuous)
+    supported = seen.is_np_flattenable and (discrete or continuous)
     if not supported or envs.metadata["autoreset_mode"] != gym.vector.AutoresetMode.NEXT_STEP:
         stop(
-            f"--env-id {env_id}: needs Box observations, Discrete or flat Box actions and "
-            "next-step autoreset"
+            f"--env-id {env_id}: needs observations that gymnasium can flatten, Discrete or flat "
+            "Box actions and next-step autoreset"
         )
+    if not isinstance(seen, Box):  # a Discrete state becomes one-hot, a Dict a single vector
+        envs = gym.wrappers.vector.FlattenObservation(envs)
     if continuous:  # for the environment alone: log π is that of the action drawn
         envs = gym.wrappers.vector.ClipAction(envs)
     return envs
@@ -428,6 +434,7 @@ def train(envs, agent, path, args):
             break
         optimizer.param_groups[0]["lr"] = args.learning_rate * left
         batch = prepare(agent, rollout, args)
+        agent.return_norm.update(batch["returns"])  # before: the losses are in their deviations
         stats = update(agent, optimizer, batch, args)
         agent.obs_norm.update(batch["obs"])  # not before: the update needs the π that acted
         if not math.isfinite(sum(stats.values())):

@@ -31,6 +31,26 @@ class Diary(gym.Env):
         )
 
 
+class Ledger(Diary):
+    """Diary whose observation is a Dict: the episode as a number, the step as one of seven
+    states."""
+
+    observation_space = gym.spaces.Dict(
+        episode=gym.spaces.Box(-np.inf, np.inf, (1,), np.float32), step=gym.spaces.Discrete(7)
+    )
+
+    def entry(self, obs):
+        return {"episode": obs[:1], "step": np.int64(obs[1])}
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed)
+        return self.entry(obs), info
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return self.entry(obs), *rest
+
+
 class Mirror(gym.Env):
     """Shows the action that reached it, which lies between -1 and 1; 5 steps."""
 
@@ -96,7 +116,7 @@ class Broken(Diary):
 
 
 class Spaces(gym.Env):
-    """Whatever spaces are asked for; for the spaces that no script supports."""
+    """Whatever spaces are asked for; an observation is any of its space."""
 
     def __init__(self, observation=None, action=None):
         self.observation_space = observation or gym.spaces.Box(-1, 1, (1,), np.float32)
@@ -116,8 +136,18 @@ gym.register("Guess-v0", Guess)
 gym.register("GuessBox-v0", Guess, kwargs={"continuous": True})
 gym.register("Endless-v0", Endless, max_episode_steps=10)
 gym.register("Forever-v0", Endless)
-gym.register("DiscreteObs-v0", Spaces, kwargs={"observation": gym.spaces.Discrete(3)})
+gym.register("Ledger-v0", Ledger, max_episode_steps=6)
+gym.register("Spaces-v0", Spaces)
+GROWING = gym.spaces.Sequence(gym.spaces.Discrete(3))  # of no fixed length
+gym.register("SequenceObs-v0", Spaces, kwargs={"observation": GROWING})
 gym.register("MultiDiscreteAct-v0", Spaces, kwargs={"action": gym.spaces.MultiDiscrete([2, 2])})
 gym.register("FromOne-v0", Spaces, kwargs={"action": gym.spaces.Discrete(2, start=1)})
 gym.register("SquareAct-v0", Spaces, kwargs={"action": gym.spaces.Box(-1, 1, (2, 2))})
+gym.register(
+    "DryLake-v0",
+    gym.spec("FrozenLake-v1").entry_point,
+    kwargs={"map_name": "4x4", "is_slippery": False},
+    max_episode_steps=100,
+    reward_threshold=0.99,
+)
 gym.register("Pixels-v0", Spaces, kwargs={"observation": gym.spaces.Box(0, 255, (4, 3), np.uint8)})

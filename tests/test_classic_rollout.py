@@ -222,6 +222,15 @@ def test_running_norm_is_mean_and_deviation_of_all_rows():
     assert norm(torch.full((1, 3), 1e6)).tolist() == [[10.0] * 3]
 
 
+def test_a_state_first_seen_late_is_not_blown_up():
+    """One-hot, a feature may be 0 in all rows so far, and its deviation 0. Its first 1 then counts
+    as that of a state seen once in a hundred rows, 10, not as the 10,000 that it is divided to."""
+    norm, states = script("ppo").RunningNorm(3), torch.eye(3)
+    norm.update(states[[0] * 100 + [1]])
+    assert norm(states)[:, 1].tolist() == pytest.approx([-0.1, 10, -0.1], rel=1e-4)
+    assert norm(states)[:, 2].tolist() == [0, 0, 10]
+
+
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
 def test_actions_are_clipped_for_the_environment_alone(name):
     module, agent, args, rounds = play(name, "Mirror-v0")
@@ -246,6 +255,62 @@ def test_observations_of_any_shape_are_flattened():
     assert rounds[0][0]["obs"].shape == (26, 3, 12) and rounds[0][0]["obs"].dtype == torch.float32
 
 
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_a_dict_is_flattened_and_a_state_is_one_hot(name):
+    """Ledger says what Diary says in another form. All else is the same, to the last step."""
+    *_, told = play(name, "Ledger-v0")
+    *_, plain = play(name, "Diary-v0")
+    for (rollout, returns), (diary, expected) in zip(told, plain, strict=True):
+        episode, step = diary["obs"].unbind(-1)
+        one_hot = torch.nn.functional.one_hot(step.long(), 7)
+        assert torch.equal(rollout["obs"], torch.cat([episode[..., None], one_hot], -1))
+        assert returns == expected
+        for key in ("rewards", "terminated", "done", "mask"):
+            assert torch.equal(rollout[key], diary[key])
+
+
+BOX = gym.spaces.Box(-1, 1, (2, 2), np.float32)
+FLAT = [
+    gym.spaces.Discrete(3, start=2),
+    gym.spaces.MultiDiscrete([2, 3]),
+    gym.spaces.MultiBinary(4),
+    gym.spaces.Tuple([gym.spaces.Discrete(3), BOX]),
+    gym.spaces.Dict(a=gym.spaces.Dict(b=BOX, c=gym.spaces.Discrete(2)), d=gym.spaces.Discrete(4)),
+]
+
+
+@pytest.mark.parametrize("space", FLAT, ids=lambda space: type(space).__name__)
+def test_every_space_that_gymnasium_flattens(space):
+    """Two environments, five steps: what the agent sees is gymnasium's own flattening."""
+    module, seen, sample = script("ppo"), [], space.sample
+    envs = module.make_envs("Spaces-v0", 2, observation=space)
+    agent = module.Agent(envs)
+
+    def watched(*args, **kwargs):
+        seen.append(sample(*args, **kwargs))
+        return seen[-1]
+
+    for env in envs.unwrapped.envs:
+        env.unwrapped.observation_space.sample = watched
+    obs, _ = envs.reset()
+    for _ in range(5):
+        expected = [gym.spaces.flatten(space, each) for each in seen[-2:]]
+        assert np.array_equal(obs, np.stack(expected)) and obs.shape[1] > 2
+        obs, *_ = envs.step(agent.act(obs))
+
+
+def test_an_episode_without_a_time_limit_is_cut_off():
+    """REINFORCE waits for whole episodes: after 1,000 steps, the critic stands for the rest."""
+    module, agent, args, rounds = play("reinforce", "Forever-v0", num_envs=2, rounds=2)
+    agent.value = lambda obs: torch.full(obs.shape[:-1], 10.0)
+    for rollout, returns in rounds:
+        assert rollout["mask"].shape == (1000, 2) and rollout["mask"].all()
+        assert rollout["done"].nonzero()[:, 0].tolist() == [999, 999]
+        assert not rollout["terminated"].any() and returns == [1000, 1000]
+        batch = module.prepare(agent, rollout, args)
+        assert batch["returns"][-1].item() == pytest.approx(1 + args.gamma * 10)
+
+
 def test_reinforce_adds_what_a_time_limit_cut_off():
     """γ^k V(s_T) where the limit ended the episode, nothing where it terminated; by hand."""
     module = script("reinforce")
@@ -254,9 +319,7 @@ def test_reinforce_adds_what_a_time_limit_cut_off():
     done = torch.tensor([[False, False], [True, True], [False, False]])
     terminated = torch.tensor([[False, False], [True, False], [False, False]])
     values = torch.tensor([[3.0, 3.0], [4.0, 4.0], [50.0, 50.0], [9.0, 9.0]])
-    agent = SimpleNamespace(
-        value=lambda obs: values, return_norm=SimpleNamespace(std=1.0, update=lambda returns: None)
-    )
+    agent = SimpleNamespace(value=lambda obs: values)
     rollout = {"obs": torch.zeros(4, 2, 1), "actions": torch.zeros(3, 2), "rewards": rewards}
     rollout |= {"mask": mask, "done": done, "terminated": terminated}
     batch = module.prepare(agent, rollout, SimpleNamespace(gamma=0.5, psi="baseline"))
@@ -277,9 +340,7 @@ def test_without_a_baseline_the_critic_has_no_say(psi):
     expected = module.compute_advantages(
         rollout["rewards"], zero, rollout["terminated"], rollout["done"], args
     )[rollout["mask"]]
-    assert torch.equal(batch["returns"], expected) and torch.allclose(
-        batch["advantages"], expected / agent.return_norm.std
-    )
+    assert torch.equal(batch["returns"], expected) and torch.equal(batch["advantages"], expected)
 
 
 @pytest.mark.parametrize("psi", ["return", "reward-to-go"])
@@ -331,7 +392,7 @@ def test_a_new_scale_leaves_the_critic_what_it_was():
     agent.critic[-1].bias.data += 2
     for rollout, _ in rounds:
         before = agent.value(rollout["obs"])
-        module.prepare(agent, rollout, args)
+        module.rescale_returns(agent, module.prepare(agent, rollout, args)["returns"])
         assert torch.allclose(agent.value(rollout["obs"]), before, atol=1e-4)
         agent.critic[-1].bias.data += 1
     assert agent.return_norm.std > 0.1 and abs(agent.return_norm.mean) > 1  # it did change
@@ -349,6 +410,12 @@ def test_values_and_targets_are_in_units_of_the_reward(name):
         assert agent.value(torch.zeros(2, 2)).tolist() == [value] * 2
     batch = module.prepare(agent, rounds[0][0], args)
     assert torch.allclose(batch["values"], torch.tensor(60.0))
-    assert torch.allclose(
-        batch["returns"] - 60, batch["advantages"] * agent.return_norm.std, atol=1e-3
-    )
+    assert torch.allclose(batch["returns"] - 60, batch["advantages"], atol=1e-3)
+
+
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_preparing_a_batch_changes_no_agent(name):
+    module, agent, args, rounds = play(name)
+    before = {key: value.clone() for key, value in agent.state_dict().items()}
+    module.prepare(agent, rounds[0][0], args)
+    assert all(torch.equal(value, before[key]) for key, value in agent.state_dict().items())

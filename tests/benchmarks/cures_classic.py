@@ -95,14 +95,14 @@ def psi(psi, seed, steps=100_000, rollouts=60):
     for _ in range(rollouts // 4):  # the critic learns this policy, with γ = 1, first
         rollout, _ = next(stream)
         batch = reinforce.prepare(agent, rollout, replace(args, psi="baseline"))
+        agent.return_norm.update(batch["returns"])
         reinforce.fit_critic(agent, fitted, batch, args)
     gradients = []
     for _ in range(rollouts):
         rollout, _ = next(stream)
         batch = reinforce.prepare(agent, rollout, args)
-        advantages = batch["advantages"] * agent.return_norm.std  # in points again
         logprobs = agent.policy(batch["obs"]).log_prob(batch["actions"])
-        objective = (advantages * logprobs).sum() / args.num_envs
+        objective = (batch["advantages"] * logprobs).sum() / args.num_envs
         parts = torch.autograd.grad(objective, list(agent.actor.parameters()))
         gradients.append(torch.cat([part.flatten() for part in parts]))
     result, _ = train("reinforce", psi=psi, seed=seed, total_timesteps=steps)
