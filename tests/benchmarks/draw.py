@@ -67,8 +67,8 @@ def draw_real(figure, cells):
             band(passes, np.arange(1, 26), runs, COLORS[label(method)])
     labels(methods, list(map(label, LLM)), 0.98, 0.05)
     labels(passes, ["RLOO", "GRPO", "GSPO"], 0.98, 0.05)
-    titles(methods, "Products: share of right answers", "rollouts of 64 completions")
-    titles(passes, "The same, 1 pass (dashed) and 4", "rollouts of 64 completions")
+    titles(methods, "Products: share of right answers", "rollouts")
+    titles(passes, "The same, 1 pass (dashed) and 4", "rollouts")
     names = {
         "sums": "sums-grpo-1x25",
         "largest": "largest-grpo-1x30",
@@ -83,9 +83,10 @@ def draw_real(figure, cells):
             tasks.annotate("", (x + shift, after), (x + shift, before), arrowprops=arrow)
     tasks.set_xticks(range(len(names)), names)
     tasks.set_xlim(-0.5, len(names) - 0.5)
-    tasks.set_ylim(0, 1.05)
+    for axes in (methods, passes, tasks):
+        axes.set_ylim(0, 1.05)
     shown = {"sampled": RED, "greedy": BLUE, "best of 8": GREY}
-    labels(tasks, shown, 0.98, 0.05, shown)
+    labels(tasks, shown, 0.02, 0.75, shown)
     titles(tasks, "Held-out questions, GRPO: before → after")
 
 

@@ -128,6 +128,19 @@ def real(**tasks: str):
     print(*bench.table(["held out", *columns.values()], rows), sep="\n")
 
 
+def reuse():
+    """What four passes over each rollout did to a pretrained model."""
+    found, after = cells("real_model"), {}
+    for name in ("GRPO", "GSPO", "RLOO"):
+        row = found[f"products, {name}, 4 passes"]
+        after[name] = row["held out, sampled: before → after (worst)"].split()[2]
+        after[name] += f" ({row['seeds']} {'seed' if row['seeds'] == '1' else 'seeds'})"
+    say(
+        f"With four passes over each rollout GRPO ends at {after['GRPO']} and GSPO at "
+        f"{after['GSPO']}; RLOO, which has no ratio to clip, at {after['RLOO']}."
+    )
+
+
 def kills():
     """At how many moments a run was killed."""
     count = cells("faults")["kill -9 at a random instant, then --resume"]["count"]
