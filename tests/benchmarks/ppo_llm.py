@@ -1,34 +1,33 @@
 """PPO, Proximal Policy Optimization, for language models: a critic judges every token.
 
 For each question, draw G completions o_1 … o_G from the policy as it stands, π_old. A verifier
-gives each a reward R_i. The critic V, a model of its own, has said before every token what reward
-it expects from there on; how much better it came is the token's advantage A_it. Then take gradient
-steps up the objective J(θ), each on a minibatch, while V moves towards what it should have said.
+gives each a reward R_i. Before every token the critic V, a model of its own, says what reward it
+expects from there on; how much better it came is the token's advantage A_it. Then take gradient
+steps up the objective J(θ), each on a minibatch of completions, and let V learn from what came.
 (Index i is a completion and t a token; π of a token is its probability after the question and the
 tokens before it.)
 
     J    = Σ_i Σ_t min(r_it A_it, clip(r_it, 1 − ε, 1 + ε) A_it) / Σ_i |o_i|
-    A_it = Σ_l (γλ)^l δ_i,t+l,   δ_it = R_it + γ V_i,t+1 − V_it     GAE; then scaled to mean 0, std 1
-    R_it = −β (log π_old − log π_ref), and R_i on top at the last token
-    r_it = π_θ(o_it) / π_old(o_it)                                  1 until the policy moves
-    V    : down ½ (V_it − A_it − V_it of the rollout)²              before A_it is scaled
+    A_it = Σ_l (γλ)^l δ_i,t+l   with   δ_it = R_it + γ V_i,t+1 − V_it             this is GAE
+    R_it = −β (log π_old − log π_ref), and at the last token R_i is added to it
+    r_it = π_θ(o_it) / π_old(o_it)                            1 until the policy moves
+    V_it moves towards A_it + V_it as it was; then, for J alone, A_it is brought to mean 0, std 1
 
-Nothing follows the last token: V is 0 there. That holds for an answer that is cut off, too: it is
-judged as it stands, and its reward is all that it gets.
+After the last token V is 0, as nothing follows. This holds for an answer that is cut off, too: it
+is judged as it stands, so its reward is complete.
 
-Why. The reward comes once, at the end. RLOO and GRPO give all tokens of an answer the same credit.
-The critic can tell the token that spoiled it, and one completion per question will do: the others
-are not asked (--group-size 1 --prompts-per-step 256).
+Why. RLOO and GRPO give every token of an answer the same credit. A critic can tell which token
+spoiled it, and needs no other answer to compare with: --group-size 1 --prompts-per-step 256.
 
-Weakness. The critic is as large as the policy: twice the memory, and nearly twice the time to
-train. It begins without a clue and always lags behind. With λ = 1 it is only a baseline; with less,
-its errors bias the policy. GRPO asks the group instead, and moves the KL into the loss.
+Weakness. The critic is as large as the policy, in memory and in time, and learns from the same few
+rewards. With λ = 1 it is a baseline and no more; with a smaller λ its errors reach the policy. Even
+equal rewards move the policy, by these errors. GRPO asks the group, and has KL in the loss.
 
     python tests/benchmarks/ppo_llm.py              # a tiny model learns to reason, on a laptop
     python tests/benchmarks/ppo_llm.py --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
 
-Schulman et al. 2017, PPO, arXiv:1707.06347. GAE: Schulman et al. 2015, arXiv:1506.02438. For
-language models: Stiennon et al. 2020, arXiv:2009.01325; Ouyang et al. 2022, arXiv:2203.02155.
+Schulman et al. 2017, arXiv:1707.06347. GAE: Schulman et al. 2015, arXiv:1506.02438. On language
+models: Stiennon et al. 2020, arXiv:2009.01325; Ouyang et al. 2022, InstructGPT, arXiv:2203.02155.
 """
 
 import copy
@@ -82,13 +81,13 @@ class Args:
     beta: float = 0.01
     """weight of the KL penalty in the reward; with 0, no reference model is loaded"""
     gamma: float = 1.0
-    """γ, the discount factor, of each token"""
+    """γ, the discount factor from one token to the next"""
     gae_lambda: float = 1.0
     """λ of GAE: 0 trusts the critic (TD error), 1 trusts the rewards (Monte Carlo)"""
     vf_coef: float = 0.5
-    """weight of the critic's loss beside that of the policy"""
+    """weight of the critic's loss; as Adam scales each step, it matters for max_grad_norm alone"""
     ent_coef: float = 0.0
-    """weight of the entropy bonus, a mean over tokens"""
+    """weight of the entropy bonus, which keeps the policy from being too sure"""
     minibatches: int = 4
     """optimizer steps per pass over a rollout, each on an equal part of its groups"""
     update_epochs: int = 1
@@ -149,28 +148,26 @@ class Args:
 # ------------------------------------------------------------------------------------- Algorithm
 
 
-def token_rewards(rewards, log_ratio, mask, args):
-    """R_it: of answers (B,), and log π_old − log π_ref of their tokens (B, T) → (B, T)."""
-    is_last = mask - F.pad(mask[:, 1:], (0, 1))  # of its answer, ended or cut off
-    return is_last * rewards[:, None] - args.beta * log_ratio
+def at_last_token(rewards, mask):
+    """Rewards of completions (B,), each laid on its last token, ended or cut off: (B, T)."""
+    return rewards[:, None] * (mask - F.pad(mask[:, 1:], (0, 1)))
 
 
 def compute_advantages(rewards, values, mask, args):
-    """A_it by GAE(γ, λ): all (B, T)."""
-    next_values = F.pad(values[:, 1:], (0, 1))  # nothing follows the last token
-    delta = (rewards + args.gamma * next_values - values) * mask
-    advantages = torch.zeros_like(delta)
-    following = 0.0
-    for t in reversed(range(delta.shape[1])):
+    """A_it, by GAE: all (B, T), rewards of 0 where the mask is 0."""
+    values = F.pad(values * mask, (0, 1))  # after the last token nothing follows
+    delta = rewards + args.gamma * values[:, 1:] - values[:, :-1]
+    advantages, following = torch.zeros_like(rewards), 0.0
+    for t in reversed(range(rewards.shape[1])):
         following = delta[:, t] + args.gamma * args.gae_lambda * following
         advantages[:, t] = following
     return advantages
 
 
 def whiten(advantages, mask):
-    """Advantages (B, T) of a rollout, with mean 0 and standard deviation 1 over its tokens."""
+    """Advantages (B, T) with mean 0 and standard deviation 1 over all tokens of the rollout."""
     tokens = advantages[mask > 0]
-    return (advantages - tokens.mean()) / (tokens.std() + 1e-4) * mask
+    return (advantages - tokens.mean()) / (tokens.std(correction=0) + 1e-4) * mask
 
 
 def token_weights(mask, args):
@@ -221,20 +218,22 @@ def train_step(model, reference, tokenizer, optimizer, problems, rng, args):
     batch, completions, rewards = rollout(model, tokenizer, drawn, G, T, args)
     metrics = rollout_metrics(batch, rewards)
     batch, gap = recompute_old_logprobs(model, batch, args)
-    mask, log_ratio = batch["mask"], torch.zeros_like(batch["mask"])
+    mask = batch["mask"]
+    shaped = at_last_token(rewards.flatten(), mask)
     if args.beta > 0:
         log_ratio = batch["old_logprobs"] - batch_logprobs(reference, batch, args)
         metrics["kl"] = token_mean(log_ratio, batch)
+        shaped = shaped - args.beta * log_ratio  # R_it
     values = batch_values(model, batch, args)
-    shaped = token_rewards(rewards.flatten(), log_ratio, mask, args)
     advantages = compute_advantages(shaped, values, mask, args)
     batch["returns"] = values + advantages  # what the critic should have said
+    missed, returns = advantages[mask > 0], batch["returns"][mask > 0]  # A is what V has missed
+    unexplained = missed.var(correction=0) / (returns.var(correction=0) + 1e-8)
+    metrics["explained_variance"] = 1 - unexplained
     batch["advantages"] = whiten(advantages, mask)
-    metrics["explained_variance"] = explained_variance(values, batch)
+    advantages = (batch["advantages"].sum(1) / mask.sum(1)).view_as(rewards)  # of whole answers
     updates = update(model, optimizer, batch, rng, args)
-    of_answers = batch["advantages"].sum(1) / mask.sum(1)
-    group = describe_group(drawn, completions, rewards, of_answers.view_as(rewards))
-    return metrics | gap | updates, group
+    return metrics | gap | updates, describe_group(drawn, completions, rewards, advantages)
 
 
 def update(model, optimizer, batch, rng, args):
@@ -250,8 +249,7 @@ def update(model, optimizer, batch, rng, args):
 
 
 def train_minibatch(model, optimizer, batch, args):
-    """One step of policy and critic on a batch with advantages and returns (B, T); returns what to
-    log of it.
+    """One optimizer step on a batch with advantages and returns (B, T); returns what to log of it.
 
     approx_kl, KL(π_old ‖ π), is a mean over the tokens trained on.
     clip_ratio is the share of these tokens that is clipped.
@@ -425,13 +423,6 @@ def token_mean(values, batch):
     return (values * batch["mask"]).sum() / batch["mask"].sum()
 
 
-def explained_variance(values, batch):
-    """How much of the returns' variance over tokens the critic knew: 1 is all, 0 or less none."""
-    written = batch["mask"] > 0
-    returns = batch["returns"][written]
-    return 1 - (returns - values[written]).var() / (returns.var() + 1e-8)
-
-
 # --------------------------------------------------------------------------------------- Rollout
 
 
@@ -527,7 +518,7 @@ def rollout_metrics(batch, rewards):
     lengths = batch["mask"].sum(1)
     return {
         "reward": rewards.mean(),
-        "reward_std": rewards.std(),
+        "reward_std": rewards.std(correction=0),
         "frac_reward_zero_std": (rewards == rewards[:, :1]).all(1).float().mean(),
         "completions/mean_length": lengths.mean(),
         "completions/clipped_ratio": (~batch["ended"]).float().mean(),
@@ -754,15 +745,14 @@ def load_policy(args, device):
 
 
 def add_critic(model, state, args):
-    """Give the model its critic: a copy of the policy that ends in one number, at first 0; or that
-    of the checkpoint.
+    """Give the policy its critic: a copy that ends in one number, 0 at first, or --resume's.
 
-    As a part of the model it is trained and counted with it, in one optimizer. But the files of the
-    model hold the policy alone, and the checkpoint's state has the critic.
+    As a part of the model it is trained with it, by one optimizer, and summed over processes. But
+    the model's own files are to hold the policy alone: the critic is saved in the run's state.
     """
     critic = copy.deepcopy(model)
-    size = critic.get_output_embeddings().in_features
-    head = torch.nn.Linear(size, 1, device=model.device)
+    width = critic.get_output_embeddings().in_features
+    head = torch.nn.Linear(width, 1, device=model.device)
     torch.nn.init.zeros_(head.weight)
     torch.nn.init.zeros_(head.bias)
     critic.set_output_embeddings(head)
