@@ -112,6 +112,15 @@ def random_model(kind: str = "llama", vocab: int = 11, stops=(1,), pad: int = 0,
     return model.eval()
 
 
+def with_critic(name, model):
+    """The model as this script trains it: PPO's has a critic, and here this does not say 0."""
+    module = script(name)
+    if hasattr(module, "add_critic"):
+        module.add_critic(model, {}, module.Args())
+        torch.nn.init.normal_(model.critic.get_output_embeddings().weight, std=0.1)
+    return model
+
+
 @pytest.fixture
 def cache():
     """Where the tiny model lies."""
