@@ -164,12 +164,6 @@ def compute_advantages(rewards, values, mask, args):
     return advantages
 
 
-def whiten(advantages, mask):
-    """Advantages (B, T) with mean 0 and standard deviation 1 over all tokens of the rollout."""
-    tokens = advantages[mask > 0]
-    return (advantages - tokens.mean()) / (tokens.std(correction=0) + 1e-4) * mask
-
-
 def token_weights(mask, args):
     """Every token of a minibatch counts the same: its mask (B, T) → weights (B, T)."""
     return mask / mask.sum()
@@ -203,6 +197,12 @@ def kl_k3(logprobs, other_logprobs):
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
+
+
+def whiten(advantages, mask):
+    """Advantages (B, T) with mean 0 and standard deviation 1 over all tokens of the rollout."""
+    tokens = advantages[mask > 0]
+    return (advantages - tokens.mean()) / (tokens.std(correction=0) + 1e-4) * mask
 
 
 # ---------------------------------------------------------------------------------------- Update
