@@ -32,7 +32,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/benchmarks")]
 LAUNCHES = {"Launched", "run", "side_by_side"}  # a module that imports one of these starts scripts
-WITH_TINY_MODEL = {"test_readme"}
+WITH_TINY_MODEL = {"test_benchmarks", "test_ppo_llm", "test_readme"}
 WITH_TINY_MODEL |= {f"test_llm_{of}" for of in ("check", "evaluation", "flags")}
 WITH_TINY_MODEL |= {f"test_llm_{of}" for of in ("parallel", "resume", "runs")}
 WARM_START = pytest.StashKey[launch.Launched]()

@@ -96,20 +96,18 @@ def test_a_figure_is_the_one_committed(name, tmp_path):
 # ---------------------------------------------------------------------------------------- Runs
 
 
-def test_gae_is_its_definition():
-    """Σ_n (1 − λ) λ^(n−1) A^(n), where A^(n) is what n steps bring, less V."""
-    rewards, lam = torch.tensor([1.0, 0.0, 0.5]), 0.8
-    lengths, values = [5, 1, 3], torch.randn(3, 5)
-    mask = torch.tensor([[float(t < length) for t in range(5)] for length in lengths])
-    advantages = cures_llm_tokens.gae(rewards, values, mask, lam)
-    for i, length in enumerate(lengths):
-        for t in range(length):
-            expected = 0.0
-            for n in range(1, length - t):
-                expected += (1 - lam) * lam ** (n - 1) * (values[i, t + n] - values[i, t])
-            expected += lam ** (length - t - 1) * (rewards[i] - values[i, t])
-            assert abs(advantages[i, t] - expected) < 1e-5
-        assert (advantages[i, length:] == 0).all()
+def test_where_there_is_no_critic_none_is_run():
+    """Else its seconds and bytes would be counted for those methods that have none."""
+    found = {
+        method: cures_llm_tokens.run_critic(method, seed=1, steps=1)
+        for method in ("GRPO", "PPO 1, no critic", "PPO 1")
+    }
+    bytes_of = {method: result["megabytes"] for method, result in found.items()}
+    assert bytes_of["GRPO"] == bytes_of["PPO 1, no critic"] < 0.51 * bytes_of["PPO 1"]
+    assert found["PPO 1, no critic"]["explained"] is None
+    assert abs(found["PPO 1"]["explained"]) < 1e-6, "at first it says 0"
+    rewards = {method: result["reward"] for method, result in found.items()}
+    assert rewards["GRPO"] == rewards["PPO 1"], "the same first rollout"
 
 
 def test_benchmarks_import_no_test():
