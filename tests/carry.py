@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lineage import FAMILIES, ROOT, complaints, conflicts, family_of, parts, shared, texts
+from lineage import FAMILIES, PATHS, ROOT, complaints, conflicts, family_of, parts, shared, texts
 
 
 def as_in(theirs, text, carried):
@@ -29,7 +29,7 @@ def as_in(theirs, text, carried):
 
 def merge(sister, script, base, edited, own):
     """Put into the sister what the edit has changed."""
-    path = ROOT / f"{sister}.py"
+    path = ROOT / PATHS[sister]
     was, now, theirs = parts(base), parts(edited), parts(path.read_text())
     carried = {name for name in {**was, **now} if shared(name, script, sister)}
     if own:
@@ -57,9 +57,9 @@ def main():
     family = family_of(script)
     found = conflicts(texts(family))  # of an earlier merge: to be mended before the next
     if not found:
-        command = ["git", "show", f"{args.base}:./{script}.py"]
+        command = ["git", "show", f"{args.base}:./{PATHS[script]}"]
         base = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-        edited = (ROOT / f"{script}.py").read_text()
+        edited = (ROOT / PATHS[script]).read_text()
         for sister in FAMILIES[family]:
             if sister != script:
                 merge(sister, script, base.stdout, edited, args.own)

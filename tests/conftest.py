@@ -32,7 +32,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/benchmarks")]
 LAUNCHES = {"Launched", "run", "side_by_side"}  # a module that imports one of these starts scripts
-WITH_TINY_MODEL = {"test_readme"}
+WITH_TINY_MODEL = {"test_benchmarks", "test_ppo_llm", "test_readme"}
 WITH_TINY_MODEL |= {f"test_llm_{of}" for of in ("check", "evaluation", "flags")}
 WITH_TINY_MODEL |= {f"test_llm_{of}" for of in ("parallel", "resume", "runs")}
 WARM_START = pytest.StashKey[launch.Launched]()
@@ -110,6 +110,15 @@ def random_model(kind: str = "llama", vocab: int = 11, stops=(1,), pad: int = 0,
     model.generation_config.eos_token_id = list(stops)
     model.generation_config.pad_token_id = pad
     return model.eval()
+
+
+def with_critic(name, model):
+    """The model as this script trains it: PPO's has a critic, and here this does not say 0."""
+    module = script(name)
+    if hasattr(module, "add_critic"):
+        module.add_critic(model, {}, module.Args())
+        torch.nn.init.normal_(model.critic.get_output_embeddings().weight, std=0.1)
+    return model
 
 
 @pytest.fixture

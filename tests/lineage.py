@@ -24,9 +24,13 @@ LIMITS = {
     "gspo_llm": ("grpo_llm", 66, 7770),
     "cispo_llm": ("grpo_llm", 72, 7700),
     "dapo_llm": ("grpo_llm", 126, 8100),
+    "ppo_llm": ("grpo_llm", 220, 8300),
 }
+# Where each script is, from ROOT. PPO for language models is there for the experiments alone.
+PATHS = {path.stem: path.name for path in ROOT.glob("*.py")}
+PATHS["ppo_llm"] = "tests/benchmarks/ppo_llm.py"
 # All scripts there are, those of LIMITS first and in its order.
-SCRIPTS = sorted(path.stem for path in ROOT.glob("*.py"))
+SCRIPTS = sorted(PATHS)
 SCRIPTS.sort(key=lambda name: [*LIMITS, name].index(name))
 LLM_SCRIPTS = [name for name in SCRIPTS if name.endswith("_llm")]
 CLASSIC_SCRIPTS = [name for name in SCRIPTS if not name.endswith("_llm")]
@@ -38,18 +42,19 @@ BUDGETS = [(parent, name, lines) for name, (parent, lines, _) in LIMITS.items() 
 MAY_DIFFER = {
     "llm": {
         "Args.clip_low": ["gspo_llm"],
-        "Args.clip_high": ["grpo_llm", "dapo_llm", "gspo_llm", "cispo_llm"],
-        "Args.beta": ["rloo_llm", "grpo_llm"],
+        "Args.clip_high": ["grpo_llm ppo_llm", "dapo_llm", "gspo_llm", "cispo_llm"],
+        "Args.beta": ["rloo_llm ppo_llm", "grpo_llm"],
         "Args.minibatches": ["rloo_llm"],
         "Args.__post_init__": ["dapo_llm"],
-        "compute_advantages": ["rloo_llm"],
-        "token_weights": ["rloo_llm dapo_llm cispo_llm", "grpo_llm", "gspo_llm"],
+        "compute_advantages": ["rloo_llm", "ppo_llm"],
+        "token_weights": ["rloo_llm dapo_llm cispo_llm ppo_llm", "grpo_llm", "gspo_llm"],
         "importance_ratio": ["gspo_llm"],
-        "surrogate": ["rloo_llm", "cispo_llm"],
-        "is_clipped": ["cispo_llm"],
-        "train_step": ["rloo_llm", "dapo_llm"],
-        "train_minibatch": ["rloo_llm"],
-        "check_args": ["dapo_llm"],
+        "surrogate": ["rloo_llm", "cispo_llm", "ppo_llm"],
+        "is_clipped": ["cispo_llm", "ppo_llm"],
+        "train_step": ["rloo_llm", "dapo_llm", "ppo_llm"],
+        "train_minibatch": ["rloo_llm", "ppo_llm"],
+        "token_logprobs": ["ppo_llm"],
+        "check_args": ["dapo_llm", "ppo_llm"],
     },
     "classic": {
         "Args.update_epochs": ["ppo"],
@@ -73,14 +78,25 @@ MAY_DIFFER = {
 ONLY_IN = {
     "llm": {
         "Args.baseline": "rloo_llm",
-        "Args.clip_low": "grpo_llm dapo_llm gspo_llm",
-        "Args.clip_high": "grpo_llm dapo_llm gspo_llm cispo_llm",
+        "Args.clip_low": "grpo_llm dapo_llm gspo_llm ppo_llm",
+        "Args.clip_high": "grpo_llm dapo_llm gspo_llm cispo_llm ppo_llm",
+        "Args.gamma": "ppo_llm",
+        "Args.gae_lambda": "ppo_llm",
+        "Args.vf_coef": "ppo_llm",
+        "Args.ent_coef": "ppo_llm",
         "Args.scale_rewards": "grpo_llm dapo_llm gspo_llm cispo_llm",
         "Args.length_norm": "grpo_llm",
         "Args.max_resample": "dapo_llm",
         "Args.overlong_cache": "dapo_llm",
-        "importance_ratio": "grpo_llm dapo_llm gspo_llm cispo_llm",
-        "is_clipped": "grpo_llm dapo_llm gspo_llm cispo_llm",
+        "at_last_token": "ppo_llm",
+        "whiten": "ppo_llm",
+        "importance_ratio": "grpo_llm dapo_llm gspo_llm cispo_llm ppo_llm",
+        "is_clipped": "grpo_llm dapo_llm gspo_llm cispo_llm ppo_llm",
+        "completion_logits": "ppo_llm",
+        "of_tokens": "ppo_llm",
+        "token_values": "ppo_llm",
+        "batch_values": "ppo_llm",
+        "add_critic": "ppo_llm",
         "overlong_penalty": "dapo_llm",
         "informative": "dapo_llm",
         "dynamic_rollout": "dapo_llm",
@@ -111,12 +127,22 @@ ONLY_IN = {
         "fit_critic": "reinforce actor_critic trpo",
     },
 }
+# Where a script departs by some words from what it shares: these, and what all others have there.
+DEPARTURES = {
+    "ppo_llm": {
+        "rollout_metrics": ("rewards.std(correction=0)", "rewards.std(1).mean()"),
+        "describe_group": ("rewards.std(1, correction=0)", "rewards.std(1)"),
+        "save_checkpoint": ('    state |= {"critic": model.critic.state_dict()}\n', ""),
+        "main": ("    add_critic(model, state, args)\n", ""),
+    }
+}
 # What a script imports otherwise than the model of its family: both forms.
 MODEL = {"llm": "grpo_llm", "classic": "ppo"}
 LITERAL = {"from typing import Literal"}
 COPIES = {"from dataclasses import dataclass", "from dataclasses import dataclass, replace"}
 NAMES = "from torch.distributions import Categorical, Distribution, Independent, Normal"
 IMPORTS_MAY_DIFFER = {
+    "ppo_llm": {"import copy"},
     "reinforce": COPIES,
     "actor_critic": LITERAL | COPIES,
     "trpo": LITERAL | COPIES | {NAMES, f"{NAMES}, kl_divergence"},
@@ -129,7 +155,7 @@ def family_of(script):
 
 def texts(family):
     """Script → its text, of all scripts of the family."""
-    return {script: (ROOT / f"{script}.py").read_text() for script in FAMILIES[family]}
+    return {script: (ROOT / PATHS[script]).read_text() for script in FAMILIES[family]}
 
 
 def shared(name, a, b):
@@ -191,7 +217,8 @@ def complaints(family, sources=None):
     if conflicts(sources):
         return conflicts(sources)
     named = {script: parts(text) for script, text in sources.items()}
-    found = compare(family, named) + check_presence(family, named) + check_order(named)
+    found = check_presence(family, named) + check_order(named) + check_departures(named)
+    found += compare(family, {script: taken_back(script, named[script]) for script in named})
     for script, text in sources.items():
         different = unnamed(text) ^ unnamed(sources[MODEL[family]])
         if different != IMPORTS_MAY_DIFFER.get(script, set()):
@@ -199,6 +226,21 @@ def complaints(family, sources=None):
                 f"{script}.py and {MODEL[family]}.py differ in an import, a constant or a section "
                 f"rule: carry it over, or declare it in IMPORTS_MAY_DIFFER: {sorted(different)}"
             )
+    return found
+
+
+def taken_back(script, named):
+    """The script's parts without its departures."""
+    edits = DEPARTURES.get(script, {})
+    return {name: text.replace(*edits.get(name, ("", "")), 1) for name, text in named.items()}
+
+
+def check_departures(named):
+    found = []
+    for script in named.keys() & DEPARTURES:
+        for name, (own, _) in DEPARTURES[script].items():
+            if own not in named[script].get(name, ""):
+                found.append(f"`{name}` of {script}.py has no {own!r}, as DEPARTURES says")
     return found
 
 

@@ -12,7 +12,7 @@ import torch
 
 
 class Oracle(NamedTuple):
-    advantages: Callable  # rewards of a group, args → as many numbers
+    advantages: Callable  # rewards of a group, args → as many numbers; PPO: see gae
     share: (
         Callable  # |o_i|, the lengths of all completions, args → the weight of each of its tokens
     )
@@ -27,6 +27,14 @@ def leave_one_out(rewards, args):
 def z_scores(rewards, args):
     scale = stdev(rewards) + 1e-4 if args.scale_rewards else 1.0
     return [(r - mean(rewards)) / scale for r in rewards]
+
+
+def gae(rewards, values, args):
+    """Of one completion, R_t and V_t of its tokens: Σ_l (γλ)^l δ_{t+l}, where nothing follows."""
+    values = [*values, 0.0]
+    deltas = [r + args.gamma * values[t + 1] - values[t] for t, r in enumerate(rewards)]
+    decay = args.gamma * args.gae_lambda
+    return [sum(decay**n * d for n, d in enumerate(deltas[t:])) for t in range(len(deltas))]
 
 
 def token_mean(length, lengths, args):
@@ -69,6 +77,7 @@ ORACLES = {
     "gspo_llm": Oracle(z_scores, completion_mean, clipped_completion),
     "cispo_llm": Oracle(z_scores, token_mean, clipped_weight),
     "dapo_llm": Oracle(z_scores, token_mean, clipped_token),
+    "ppo_llm": Oracle(gae, token_mean, clipped_token),
 }
 
 
@@ -79,12 +88,14 @@ def oracle(name):
 
 
 def tokens(logprobs, old, advantages, mask):
-    """Of each token: row, column, and what Oracle.token takes of it."""
+    """Of each token: row, column, and what Oracle.token takes of it. Advantages are those of the
+    completions, or of the tokens."""
+    advantages = advantages[:, None].expand_as(mask) if advantages.dim() == 1 else advantages
     for i, length in enumerate(mask.sum(1).int().tolist()):
         logs = [logprobs[i, t].item() - old[i, t].item() for t in range(length)]
         s = math.exp(sum(logs) / length)
         for t, log in enumerate(logs):
-            yield i, t, (math.exp(log), s, logprobs[i, t].item(), advantages[i].item())
+            yield i, t, (math.exp(log), s, logprobs[i, t].item(), advantages[i, t].item())
 
 
 def value_and_gradient(name, logprobs, old, advantages, mask, args):

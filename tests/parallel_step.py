@@ -8,7 +8,7 @@ import zlib
 
 import torch
 import torch.distributed as dist
-from conftest import LLM_SCRIPTS, Characters, random_model, script
+from conftest import LLM_SCRIPTS, Characters, random_model, script, with_critic
 
 # Five, which two processes cannot share evenly.
 PROBLEMS = [("1+2", "3"), ("1+2+3+4", "10"), ("9+9", "18"), ("5+5+5", "15"), ("2+2", "4")]
@@ -32,16 +32,28 @@ def verify(completion, answer):
     return float(completion == "#1")
 
 
-def trained(module):
+def credit(module, model, batch, rewards, args):
+    """The advantages of completions; or, with a critic, of tokens, and what it learns from."""
+    if not hasattr(model, "critic"):
+        return {"advantages": module.compute_advantages(rewards, args).flatten()}
+    values, mask = module.batch_values(model, batch, args), batch["mask"]
+    shaped = module.at_last_token(rewards.flatten(), mask)
+    advantages = module.compute_advantages(shaped, values, mask, args)
+    return {"advantages": advantages, "returns": values + advantages}
+
+
+def trained(name):
     """Weights and what was measured: of minibatches of any rows, on the first of which one of two
     processes has nothing to do; then of a step of two passes in two minibatches, of three groups
     and two; and the scores on one problem, which one of two processes has to itself."""
+    module = script(name)
     model, reference = random_model("qwen2").double(), random_model("qwen2", seed=1).double()
+    model = with_critic(name, model)
     shape = {"prompts_per_step": 5, "group_size": 4, "minibatches": 2, "update_epochs": 2}
     args = module.Args(max_new_tokens=9, model="some", micro_batch_size=3, beta=0.1, **shape)
     batch, completions, rewards = module.rollout(model, Characters(), PROBLEMS, 4, 1.0, args)
     batch["ref_logprobs"] = module.batch_logprobs(reference, batch, args)
-    batch["advantages"] = module.compute_advantages(rewards, args).flatten()
+    batch |= credit(module, model, batch, rewards, args)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     order = torch.tensor(random.Random(0).sample(range(20), 20))
     stats = [
@@ -68,7 +80,7 @@ def main(out: str):
     for name in LLM_SCRIPTS:
         module = script(name)
         module.generate, module.verify = asked_alone(module), verify
-        results[name] = trained(module)
+        results[name] = trained(name)
     torch.save(results, f"{out}-{rank}-of-{world}.pt")
 
 

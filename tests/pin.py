@@ -6,13 +6,13 @@ python tests/pin.py torch 2.14.1
 import re
 import sys
 
-from lineage import ROOT
+from lineage import PATHS, ROOT
 
 
 def main(package, version):
     pin = re.compile(rf"(?m)^((?:#     \")?{re.escape(package)}(?:\[[\w,-]+\])?==)[\w.+!-]+")
     changed = []
-    for path in [ROOT / "requirements.txt", *sorted(ROOT.glob("*.py"))]:
+    for path in [ROOT / "requirements.txt", *(ROOT / PATHS[name] for name in sorted(PATHS))]:
         text = path.read_text()
         path.write_text(pin.sub(rf"\g<1>{version}", text))
         if pin.search(text):

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from functools import partial
 
 import torch
-from conftest import LLM_SCRIPTS, script
+from conftest import LLM_SCRIPTS, script, with_critic
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -101,6 +101,8 @@ def two_steps(script, there):
     """What two steps and an evaluation measure."""
     args = script.Args(steps=2, prompts_per_step=4, group_size=4, eval_problems=8)
     model, tokenizer = script.load_policy(args, HOST)
+    torch.manual_seed(0)
+    model = with_critic(script.SCRIPT, model)
     reference = script.load_policy(args, HOST)[0].requires_grad_(False)
     if there:
         move(model)

@@ -71,7 +71,7 @@ def test_the_index_names_every_script_and_result():
 
 
 def test_scripts_are_found_in_the_order_of_the_lineage():
-    assert sorted(bench.LLM) == sorted(LLM_SCRIPTS)
+    assert sorted([*bench.LLM, "ppo_llm"]) == sorted(LLM_SCRIPTS)
     assert sorted(bench.CLASSIC) == sorted(CLASSIC_SCRIPTS)
     assert bench.CLASSIC[:2] == ["reinforce", "actor_critic"]
     assert [bench.label(name) for name in bench.LLM][:2] == ["RLOO", "GRPO"]
@@ -101,20 +101,18 @@ def test_a_figure_is_the_one_committed(name, tmp_path):
 # ---------------------------------------------------------------------------------------- Runs
 
 
-def test_gae_is_its_definition():
-    """Σ_n (1 − λ) λ^(n−1) A^(n), where A^(n) is what n steps bring, less V."""
-    rewards, lam = torch.tensor([1.0, 0.0, 0.5]), 0.8
-    lengths, values = [5, 1, 3], torch.randn(3, 5)
-    mask = torch.tensor([[float(t < length) for t in range(5)] for length in lengths])
-    advantages = cures_llm_tokens.gae(rewards, values, mask, lam)
-    for i, length in enumerate(lengths):
-        for t in range(length):
-            expected = 0.0
-            for n in range(1, length - t):
-                expected += (1 - lam) * lam ** (n - 1) * (values[i, t + n] - values[i, t])
-            expected += lam ** (length - t - 1) * (rewards[i] - values[i, t])
-            assert abs(advantages[i, t] - expected) < 1e-5
-        assert (advantages[i, length:] == 0).all()
+def test_where_there_is_no_critic_none_is_run():
+    """Else its seconds and bytes would be counted for those methods that have none."""
+    found = {
+        method: cures_llm_tokens.run_critic(method, seed=1, steps=1)
+        for method in ("GRPO", "PPO 1, no critic", "PPO 1")
+    }
+    bytes_of = {method: result["megabytes"] for method, result in found.items()}
+    assert bytes_of["GRPO"] == bytes_of["PPO 1, no critic"] < 0.51 * bytes_of["PPO 1"]
+    assert found["PPO 1, no critic"]["explained"] is None
+    assert abs(found["PPO 1"]["explained"]) < 1e-6, "at first it says 0"
+    rewards = {method: result["reward"] for method, result in found.items()}
+    assert rewards["GRPO"] == rewards["PPO 1"], "the same first rollout"
 
 
 def test_data_are_those_that_their_script_makes():
@@ -175,7 +173,7 @@ def test_benchmarks_import_no_test():
 
 def test_gpu_benchmark_at_smoke_size():
     shown = run("tests/benchmarks/gpu.py", "--smoke", "--parts", "a").stdout
-    assert all(f"| a | {name}, bfloat16" in shown for name in LLM_SCRIPTS)
+    assert all(f"| a | {name}, bfloat16" in shown for name in bench.LLM)
 
 
 def test_both_passes_over_a_shared_prompt_agree_at_smoke_size():

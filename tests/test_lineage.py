@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from conftest import CLASSIC_SCRIPTS, LLM_SCRIPTS, ROOT
-from lineage import BUDGETS, FAMILIES, LIMITS, complaints, family_of, parts, texts
+from lineage import BUDGETS, FAMILIES, LIMITS, PATHS, complaints, family_of, parts, texts
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -25,7 +25,7 @@ def test_every_script_has_its_limits(name):
 
 @pytest.mark.parametrize("a,b,most", BUDGETS)
 def test_diff_budgets(a, b, most):
-    command = ["diff", f"{a}.py", f"{b}.py"]
+    command = ["diff", PATHS[a], PATHS[b]]
     diff = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
     changed = len(re.findall(r"^[<>]", diff, re.M))
     assert changed <= most, f"{' '.join(command)} has {changed} lines; LIMITS allows {most}"
@@ -33,7 +33,7 @@ def test_diff_budgets(a, b, most):
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS + CLASSIC_SCRIPTS)
 def test_self_contained(name):
-    text = (ROOT / f"{name}.py").read_text()
+    text = (ROOT / PATHS[name]).read_text()
     imported, called = set(), set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -42,7 +42,7 @@ def test_self_contained(name):
             imported.add(node.module)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             called.add(node.func.id)
-    assert not imported & {path.stem for path in ROOT.glob("*.py")}
+    assert not imported & PATHS.keys()
     assert "trust_remote_code" not in text and not called & {"eval", "exec"}
 
 
@@ -85,6 +85,24 @@ def test_the_check_sees_imports_order_and_names():
     )
 
 
+def test_the_check_sees_more_than_the_words_by_which_a_script_departs():
+    """PPO's main has a line of its own, which must be there; all else of it is the family's."""
+    sources = known("llm")
+    text, line = sources["ppo_llm"], "    add_critic(model, state, args)\n"
+    (found,) = complaints("llm", sources | {"ppo_llm": text.replace(line, "")})
+    assert found.startswith("`main` of ppo_llm.py has no '    add_critic(")
+    (found,) = complaints("llm", sources | {"ppo_llm": text.replace(line, f"{line}    # more\n")})
+    assert found.startswith("`main` differs between") and "+    # more" in found
+
+
+def test_a_shared_line_beside_a_departure_is_carried(copy):
+    """To PPO's main, which keeps its own."""
+    edit(copy / "grpo_llm.py", "    problems = islice(", "    # mended\n    problems = islice(")
+    assert carry(copy, "grpo_llm") == (0, "the lineage test finds nothing\n")
+    text = (copy / PATHS["ppo_llm"]).read_text()
+    assert "    # mended\n    problems" in text and "    add_critic(model, state, args)\n" in text
+
+
 def test_the_check_sees_a_new_script():
     """A copy of the parent with an `update` of its own, a text kept and a function of another name:
     one complaint for each, which names the table."""
@@ -105,8 +123,8 @@ def test_the_check_sees_a_new_script():
 @pytest.fixture
 def copy(tmp_path):
     """A copy of the scripts in a repository of its own."""
-    (tmp_path / "tests").mkdir()
-    for path in [*(f"{name}.py" for name in LIMITS), "tests/lineage.py", "tests/carry.py"]:
+    (tmp_path / "tests/benchmarks").mkdir(parents=True)
+    for path in [*(PATHS[name] for name in LIMITS), "tests/lineage.py", "tests/carry.py"]:
         shutil.copy(ROOT / path, tmp_path / path)
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", ".")
@@ -139,14 +157,16 @@ MENDED = {  # what all scripts of the family have, and what to put in its place
 }
 
 
-@pytest.mark.parametrize("script", ["grpo_llm", "dapo_llm", "ppo"])
+@pytest.mark.parametrize("script", ["grpo_llm", "dapo_llm", "ppo_llm", "ppo"])
 def test_a_shared_line_reaches_all_sisters(script, copy):
     family = family_of(script)
-    edit(copy / f"{script}.py", *MENDED[family])
+    edit(copy / PATHS[script], *MENDED[family])
     assert carry(copy, script) == (0, "the lineage test finds nothing\n")
     command = ["git", "diff", "--numstat"]
     changed = subprocess.run(command, cwd=copy, capture_output=True, text=True).stdout
-    assert changed.splitlines() == [f"1\t0\t{name}.py" for name in sorted(known(family))]
+    assert changed.splitlines() == [
+        f"1\t0\t{path}" for path in sorted(PATHS[name] for name in known(family))
+    ]
 
 
 def test_an_edit_that_is_committed_needs_its_base(copy):
@@ -163,19 +183,19 @@ def test_a_new_flag_and_a_new_function_reach_all_sisters(copy):
     edit(copy / "gspo_llm.py", "def verify(", "def new():\n    pass\n\n\ndef verify(")
     assert carry(copy, "gspo_llm") == (0, "the lineage test finds nothing\n")
     for name in known("llm"):
-        assert {"Args.new", "new"} <= parts((copy / f"{name}.py").read_text()).keys()
+        assert {"Args.new", "new"} <= parts((copy / PATHS[name]).read_text()).keys()
 
 
 def test_what_is_the_algorithms_own_stays(copy):
-    """dapo_llm.py shares token_weights with two sisters and not with the others; overlong_penalty
+    """dapo_llm.py shares token_weights with three sisters and not with the others; overlong_penalty
     and the module's docstring are its own alone."""
     edit(copy / "dapo_llm.py", '"""DAPO', '"""Our DAPO')
     edit(copy / "dapo_llm.py", "def overlong_penalty(", "# mended\ndef overlong_penalty(")
     edit(copy / "dapo_llm.py", "def token_weights(", "# mended\ndef token_weights(")
-    before = {name: (copy / f"{name}.py").read_bytes() for name in known("llm")}
+    before = {name: (copy / PATHS[name]).read_bytes() for name in known("llm")}
     status, said = carry(copy, "dapo_llm")
-    changed = {name for name in before if (copy / f"{name}.py").read_bytes() != before[name]}
-    assert status == 0 and changed == {"rloo_llm", "cispo_llm"}
+    changed = {name for name in before if (copy / PATHS[name]).read_bytes() != before[name]}
+    assert status == 0 and changed == {"rloo_llm", "cispo_llm", "ppo_llm"}
     assert "grpo_llm.py: `token_weights` is its own" in said
     carry(copy, "dapo_llm", "--own")
     assert "# mended\ndef token_weights(" in (copy / "grpo_llm.py").read_text()

@@ -23,7 +23,7 @@ def sgd(model, rate=0.0):
 @pytest.mark.parametrize("in_bf16", [False, True])
 def test_sampler_and_training_pass_multiply_in_it(in_bf16):
     """Every layer of the model, in both; without, a GPU would take twice the time and more."""
-    (model, _), seen = toy(in_bf16), []
+    (model, _), seen = toy(in_bf16=in_bf16), []
     for layer in model.modules():
         if isinstance(layer, torch.nn.Linear):
             layer.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
@@ -50,7 +50,7 @@ def test_all_else_stays_in_float32():
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
 def test_small_updates_reach_the_weights(monkeypatch, name):
     """A step of 1e-6 is lost in weights of bf16: their spacing at 0.4 is 2e-3."""
-    model, reference = toy(in_bf16=True)
+    model, reference = toy(name, in_bf16=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0)
     before = torch.cat([p.detach().flatten() for p in model.parameters()])
     take_step(name, monkeypatch, verify_some, model, reference, optimizer)
@@ -133,7 +133,7 @@ def test_rloos_kl_is_exactly_zero_before_the_first_step(monkeypatch):
 def test_pi_old_is_taken_from_the_training_pass_once_for_the_whole_rollout(monkeypatch, name):
     """Before the logged kl or RLOO's reward use it, and for all passes: the second regroups the
     rows. In float32 the sampler's own will do."""
-    module, (model, reference) = script(name), toy(in_bf16=True)
+    module, (model, reference) = script(name), toy(name, in_bf16=True)
     off_by(module, monkeypatch, 0.01)
     passes = spy(module, "batch_logprobs", monkeypatch)
     given = spy(module, "surrogate", monkeypatch)
@@ -158,7 +158,7 @@ def test_pi_old_is_taken_from_the_training_pass_once_for_the_whole_rollout(monke
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
 def test_in_float32_pi_old_is_the_samplers(monkeypatch, name):
     """A forward pass less, and no gap to log."""
-    module, (model, reference) = script(name), toy()
+    module, (model, reference) = script(name), toy(name)
     given = spy(module, "train_minibatch", monkeypatch)
     rollouts = spy(module, "rollout", monkeypatch)
     metrics = take_step(name, monkeypatch, verify_some, model, reference, sgd(model), beta=0.0)
@@ -192,7 +192,7 @@ def test_the_logged_gap_is_a_mean_and_a_maximum_over_tokens():
 def test_the_first_update_sees_ratios_of_one(monkeypatch, name, micro_batch_size):
     """At the bounds of GSPO's paper, too. Micro-batches of other rows are as wide as another
     longest row, and a real model rounds them otherwise; these toys do not."""
-    module, (model, reference) = script(name), toy(in_bf16=True)
+    module, (model, reference) = script(name), toy(name, in_bf16=True)
     off_by(module, monkeypatch, 0.01)
     bounds = {"clip_low": 3e-4, "clip_high": 4e-4, "micro_batch_size": micro_batch_size}
     flags = {key: value for key, value in bounds.items() if hasattr(module.Args(), key)}

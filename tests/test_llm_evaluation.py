@@ -87,6 +87,7 @@ def test_the_group_shown_is_of_the_last_step(name, quick, monkeypatch, capsys):
     """Question, right answer, and up to four completions, each with its own reward and advantage,
     here and in TensorBoard: of the rollout that the step was made on."""
     module = script(name)
+    whitened, whiten = [], getattr(module, "whiten", None)
     own = {"steps": 2, "eval_every": 1, "prompts_per_step": 8, "group_size": 6, "beta": 0.0}
     if name == "dapo_llm":
         own |= {"overlong_cache": 0, "max_resample": 1}
@@ -102,15 +103,29 @@ def test_the_group_shown_is_of_the_last_step(name, quick, monkeypatch, capsys):
     def verify(completion, answer):
         return 0.25 * len(completion) / len(answer)
 
+    def advantages_of(rewards, group):
+        """PPO's are means over the tokens."""
+        if whiten is None:
+            return module.compute_advantages(rewards, args)[group].tolist()
+        advantages, mask = whitened.pop(0)
+        rows = zip(advantages.tolist(), mask.sum(1).int().tolist(), strict=True)
+        means = [sum(row[:length]) / length for row, length in rows]
+        return means[group * 6 : group * 6 + 6]
+
+    def keep(advantages, mask):
+        whitened.append((whiten(advantages, mask), mask))
+        return whitened[-1][0]
+
     monkeypatch.setattr(module, "rollout", rollout)
     monkeypatch.setattr(module, "verify", verify)
+    monkeypatch.setattr(module, "whiten", keep, raising=False)
     result = module.main(args)
     out = capsys.readouterr().out
     for shown, (problems, completions, rewards) in zip(shown_groups(out), rollouts, strict=True):
         group = int(rewards.std(1).argmax())
         texts = completions[group * 6 : group * 6 + 6]
         ranked = sorted(rewards[group].tolist(), reverse=True)
-        advantages = module.compute_advantages(rewards, args)[group].tolist()
+        advantages = advantages_of(rewards, group)
         expected = {
             (f"{reward:.2f}", f"{advantage:+.2f}", repr(text))
             for reward, advantage, text in zip(

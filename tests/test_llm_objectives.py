@@ -11,6 +11,7 @@ from conftest import LLM_SCRIPTS, script
 from oracles import clipped_share, oracle, value_and_gradient
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
+GROUPED = [name for name in LLM_SCRIPTS if name != "ppo_llm"]  # PPO: test_ppo_llm.py
 # Every script as it comes, and with the flags that change its three functions.
 CASES = [(name, {}) for name in LLM_SCRIPTS]
 CASES += [("grpo_llm", {"length_norm": "constant", "max_new_tokens": 5, "scale_rewards": False})]
@@ -35,6 +36,15 @@ def ragged(seed, B=7, T=9):
     return logprobs.requires_grad_(), old, advantages, mask
 
 
+def case(name, seed, B=7):
+    """The same, with the advantages of this script: PPO has one for each token."""
+    logprobs, old, advantages, mask = ragged(seed, B)
+    if name == "ppo_llm":
+        g = torch.Generator().manual_seed(seed)
+        advantages = torch.randn(mask.shape, generator=g, dtype=torch.double) * mask
+    return logprobs, old, advantages, mask
+
+
 def objective(name, logprobs, old, advantages, mask, args):
     weights = script(name).token_weights(mask, args)
     return (weights * script(name).surrogate(logprobs, old, advantages, mask, args)).sum()
@@ -47,7 +57,7 @@ def gradient(name, tensors, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-@pytest.mark.parametrize("name,flags", CASES)
+@pytest.mark.parametrize("name,flags", [each for each in CASES if each[0] in GROUPED])
 def test_advantages_against_the_oracle(name, flags):
     """Of 5 groups of 4, each by itself: a mean over the wrong axis changes every number."""
     rewards = torch.rand(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.double)
@@ -57,14 +67,14 @@ def test_advantages_against_the_oracle(name, flags):
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.double), **EXACT)
 
 
-@pytest.mark.parametrize("name,flags", CASES)
+@pytest.mark.parametrize("name,flags", [each for each in CASES if each[0] in GROUPED])
 def test_equal_rewards_give_exactly_zero(name, flags):
     for value, G in product((0.0, 1.0, 0.1, 0.35, 0.7, -7.3), (2, 3, 7, 8)):
         rewards = torch.full((3, G), value)
         assert not script(name).compute_advantages(rewards, args_of(name, **flags)).any()
 
 
-@pytest.mark.parametrize("name", LLM_SCRIPTS)
+@pytest.mark.parametrize("name", GROUPED)
 def test_small_spread_stays_small(name):
     rewards = torch.tensor([[0.35] * 7 + [0.6]])
     advantages = script(name).compute_advantages(rewards, script(name).Args())
@@ -88,16 +98,17 @@ def test_baselines_by_hand():
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("name,flags", CASES)
 def test_value_and_gradient_against_the_oracle(name, flags, seed):
-    args, tensors = args_of(name, **flags), ragged(seed, B=3 + seed)
+    args, tensors = args_of(name, **flags), case(name, seed, B=3 + seed)
     value, expected = value_and_gradient(name, *tensors, args)
     assert objective(name, *tensors, args).item() == pytest.approx(value, abs=1e-12)
     torch.testing.assert_close(gradient(name, tensors, args), expected, **EXACT)
 
 
-@pytest.mark.parametrize("name", ["grpo_llm", "dapo_llm", "gspo_llm"])
+@pytest.mark.parametrize("name", ["grpo_llm", "dapo_llm", "gspo_llm", "ppo_llm"])
 def test_the_cases_have_both_sides_of_the_clip(name):
-    found = [(gradient(name, ragged(seed), args_of(name)), ragged(seed)[3]) for seed in range(6)]
-    silent = torch.cat([(slopes == 0)[mask > 0] for slopes, mask in found])
+    cases = [case(name, seed) for seed in range(6)]
+    silent = [(gradient(name, each, args_of(name)) == 0)[each[3] > 0] for each in cases]
+    silent = torch.cat(silent)
     assert silent.any() and not silent.all()
 
 
@@ -105,13 +116,12 @@ def test_the_cases_have_both_sides_of_the_clip(name):
 def test_invariant_to_padding_and_order(name, flags):
     """The padding holds log-probs whose ratio, were it ever used, is infinite."""
     args = args_of(name, **flags)
-    logprobs, old, advantages, mask = tensors = ragged(1)
+    logprobs, old, advantages, mask = tensors = case(name, 1)
     value, slopes = objective(name, *tensors, args), gradient(name, tensors, args)
     junk = torch.full((len(mask), 4), 1e3, dtype=torch.double)
     wide = [torch.cat(pair, 1) for pair in ((logprobs, junk), (old, -junk), (mask, 0 * junk))]
-    torch.testing.assert_close(
-        objective(name, wide[0], wide[1], advantages, wide[2], args), value, **EXACT
-    )
+    wide.insert(2, torch.cat([advantages, junk], 1) if advantages.dim() == 2 else advantages)
+    torch.testing.assert_close(objective(name, *wide, args), value, **EXACT)
     order = torch.tensor([3, 0, 6, 2, 5, 1, 4])
     shuffled = objective(name, *(tensor[order] for tensor in tensors), args)
     torch.testing.assert_close(shuffled, value, **EXACT)
@@ -121,8 +131,10 @@ def test_invariant_to_padding_and_order(name, flags):
 # ---------------------------------------------------------------------------- where they must agree
 
 
-def at_ratio_one(equal_lengths):
-    _, old, advantages, mask = ragged(4)
+def at_ratio_one(equal_lengths, name=None):
+    _, old, advantages, mask = case(name, 4)
+    if name == "ppo_llm":
+        advantages = torch.randn_like(mask)
     if equal_lengths:
         mask, old = torch.ones_like(mask), old - 1.0
     return old.clone().requires_grad_(), old, advantages, mask
@@ -131,10 +143,21 @@ def at_ratio_one(equal_lengths):
 @pytest.mark.parametrize("name,flags", CASES)
 def test_all_are_the_policy_gradient_at_ratio_one(name, flags):
     """With completions of one length, up to the length of the step."""
-    tensors = at_ratio_one(equal_lengths=True)
+    tensors = at_ratio_one(equal_lengths=True, name=name)
     found = gradient(name, tensors, args_of(name, **flags))
-    expected = tensors[2][:, None] * tensors[3]
+    advantages, mask = tensors[2:]
+    expected = advantages * mask if name == "ppo_llm" else advantages[:, None] * mask
     torch.testing.assert_close(found / found.norm(), expected / expected.norm(), **EXACT)
+
+
+def test_ppo_with_one_advantage_for_all_tokens_of_an_answer_is_dapo():
+    """Its clip and its token mean, that is: at any ratio and of any lengths."""
+    for seed in range(6):
+        logprobs, old, advantages, mask = ragged(seed)
+        of_tokens = advantages[:, None].expand_as(mask)
+        found = gradient("ppo_llm", (logprobs, old, of_tokens, mask), args_of("ppo_llm"))
+        expected = gradient("dapo_llm", (logprobs, old, advantages, mask), args_of("dapo_llm"))
+        torch.testing.assert_close(found, expected, **EXACT)
 
 
 def test_where_they_must_agree():
@@ -163,7 +186,7 @@ def test_where_they_must_agree():
 @pytest.mark.parametrize("name", [name for name in LLM_SCRIPTS if name != "rloo_llm"])
 def test_is_clipped_against_the_oracle(name, seed):
     """Of tokens with an advantage of both signs and of 0; padding is never clipped."""
-    args, (logprobs, old, advantages, mask) = args_of(name), ragged(seed)
+    args, (logprobs, old, advantages, mask) = args_of(name), case(name, seed)
     advantages[2] = 0.0
     tensors = (logprobs.detach(), old, advantages, mask)
     found = script(name).is_clipped(*tensors, args)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import LLM_SCRIPTS, ROOT, scalars, script, weights
 from launch import flags, run, side_by_side
+from lineage import PATHS
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
@@ -76,12 +77,12 @@ def check_run(output: str, errors: str, runs: Path):
     assert len(scalars(folder, "reward")) == 2 and scalars(folder, "num_tokens")[-1] > 0
 
 
-@pytest.mark.parametrize("name", ["grpo_llm", "dapo_llm"])
+@pytest.mark.parametrize("name", ["grpo_llm", "dapo_llm", "ppo_llm"])
 def test_two_processes_make_one_run(name, tmp_path, quick):
     """dapo_llm: the processes agree on when to stop drawing, or one of them would wait for ever.
     The second has no problem to evaluate, and says nothing."""
     own = {"minibatches": 2, "update_epochs": 2, "eval_problems": 1}
-    both = side_by_side(f"{name}.py", *flags(quick | own))
+    both = side_by_side(PATHS[name], *flags(quick | own))
     assert [process.wait() for process in both] == [0, 0], both[0].stderr + both[1].stderr
     assert both[1].stdout == ""
     check_run(both[0].stdout, both[0].stderr + both[1].stderr, tmp_path / "runs")

@@ -6,9 +6,10 @@ import random
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, Characters, random_model, script
+from conftest import LLM_SCRIPTS, Characters, random_model, script, with_critic
 
 CLIPPED = [name for name in LLM_SCRIPTS if name != "rloo_llm"]
+GROUPED = [name for name in LLM_SCRIPTS if name != "ppo_llm"]  # its critic learns at every step
 
 
 def rows_of_minibatches(module, monkeypatch, num_groups, rng, **flags):
@@ -77,12 +78,11 @@ def verify_some(completion, answer):
     return float(completion == f"#{answer}")
 
 
-def toy(in_bf16=False):
+def toy(name="grpo_llm", in_bf16=False):
     """A random model, and the same once more as its reference."""
-    models = [random_model("qwen2", vocab=50), random_model("qwen2", vocab=50)]
-    for model in models:
-        model.in_bf16 = in_bf16
-    return models
+    model, reference = random_model("qwen2", vocab=50), random_model("qwen2", vocab=50)
+    model.in_bf16 = reference.in_bf16 = in_bf16
+    return with_critic(name, model), reference
 
 
 @pytest.mark.parametrize("name", CLIPPED)
@@ -91,7 +91,7 @@ def test_reuse_makes_the_clip_live(monkeypatch, name):
     that of the rollout."""
     found = []
     for update_epochs in (1, 2):
-        model, reference = toy()
+        model, reference = toy(name)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
         flags = {"minibatches": 1, "update_epochs": update_epochs, "clip_high": 0.01}
         found.append(
@@ -105,19 +105,20 @@ def test_reuse_makes_the_clip_live(monkeypatch, name):
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
 def test_pi_old_stays_that_of_the_rollout_in_all_passes(monkeypatch, name, in_bf16):
     """If it were taken anew, the policy could wander without a bound; each row comes three times,
-    always with the same numbers, and those of π_ref stay too."""
+    always with the same numbers, and those of π_ref stay too, as do advantages and returns."""
     module, seen = script(name), {}
     real = module.train_minibatch
 
     def train_minibatch(model, optimizer, batch, args):
         for i in range(len(batch["mask"])):
             row = tuple(batch["prompt_ids"][i].tolist() + batch["completion_ids"][i].tolist())
-            given = [batch[key][i] for key in ("old_logprobs", "ref_logprobs") if key in batch]
+            kept = batch.keys() & {"old_logprobs", "ref_logprobs", "advantages", "returns"}
+            given = [batch[key][i].expand(len(batch["mask"][i])) for key in sorted(kept)]
             seen.setdefault(row, []).append(torch.stack(given))
         return real(model, optimizer, batch, args)
 
     monkeypatch.setattr(module, "train_minibatch", train_minibatch)
-    model, reference = toy(in_bf16)
+    model, reference = toy(name, in_bf16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     take_step(name, monkeypatch, verify_some, model, reference, optimizer, update_epochs=3)
     assert len(seen) > 10
@@ -130,12 +131,12 @@ def test_pi_old_stays_that_of_the_rollout_in_all_passes(monkeypatch, name, in_bf
 
 @pytest.mark.parametrize("in_bf16", [False, True])
 @pytest.mark.parametrize("reward", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("name", LLM_SCRIPTS)
+@pytest.mark.parametrize("name", GROUPED)
 def test_equal_rewards_move_nothing(monkeypatch, name, reward, in_bf16):
     """Not a bit of the weights, nor of Adam's momentum from a step before. Adam would make a full
     step of what noise is left in advantages or KL. RLOO's reference is the policy itself, since its
     KL is a reward; the others' is somewhere else."""
-    model, reference = toy(in_bf16)
+    model, reference = toy(name, in_bf16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     first = take_step(name, monkeypatch, verify_some, model, reference, optimizer)
     assert first["grad_norm"] > 0
@@ -157,7 +158,7 @@ def test_equal_rewards_are_exactly_zero_to_either_baseline(baseline, value):
     assert not rloo.compute_advantages(rewards, rloo.Args(baseline=baseline)).any()
 
 
-@pytest.mark.parametrize("name", LLM_SCRIPTS)
+@pytest.mark.parametrize("name", GROUPED)
 def test_minibatches_without_a_step_are_not_in_the_averages(monkeypatch, name):
     """One live group of three: two of the minibatches take no step, and log nothing."""
     module, model = script(name), random_model()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import LLM_SCRIPTS, equal, last_checkpoint, scalars, script, weights
 from launch import Launched, flags, run, wait_for
+from lineage import PATHS
 
 grpo = script("grpo_llm")
 
@@ -70,7 +71,7 @@ def test_resumed_is_straight(name, begun, tmp_path):
     assert Path(resumed["folder"]) == tmp_path / "again"
     assert not (tmp_path / "again/saving-123.tmp").exists()
     assert scores(resumed) == scores(straight)
-    run(f"{name}.py", "--resume", tmp_path / "command/step-000002")
+    run(PATHS[name], "--resume", tmp_path / "command/step-000002")
     for folder in (resumed["folder"], tmp_path / "command"):
         assert equal(weights(straight["folder"]), weights(folder))
         states = [trainer(straight["folder"]), trainer(folder)]
@@ -214,7 +215,7 @@ def test_checkpoint_of_another_script(name, other, begun, refused):
         assert f"--resume {path}: the run was begun by {name}.py" in line
     else:
         assert f"--resume {path}: not a checkpoint of this script" in line
-    done = Launched(f"{other}.py", "--resume", path)
+    done = Launched(PATHS[other], "--resume", path)
     assert done.wait() == 2 and done.stderr.splitlines()[-1] == line
     assert files(Path(path).parent) == before
 
@@ -322,7 +323,7 @@ def test_full_disk(quick):
 def test_folder_that_cannot_be_written(name, tmp_path, quick):
     (tmp_path / "file").touch()
     folder = tmp_path / "file/runs"
-    done = Launched(f"{name}.py", *flags(quick | {"output_dir": folder}))
+    done = Launched(PATHS[name], *flags(quick | {"output_dir": folder}))
     assert done.wait() == 2 and "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1] == f"error: --output-dir {folder}: Not a directory"
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, Characters, random_model, script
+from conftest import LLM_SCRIPTS, Characters, random_model, script, with_critic
 from oracles import clipped_share
 
 grpo, rloo = script("grpo_llm"), script("rloo_llm")
@@ -14,12 +14,16 @@ grpo, rloo = script("grpo_llm"), script("rloo_llm")
 
 def moved(name, model=None, **flags):
     """A random model that has moved since it drew a batch; the batch, with made-up advantages and
-    reference; and the script's flags, of which these differ from the defaults."""
-    module, model = script(name), model or random_model("llama")
+    reference, for PPO of each token, and with returns; and the script's flags, of which these
+    differ from the defaults."""
+    module, model = script(name), with_critic(name, model or random_model("llama"))
     args = module.Args(temperature=0.7, group_size=4, **flags)
     torch.manual_seed(3)
     batch = module.generate(model, [[3, 4], [5, 6, 7, 8], [9]], 4, 8, args.temperature)
     batch["advantages"] = torch.randn(12)
+    if name == "ppo_llm":
+        made_up = torch.randn(2, *batch["mask"].shape) * batch["mask"]
+        batch["advantages"], batch["returns"] = made_up
     drift = 0.1 * torch.rand(batch["mask"].shape)
     batch["ref_logprobs"] = (batch["old_logprobs"] - drift) * batch["mask"]
     with torch.no_grad():
@@ -51,10 +55,11 @@ def test_micro_batches_change_nothing(name, rows):
         assert split_stats == pytest.approx(dict(stats), rel=1e-4)
 
 
-@pytest.mark.parametrize("name", LLM_SCRIPTS)
+@pytest.mark.parametrize("name", [name for name in LLM_SCRIPTS if name != "ppo_llm"])
 def test_rows_without_an_advantage_are_left_out_and_change_nothing(name, monkeypatch):
     """The gradient is a sum over rows: that of all is that of the even ones and that of the odd.
-    And a group without an advantage costs nothing, its prompt included."""
+    And a group without an advantage costs nothing, its prompt included. (PPO's critic learns from
+    every row.)"""
     model, batch, args = moved(name, beta=0.0)
     del batch["ref_logprobs"]
     rows, forward, even = [], model.forward, torch.arange(12) % 2
@@ -166,7 +171,7 @@ def test_kl_is_in_rloos_reward(monkeypatch):
     assert metrics["kl"].item() == pytest.approx(0.2, rel=1e-4) and metrics["grad_norm"] > 0
 
 
-@pytest.mark.parametrize("name", [n for n in LLM_SCRIPTS if n not in ("rloo_llm", "dapo_llm")])
+@pytest.mark.parametrize("name", ["grpo_llm", "gspo_llm", "cispo_llm"])
 def test_kl_is_not_in_the_reward_of_the_others(monkeypatch, name):
     """What is logged is k3 of log π_ref − log π = −0.2, not of 0.2; where no reward differs there
     is no step, for all of the KL."""
@@ -178,18 +183,18 @@ def test_kl_is_not_in_the_reward_of_the_others(monkeypatch, name):
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
 def test_what_beta_adds_to_the_gradient(name):
     """β (1 − π_ref / π) for each token, by its weight: also for rows without an advantage, and in
-    DAPO, which has none by default. RLOO's penalty is in the reward, and adds nothing here."""
+    DAPO, which has none by default. RLOO's and PPO's is in the reward, and adds nothing here."""
     model, batch, args = moved(name, beta=0.0)
     batch["advantages"][:5] = 0.0
     without, _ = step(name, model, batch, args)
     with_beta, stats = step(name, model, batch, replace(args, beta=0.3))
-    model.zero_grad()
+    model.zero_grad(set_to_none=False)
     logprobs = script(name).token_logprobs(model, batch, args.temperature)
     slopes = 1 - (batch["ref_logprobs"] - logprobs.detach()).exp()
     weights = script(name).token_weights(batch["mask"], args)
     (0.3 * weights * slopes * logprobs).sum().backward()
     added = torch.cat([p.grad.flatten() for p in model.parameters()])
     assert added.norm() > 1e-3
-    if name == "rloo_llm":
+    if name in ("rloo_llm", "ppo_llm"):
         added = 0.0 * added
     torch.testing.assert_close(with_beta - without, added, rtol=1e-3, atol=2e-6)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import tyro
-from conftest import CLASSIC_SCRIPTS, LLM_SCRIPTS, ROOT, script
+from conftest import ROOT, script
 from launch import Launched
+from lineage import PATHS
 from test_lineage import BUDGETS
 
 README = (ROOT / "README.md").read_text()
@@ -31,13 +32,14 @@ def test_lines_quoted_are_those_that_the_diff_adds(command, quote):
 
 def test_every_pair_of_neighbours_is_quoted():
     pairs = {tuple(re.findall(r"\w+\.py", command.partition(":")[0])) for command, _ in QUOTES}
-    assert pairs == {(f"{a}.py", f"{b}.py") for a, b, _ in BUDGETS} | {("rloo_llm.py",)}
+    of_top_level = {(PATHS[a], PATHS[b]) for a, b, _ in BUDGETS if "/" not in PATHS[b]}
+    assert pairs == of_top_level | {("rloo_llm.py",)}
 
 
 def test_flags_named_exist():
     """Each is in the --help of a script, or of a benchmark named with a flag."""
     others = {"nproc-per-node", "logdir", "slow", "help"}  # torchrun's, …
-    paths = {f"{name}.py" for name in [*LLM_SCRIPTS, *CLASSIC_SCRIPTS]}
+    paths = set(PATHS.values())
     paths |= set(re.findall(r"(tests/benchmarks/\w+\.py) --", README))
     asked = [Launched(path, "--help") for path in sorted(paths)]
     assert [process.wait() for process in asked] == [0] * len(asked)

@@ -1,4 +1,4 @@
-"""How the nine scripts are written: sizes, plain statements, order, help texts, dependencies.
+"""How the scripts are written: sizes, plain statements, order, help texts, dependencies.
 
 Counted is what a reader must take in: code tokens, not lines, which a formatter makes and unmakes;
 comments and docstrings do not count, so that a good explanation costs nothing.
@@ -15,7 +15,7 @@ import tomllib
 
 import pytest
 from conftest import CLASSIC_SCRIPTS, LLM_SCRIPTS, ROOT
-from lineage import LIMITS
+from lineage import LIMITS, PATHS
 
 SCRIPTS = LLM_SCRIPTS + CLASSIC_SCRIPTS
 MOST_TOKENS_A_LINE = 11
@@ -26,7 +26,7 @@ CLASSIC_PACKAGES = ["torch", "gymnasium[classic-control]", "tyro", "tensorboard"
 
 
 def source(name: str) -> str:
-    return (ROOT / f"{name}.py").read_text()
+    return (ROOT / PATHS[name]).read_text()
 
 
 # ------------------------------------------------------------------------------------- the checkers
@@ -155,12 +155,12 @@ def test_a_copied_script_brings_its_dependencies(name):
 
 def test_pin_changes_a_version_everywhere(tmp_path):
     """In a copy: torch in all files, gymnasium in four scripts, and what is no pin stays."""
-    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/benchmarks").mkdir(parents=True)
     for path in [
         "requirements.txt",
         "tests/lineage.py",
         "tests/pin.py",
-        *(f"{n}.py" for n in SCRIPTS),
+        *PATHS.values(),
     ]:
         shutil.copy(ROOT / path, tmp_path / path)
     for package, files in (("torch", 1 + len(SCRIPTS)), ("gymnasium", 1 + len(CLASSIC_SCRIPTS))):
@@ -168,13 +168,12 @@ def test_pin_changes_a_version_everywhere(tmp_path):
         said = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
         assert said.stdout.startswith(f"{package}==99.1.0 in requirements.txt, ")
         assert said.stdout.count(".py") + 1 == files
-    for path in tmp_path.glob("*.*"):
-        old, new = (
-            folder.joinpath(path.name).read_text().splitlines() for folder in (ROOT, tmp_path)
-        )
+    for name in ["requirements.txt", *PATHS.values()]:
+        old, new = ((folder / name).read_text().splitlines() for folder in (ROOT, tmp_path))
         changed = [line for line, before in zip(new, old, strict=True) if line != before]
         assert all(re.search(r"(torch|gymnasium\[classic-control\])==99\.1\.0", x) for x in changed)
-        assert len(changed) == 1 + (path.stem in [*CLASSIC_SCRIPTS, "requirements"])
+        classic = name in [f"{each}.py" for each in CLASSIC_SCRIPTS]
+        assert len(changed) == 1 + (classic or name == "requirements.txt")
     assert subprocess.run([*command[:2], "nothing", "1"], cwd=tmp_path).returncode == 1
 
 

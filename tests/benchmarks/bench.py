@@ -1,8 +1,8 @@
 """What the benchmarks share: scripts, colours, tables, runs and their logs, and the training loop.
 
-Where a script's inner functions change, the loop changes here: it calls load_policy, load_data,
-problem_stream, train_step, learning_rate_at, make_sum and rollout. The experiments of cures.py
-call more.
+Where a script's inner functions change, the loop changes here: it calls load_policy, add_critic
+(where there is one), load_data, problem_stream, train_step, learning_rate_at, make_sum and rollout.
+The experiments of cures.py call more.
 """
 
 import copy
@@ -150,6 +150,8 @@ class Training:
         self.reference = None
         if getattr(args, "beta", 0.0) > 0:
             self.reference = copy.deepcopy(self.model).requires_grad_(False)
+        if hasattr(script, "add_critic"):
+            script.add_critic(self.model, {}, args)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), weight_decay=0.0, fused=True)
         train, _ = script.load_data(args)
         self.problems = script.problem_stream(train, args.seed)

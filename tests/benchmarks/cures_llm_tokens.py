@@ -1,6 +1,5 @@
 """The experiments on which tokens count, how far each may move, and who says what was expected."""
 
-import copy
 import fcntl
 import inspect
 import math
@@ -10,9 +9,9 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 from unittest.mock import patch
 
+import ppo_llm
 import torch
 from bench import BLUE, COLORS, CPU, GREEN, GREY, RED, SKY, evaluate, train
 from cures_tools import Experiment, band, dots, grid, labels, select, smooth, titles
@@ -524,122 +523,56 @@ def draw_kl(figure, results):
 # ------------------------------------------------------------------------------ Critic or group?
 
 
-class Critic:
-    """As large as the policy: a copy of it that says one number in place of logits; 0 at first."""
-
-    def __init__(self, model, lam, scale):
-        self.network = copy.deepcopy(model)
-        self.network.lm_head = torch.nn.Linear(model.config.hidden_size, 1)
-        torch.nn.init.zeros_(self.network.lm_head.weight)
-        torch.nn.init.zeros_(self.network.lm_head.bias)
-        parameters = self.network.parameters()
-        self.optimizer = torch.optim.AdamW(parameters, weight_decay=0.0, fused=True)
-        self.lam = lam
-        self.scale = scale  # of its learning rate, that of the policy being 1
+def add_none(model, state, args):
+    """In place of a critic: nothing is copied, and nothing trained."""
 
 
-def token_values(critic, batch):
-    """V before each completion token, the reward expected from there on: (B, T)."""
-    input_ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    attention_mask = torch.cat([batch["prompt_mask"], batch["mask"].long()], 1)
-    last = batch["mask"].shape[1] + 1
-    values = grpo_llm.forward(critic.network, input_ids, attention_mask, None, logits_to_keep=last)
-    return values[:, :-1, 0]  # the last one stands behind the last token
+def expect_nothing(model, batch):
+    """V = 0 everywhere, without a pass through a network."""
+    return torch.zeros_like(batch["mask"])
 
 
-def gae(rewards, values, mask, lam):
-    """GAE(γ = 1, λ) of each token; the reward (B,) comes with the last: (B, T) → (B, T)."""
-    advantages = torch.zeros_like(values)
-    following, next_value = torch.zeros_like(rewards), rewards
-    for t in reversed(range(values.shape[1])):
-        written = mask[:, t] > 0
-        following = torch.where(written, next_value - values[:, t] + lam * following, 0.0)
-        next_value = torch.where(written, values[:, t], rewards)
-        advantages[:, t] = following
-    return advantages
-
-
-def ppo_step(critic, model, tokenizer, optimizer, problems, rng, args):
-    """One rollout and the gradient steps on it: grpo_llm.train_step with a critic."""
-    drawn = [next(problems) for _ in range(args.prompts_per_step)]
-    sampled = grpo_llm.rollout(model, tokenizer, drawn, args.group_size, args.temperature, args)
-    batch, rewards = sampled[0], sampled[2].flatten()
-    with torch.no_grad():
-        values = token_values(critic, batch)
-    advantages = gae(rewards, values, batch["mask"], critic.lam)
-    batch["returns"] = values + advantages  # what the critic should have said
-    written = batch["mask"] > 0
-    mean, std = advantages[written].mean(), advantages[written].std()
-    batch["advantages"] = (advantages - mean) / (std + 1e-4)
-
-    critic.optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"] * critic.scale
-    with patch.object(grpo_llm, "train_minibatch", partial(ppo_minibatch, critic)):
-        grpo_llm.update(model, optimizer, batch, rng, args)
-    reward_ahead = rewards[:, None].expand_as(values)[written]
-    unexplained = (reward_ahead - values[written]).var() / (reward_ahead.var() + 1e-8)
-    return {"reward": rewards.mean(), "explained": 1 - unexplained}, ""
-
-
-def ppo_minibatch(critic, model, optimizer, batch, args):
-    """One step of the policy, by each token's own advantage, and one of the critic; no metrics."""
-    weights = grpo_llm.token_weights(batch["mask"], args)
-    logprobs = grpo_llm.token_logprobs(model, batch, args.temperature)
-    columns = (logprobs, batch["old_logprobs"], batch["mask"])
-    logprobs, old_logprobs, mask = (tensor.reshape(-1, 1) for tensor in columns)  # a row a token
-    advantages = batch["advantages"].flatten()
-    objective = grpo_llm.surrogate(logprobs, old_logprobs, advantages, mask, args)
-    error = token_values(critic, batch) - batch["returns"]
-    descend(model, optimizer, -(weights.view(-1, 1) * objective).sum(), args)
-    descend(critic.network, critic.optimizer, 0.5 * (weights * error**2).sum(), args)
-    return {}
-
-
-def descend(network, optimizer, loss, args):
-    optimizer.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(network.parameters(), args.max_grad_norm)
-    optimizer.step()
-
-
-def run_critic(method, seed, steps=40, critic_scale=10.0):
+def run_critic(method, seed, steps=40):
     """Claim: a critic is not worth its memory where the only reward comes at the end.
 
-    RLOO and GRPO as they are, without KL, against PPO: a critic of the policy's size instead of
-    the group, an advantage for each token, all else from GRPO. "no groups" draws 256 questions
-    once each in place of 32 eight times; "no critic" leaves V at 0, so that the mean of the batch
-    is all that is expected. Measured: reward by rollouts and by seconds of one core in training,
-    held-out pass@1 at the end, bytes of weights, gradients and Adam's moments.
+    RLOO, GRPO and PPO as they are, without KL; the number is PPO's λ. "no groups" draws 256
+    questions once each in place of 32 eight times; "no critic" leaves V at 0, so that the mean of
+    the batch is all that is expected, and runs no network for it. Measured: reward by rollouts and
+    by seconds of one core in training, held-out pass@1 at the end, bytes of weights, gradients and
+    Adam's moments, and how much of the returns' variance the critic explains.
     """
-    script = rloo_llm if method.startswith("RLOO") else grpo_llm
+    name, *rest = method.replace(",", "").split()
+    script = {"RLOO": rloo_llm, "GRPO": grpo_llm, "PPO": ppo_llm}[name]
     args = script.Args(beta=0.0, seed=seed, steps=steps)
     if method == "RLOO, 4 steps":
         args.minibatches = 4
+    if name == "PPO":
+        args.gae_lambda = float(rest[0])
+    if method.endswith("no groups"):
+        args.prompts_per_step, args.group_size = 256, 1
+    changed = {}
+    if method.endswith("no critic"):
+        changed = {"add_critic": add_none, "token_values": expect_nothing}
     model, tokenizer = script.load_policy(args, CPU)
-    networks, explained, clock = 1, [], [time.process_time()]
-    if method.startswith("PPO"):
-        lam = float(method.split()[1].rstrip(","))
-        scale = 0.0 if method.endswith("no critic") else critic_scale
-        if method.endswith("no groups"):
-            args.prompts_per_step, args.group_size = 256, 1
-        critic = Critic(model, lam, scale)
-        script = SimpleNamespace(**vars(grpo_llm) | {"train_step": partial(ppo_step, critic)})
-        networks = 2
+    explained, clock = [], [time.process_time()]
 
     def each_step(step, policy, metrics):
         clock.append(time.process_time())
-        explained.append(metrics.get("explained"))
+        explained.append(metrics.get("explained_variance"))
 
-    result = train(script, args, each_step=each_step, model=(model, tokenizer))
+    with patch.multiple(script, **changed):
+        result = train(script, args, each_step=each_step, model=(model, tokenizer))
     seconds = [now - clock[0] for now in clock[1:]]
     half, most = (first_above(result["reward"], level) for level in (0.5, 0.9))
+    has_critic = hasattr(model, "critic")
     return {
         "pass@1": result["pass@1"],
         "rollouts to 0.5": half,
         "rollouts to 0.9": most,
         "seconds to 0.9": seconds[most - 1] if most else None,
         "seconds a rollout": seconds[-1] / steps,
-        "megabytes": networks * 16 * sum(p.numel() for p in model.parameters()) / 1e6,
-        "explained": sum(explained[-10:]) / len(explained[-10:]) if networks == 2 else None,
+        "megabytes": 16 * sum(p.numel() for p in model.parameters()) / 1e6,
+        "explained": sum(explained[-10:]) / len(explained[-10:]) if has_critic else None,
         "reward": result["reward"],
         "seconds": seconds,
     }
@@ -727,6 +660,7 @@ EXPERIMENTS = [
         grid(SEEDS, method=CRITICS),
         [
             {"method": "PPO 0.95, no groups", "seed": 1, "steps": 2},
+            {"method": "PPO 1, no critic", "seed": 1, "steps": 2},
             {"method": "RLOO", "seed": 1, "steps": 2},
         ],
         draw_critic,

@@ -1,0 +1,381 @@
+"""What PPO alone has of the LLM scripts: a critic, an advantage for each token, KL in the reward of
+each token, an entropy bonus. And what only a critic allows: a single completion of each question.
+"""
+
+import random
+from dataclasses import replace
+from itertools import cycle
+
+import pytest
+import torch
+import transformers
+from conftest import Characters, last_checkpoint, random_model, scalars, script, with_critic
+from oracles import gae
+from test_llm_architectures import COMMON, toy
+from test_llm_passes import take_step, verify_some
+
+ppo = script("ppo_llm")
+EXACT = {"rtol": 1e-9, "atol": 1e-12}
+DECAYS = [(1.0, 1.0), (1.0, 0.95), (0.9, 0.8), (0.7, 1.0), (1.0, 0.0), (0.0, 0.5)]
+LENGTHS = [5, 1, 3, 5, 2]
+
+
+def made_up(seed=0, T=5):
+    """Rewards and values of the tokens of five completions, and their mask. In the padding stand
+    values that no advantage may have to do with."""
+    g = torch.Generator().manual_seed(seed)
+    mask = (torch.arange(T) < torch.tensor(LENGTHS)[:, None]).double()
+    rewards, values = torch.randn(2, len(LENGTHS), T, generator=g, dtype=torch.double)
+    return rewards * mask, torch.where(mask > 0, values, 1e3), mask
+
+
+def args_of(decays, **flags):
+    return ppo.Args(gamma=decays[0], gae_lambda=decays[1], **flags)
+
+
+# --------------------------------------------------------------------------------------- advantages
+
+
+@pytest.mark.parametrize("decays", DECAYS)
+def test_gae_against_its_definition(decays):
+    """Token by token, as a sum over all δ to come; and nothing comes after the last token."""
+    (rewards, values, mask), args = made_up(), args_of(decays)
+    found = ppo.compute_advantages(rewards, values, mask, args)
+    for i, length in enumerate(LENGTHS):
+        expected = gae(rewards[i, :length].tolist(), values[i, :length].tolist(), args)
+        assert found[i, :length].tolist() == pytest.approx(expected)
+        assert not found[i, length:].any()
+
+
+def buffer_of_baselines3(rewards, values, starts, last_value, gamma, lam):
+    """The advantages of one environment, by the rule of Stable-Baselines3's RolloutBuffer: the next
+    step is of the same episode unless it is a start. Here an episode ends with the buffer."""
+    found, following = [0.0] * len(rewards), 0.0
+    for step in range(len(rewards) - 1, -1, -1):
+        is_last = step == len(rewards) - 1
+        goes_on = 0.0 if is_last else 1.0 - starts[step + 1]
+        next_value = last_value if is_last else values[step + 1]
+        delta = rewards[step] + gamma * next_value * goes_on - values[step]
+        following = delta + gamma * lam * goes_on * following
+        found[step] = following
+    return found
+
+
+@pytest.mark.parametrize("decays", DECAYS)
+def test_gae_against_the_buffer_of_stable_baselines3(decays):
+    """The completions one after the other, as episodes; whatever V says where the last one ends."""
+    rewards, values, mask = made_up(1)
+    written = mask > 0
+    starts = torch.zeros_like(mask)
+    starts[:, 0] = 1
+    columns = [tensor[written].tolist() for tensor in (rewards, values, starts)]
+    expected = buffer_of_baselines3(*columns, 77.0, *decays)
+    found = ppo.compute_advantages(rewards, values, mask, args_of(decays))
+    assert found[written].tolist() == pytest.approx(expected)
+
+
+def test_with_both_decays_at_one_the_critic_is_a_baseline():
+    """Of what follows, reward by reward, V of the token is taken, and no other."""
+    rewards, values, mask = made_up(2)
+    found = ppo.compute_advantages(rewards, values, mask, args_of((1.0, 1.0)))
+    ahead = rewards.flip(1).cumsum(1).flip(1)
+    torch.testing.assert_close(found, (ahead - values) * mask, **EXACT)
+
+
+def test_the_reward_stands_at_the_last_token():
+    """Of each completion, the longest and that of one token, too."""
+    _, _, mask = made_up()
+    rewards = torch.tensor([0.5, -1.0, 2.0, 3.0, 0.0], dtype=torch.double)
+    found = ppo.at_last_token(rewards, mask)
+    for i, length in enumerate(LENGTHS):
+        expected = [0.0] * 5
+        expected[length - 1] = rewards[i].item()
+        assert found[i].tolist() == expected
+
+
+def test_whitened_by_hand():
+    """Over the tokens of all completions together; padding stays 0, and equal ones become 0."""
+    mask = torch.tensor([[1.0, 1, 0], [1, 1, 1]])
+    advantages = torch.tensor([[1.0, 2, 9], [3, 4, 5]])
+    found = ppo.whiten(advantages, mask)
+    std = 2**0.5
+    expected = torch.tensor([[-2 / std, -1 / std, 0], [0, 1 / std, 2 / std]])
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+    assert not ppo.whiten(torch.full((2, 3), 0.5), mask).any()
+
+
+# ------------------------------------------------------------------------------- a step as a whole
+
+
+def seen_in_a_step(monkeypatch, drift=None, seed=0, **flags):
+    """What a training step of four questions gives to GAE and to the update, and what it logs. The
+    reference is `drift` nats away, (B, T), or the policy itself."""
+    seen, compute, update = {}, ppo.compute_advantages, ppo.update
+
+    def compute_advantages(rewards, values, mask, args):
+        seen.update(shaped=rewards, values=values, mask=mask)
+        return compute(rewards, values, mask, args)
+
+    def rollout(*inputs, of=ppo.rollout):
+        seen["rewards"] = (found := of(*inputs))[2].flatten()
+        seen["ended"] = found[0]["ended"]
+        return found
+
+    def batch_logprobs(reference, batch, args):
+        return batch["old_logprobs"] - drift[:, : batch["mask"].shape[1]] * batch["mask"]
+
+    monkeypatch.setattr(ppo, "compute_advantages", compute_advantages)
+    monkeypatch.setattr(ppo, "rollout", rollout)
+    monkeypatch.setattr(ppo, "batch_logprobs", batch_logprobs)
+    monkeypatch.setattr(ppo, "update", lambda *each: seen.update(batch=each[2]) or update(*each))
+    monkeypatch.setattr(ppo, "verify", verify_some)
+    model = with_critic("ppo_llm", random_model(seed=seed))
+    args = ppo.Args(**{"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 6} | flags)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    problems, rng = cycle([("1+2", "0"), ("1+2+3", "1"), ("4+5", "2")]), random.Random(0)
+    torch.manual_seed(0)
+    metrics, _ = ppo.train_step(model, None, Characters(), optimizer, problems, rng, args)
+    return seen, metrics
+
+
+def test_kl_is_in_the_reward_of_its_own_token(monkeypatch):
+    """−β (log π_old − log π_ref) at each, and the verifier's reward on top at the last."""
+    drift = torch.rand(16, 6, generator=torch.Generator().manual_seed(0))
+    seen, metrics = seen_in_a_step(monkeypatch, drift, beta=0.5)
+    mask, total, count = seen["mask"], 0.0, 0
+    lengths = mask.sum(1).int().tolist()
+    assert len(set(lengths)) > 3 and 0 < seen["rewards"].mean() < 1
+    for i, length in enumerate(lengths):
+        expected = [-0.5 * d for d in drift[i, :length].tolist()]
+        expected[-1] += seen["rewards"][i].item()
+        assert seen["shaped"][i, :length].tolist() == pytest.approx(expected, abs=1e-6)
+        assert not seen["shaped"][i, length:].any()
+        total, count = total + sum(drift[i, :length].tolist()), count + length
+    assert metrics["kl"].item() == pytest.approx(total / count, rel=1e-4)
+
+
+@pytest.mark.parametrize("lam", [1.0, 0.5])
+def test_a_cut_off_answer_gets_its_reward_and_nothing_more(monkeypatch, lam):
+    """As one that has stopped: the critic is not asked what would have followed. So the return of
+    the last token is the reward."""
+    seen, _ = seen_in_a_step(monkeypatch, beta=0.0, gae_lambda=lam, max_new_tokens=3)
+    ended = seen["ended"].tolist()
+    assert 2 < sum(ended) < 14
+    for i, length in enumerate(seen["mask"].sum(1).int().tolist()):
+        assert ended[i] or length == 3
+        last = seen["batch"]["returns"][i, length - 1].item()
+        assert last == pytest.approx(seen["rewards"][i].item(), abs=1e-6)
+
+
+def test_what_reaches_the_update(monkeypatch):
+    """Advantages whitened over the whole rollout, returns not; V is that of the rollout."""
+    seen, metrics = seen_in_a_step(monkeypatch, beta=0.0, gae_lambda=0.5)
+    mask, batch, values = seen["mask"], seen["batch"], seen["values"]
+    advantages = torch.zeros_like(mask)
+    for i, length in enumerate(mask.sum(1).int().tolist()):
+        tokens = (seen["shaped"][i, :length].tolist(), values[i, :length].tolist())
+        advantages[i, :length] = torch.tensor(gae(*tokens, ppo.Args(gae_lambda=0.5)))
+    torch.testing.assert_close(batch["returns"], values + advantages)
+    of_tokens = batch["advantages"][mask > 0]
+    assert abs(of_tokens.mean()) < 1e-6 and of_tokens.std(correction=0) == pytest.approx(
+        1, abs=1e-3
+    )
+    assert torch.corrcoef(torch.stack([of_tokens, advantages[mask > 0]]))[0, 1] > 0.9999
+    left = (batch["returns"] - values)[mask > 0].var() / batch["returns"][mask > 0].var()
+    assert metrics["explained_variance"].item() == pytest.approx(1 - left.item(), abs=1e-4)
+
+
+def test_equal_rewards_teach_the_critic(monkeypatch):
+    """There is always a step, unlike in its sisters: V moves to the reward that all have."""
+    model = with_critic("ppo_llm", random_model("qwen2", vocab=50))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    losses = []
+    for _ in range(12):
+        flags = {"beta": 0.0, "minibatches": 1}
+        step = take_step("ppo_llm", monkeypatch, lambda *_: 0.7, model, None, optimizer, **flags)
+        losses.append(step["value_loss"])
+    assert losses[-1] < 0.1 * losses[0]
+
+
+# ------------------------------------------------------------------------------------ the gradient
+
+
+def moved(**flags):
+    """A random model and critic, in float64, that have moved since a batch was drawn; the batch,
+    with made-up advantages and returns."""
+    model = with_critic("ppo_llm", random_model("qwen2")).double()
+    args = ppo.Args(temperature=0.7, group_size=4, beta=0.0, micro_batch_size=8, **flags)
+    torch.manual_seed(3)
+    batch = ppo.generate(model, [[3, 4], [5, 6, 7, 8], [9]], 4, 8, args.temperature)
+    batch["advantages"], batch["returns"] = torch.randn(2, *batch["mask"].shape) * batch["mask"]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+    return model, batch, args
+
+
+def row_by_row(model, batch, args):
+    """The policy's loss, the critic's, and the mean entropy over tokens: from passes over single
+    rows without padding, and sums over their tokens."""
+    losses, tokens = [0.0, 0.0, 0.0], batch["mask"].sum()
+    for i in range(len(batch["mask"])):
+        prompt = batch["prompt_ids"][i][batch["prompt_mask"][i] > 0]
+        completion = batch["completion_ids"][i][batch["mask"][i] > 0]
+        row = torch.cat([prompt, completion])[None]
+        logits = model(row, use_cache=False).logits[0] / args.temperature
+        values = model.critic(row, use_cache=False).logits[0, :, 0]
+        for t, token in enumerate(completion):
+            logprobs = logits[len(prompt) + t - 1].log_softmax(-1)
+            ratio = (logprobs[token] - batch["old_logprobs"][i, t]).exp()
+            A = batch["advantages"][i, t]
+            losses[0] -= torch.minimum(ratio * A, ratio.clamp(0.8, 1.2) * A) / tokens
+            error = values[len(prompt) + t - 1] - batch["returns"][i, t]
+            losses[1] += error**2 / 2 / tokens
+            losses[2] -= (logprobs.exp() * logprobs).sum() / tokens
+    return losses
+
+
+def step(model, batch, args):
+    """The gradient, and what is logged."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    stats = ppo.train_minibatch(model, optimizer, batch, replace(args, max_grad_norm=1e9))
+    return torch.cat([p.grad.flatten() for p in model.parameters()]), stats
+
+
+def test_loss_and_gradient_against_finite_differences():
+    """Of policy, critic and entropy together, in a random direction of all weights; and of the
+    critic's weights alone."""
+    model, batch, args = moved(vf_coef=0.3, ent_coef=0.2)
+    gradient, stats = step(model, batch, args)
+    with torch.no_grad():
+        policy, critic, entropy = row_by_row(model, batch, args)
+    assert stats["loss"] == pytest.approx((policy - 0.2 * entropy).item(), abs=1e-5)
+    assert stats["value_loss"] == pytest.approx(critic.item(), abs=1e-5)
+    assert 0 < stats["clip_ratio"] < 1
+    of_critic = set(model.critic.parameters())
+    for chosen in (set(model.parameters()), of_critic):
+        directions = [torch.randn_like(p) * (p in chosen) for p in model.parameters()]
+        slope = gradient.double().dot(torch.cat([d.flatten() for d in directions])).item()
+        found = []
+        with torch.no_grad():
+            for h in (1e-4, -2e-4, 1e-4):
+                for p, d in zip(model.parameters(), directions, strict=True):
+                    p += h * d
+                policy, critic, entropy = row_by_row(model, batch, args)
+                found.append((policy + 0.3 * critic - 0.2 * entropy).item())
+        assert abs(slope) > 1e-2
+        assert slope == pytest.approx((found[0] - found[1]) / 2e-4, rel=2e-2)
+
+
+@pytest.mark.parametrize("flags", [{"vf_coef": 0.3}, {"vf_coef": 0.0}, {"ent_coef": 0.2}])
+def test_gradient_against_autograd_of_single_rows(flags):
+    """Every number of it; and of weights that no loss reaches it is 0."""
+    model, batch, args = moved(**flags)
+    found, _ = step(model, batch, args)
+    policy, critic, entropy = row_by_row(model, batch, args)
+    loss = policy + args.vf_coef * critic - args.ent_coef * entropy
+    expected = torch.autograd.grad(loss, list(model.parameters()))
+    expected = torch.cat([each.flatten() for each in expected])
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
+    critics = sum(p.numel() for p in model.critic.parameters())
+    assert found[:-critics].any() and bool(found[-critics:].any()) == (args.vf_coef > 0)
+
+
+# -------------------------------------------------------------------------------------- the critic
+
+
+@pytest.mark.parametrize("kind", COMMON)
+def test_values_are_those_of_single_rows(kind):
+    """V of a token is read before it: of all kinds of layers, with padding and shared prompts."""
+    model = with_critic("ppo_llm", toy(kind))
+    torch.manual_seed(1)
+    batch = ppo.generate(model, [[3, 4, 5, 6, 7, 8, 9], [10, 11], [12]], 3, 12, 1.0)
+    batch = ppo.take_rows(batch, torch.tensor([0, 1, 2, 6, 3, 4, 8, 5, 7]))
+    found = ppo.batch_values(model, batch, ppo.Args(group_size=3, micro_batch_size=4))
+    assert found.shape == batch["mask"].shape and found.abs().max() > 0.05
+    for i, mask in enumerate(batch["mask"]):
+        prompt = batch["prompt_ids"][i][batch["prompt_mask"][i] > 0]
+        completion = batch["completion_ids"][i][mask > 0]
+        with torch.no_grad():
+            row = torch.cat([prompt, completion])[None]
+            values = model.critic(row, use_cache=False).logits[0, len(prompt) - 1 : -1, 0]
+        torch.testing.assert_close(found[i, : len(values)], values, rtol=0, atol=2e-5)
+        assert not found[i, len(values) :].any()
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
+def test_a_critic_is_a_copy_that_says_0(kind):
+    """As large as the policy, with weights of its own: GPT-2's embeddings are tied to its head."""
+    model = random_model(kind)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    ppo.add_critic(model, {}, ppo.Args())
+    batch = ppo.generate(model, [[3, 4], [5]], 2, 6, 1.0)
+    assert not ppo.token_values(model, batch).any() and not model.critic.training
+    policy = [p for name, p in model.named_parameters() if not name.startswith("critic.")]
+    critic = list(model.critic.parameters())
+    assert not {p.data_ptr() for p in policy} & {p.data_ptr() for p in critic}
+    with torch.no_grad():
+        for parameter in critic:
+            parameter.add_(1.0)
+    after = model.state_dict()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize("model", ["tiny", "pretrained"])
+def test_the_saved_model_is_the_policy_alone(model, pretrained, gsm_file, quick, capfd):
+    """Loaded without a word about weights too many or too few; the critic is in the state, trained;
+    and there is none beside the reference."""
+    own = {"steps": 1, "minibatches": 1, "learning_rate": 1e-2, "max_new_tokens": 4}
+    if model == "pretrained":
+        own |= {"model": pretrained, "dataset": gsm_file, "verifier": "flexible"}
+    folder = ppo.main(ppo.Args(**quick | own))["folder"]
+    capfd.readouterr()
+    saved = transformers.AutoModelForCausalLM.from_pretrained(last_checkpoint(folder))
+    assert "critic" not in capfd.readouterr().err
+    assert not [name for name in saved.state_dict() if "critic" in name]
+    file = last_checkpoint(folder) / "model.safetensors"
+    assert b"critic" not in file.read_bytes()
+    critic = torch.load(file.with_name("trainer.pt"), weights_only=True)["critic"]
+    assert any(tensor.any() for name, tensor in critic.items() if name.startswith("lm_head"))
+
+
+def test_only_the_policy_has_a_critic(quick, monkeypatch):
+    """Not the reference, which is as large as it is; and one optimizer has both halves."""
+    seen, train_step = [], ppo.train_step
+
+    def spy(model, reference, tokenizer, optimizer, *rest):
+        seen.append((model, reference, optimizer))
+        return train_step(model, reference, tokenizer, optimizer, *rest)
+
+    monkeypatch.setattr(ppo, "train_step", spy)
+    ppo.main(ppo.Args(**quick | {"steps": 1}))
+    ((model, reference, optimizer),) = seen
+    assert not hasattr(reference, "critic")
+    (group,) = optimizer.param_groups
+    weights = {p.data_ptr() for p in group["params"]}
+    assert {p.data_ptr() for p in model.critic.parameters()} < weights
+    assert sum(p.numel() for p in group["params"]) > 1.9 * sum(
+        p.numel() for p in reference.parameters()
+    )
+
+
+# ---------------------------------------------------------------------------------------- the flags
+
+
+def test_one_completion_of_each_question(quick):
+    """What no method of groups can do. All that is logged is a number, and one answer is shown."""
+    own = {"group_size": 1, "prompts_per_step": 16, "micro_batch_size": 3, "steps": 2}
+    folder = ppo.main(ppo.Args(**quick | own))["folder"]
+    for name in ("reward", "reward_std", "loss", "value_loss", "explained_variance", "grad_norm"):
+        found = scalars(folder, name)
+        assert len(found) == 2 and all(value == value for value in found), name
+
+
+def test_what_no_run_can_use(refused):
+    for flag in ("gamma", "gae_lambda"):
+        line = refused(ppo.check_args, ppo.Args(**{flag: 1.01}))
+        assert f"--{flag.replace('_', '-')}" in line
+    for flag in ("gamma", "gae_lambda", "vf_coef", "ent_coef"):
+        ppo.check_args(ppo.Args(**{flag: 0.0}))
+        assert f"--{flag.replace('_', '-')}" in refused(ppo.check_args, ppo.Args(**{flag: -0.1}))
+    ppo.check_args(ppo.Args(group_size=1))
