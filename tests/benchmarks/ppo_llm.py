@@ -752,7 +752,7 @@ def add_critic(model, state, args):
     """
     critic = copy.deepcopy(model)
     width = critic.get_output_embeddings().in_features
-    head = torch.nn.Linear(width, 1, device=model.device)
+    head = torch.nn.Linear(width, 1, device=model.device, dtype=model.dtype)
     torch.nn.init.zeros_(head.weight)
     torch.nn.init.zeros_(head.bias)
     critic.set_output_embeddings(head)
