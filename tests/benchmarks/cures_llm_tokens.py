@@ -5,6 +5,7 @@ import inspect
 import math
 import time
 import zlib
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -550,9 +551,9 @@ def run_critic(method, seed, steps=40):
         args.gae_lambda = float(rest[0])
     if method.endswith("no groups"):
         args.prompts_per_step, args.group_size = 256, 1
-    changed = {}
+    changes = nullcontext()
     if method.endswith("no critic"):
-        changed = {"add_critic": add_none, "token_values": expect_nothing}
+        changes = patch.multiple(script, add_critic=add_none, token_values=expect_nothing)
     model, tokenizer = script.load_policy(args, CPU)
     explained, clock = [], [time.process_time()]
 
@@ -560,7 +561,7 @@ def run_critic(method, seed, steps=40):
         clock.append(time.process_time())
         explained.append(metrics.get("explained_variance"))
 
-    with patch.multiple(script, **changed):
+    with changes:
         result = train(script, args, each_step=each_step, model=(model, tokenizer))
     seconds = [now - clock[0] for now in clock[1:]]
     half, most = (first_above(result["reward"], level) for level in (0.5, 0.9))
