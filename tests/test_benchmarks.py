@@ -20,7 +20,7 @@ import real_model
 import torch
 import trl_real
 from conftest import CLASSIC_SCRIPTS, LLM_SCRIPTS, ROOT, random_model
-from cures_findings import FINDINGS, fill
+from cures_findings import FINDINGS, VERDICTS, fill
 from launch import run
 
 FOLDER = ROOT / "tests/benchmarks"
@@ -58,9 +58,9 @@ def test_every_experiment_has_numbers_a_figure_and_a_finding():
         found = {
             path.stem.removeprefix("cures_") for path in FOLDER.glob(f"results/cures_*.{ending}")
         }
-        assert found == FINDINGS.keys() == cures.EXPERIMENTS.keys()
-    shown = re.findall(r"results/cures_(\w+)\.png", (ROOT / "README.md").read_text())
-    assert set(shown) == FINDINGS.keys()
+        assert found == FINDINGS.keys() == VERDICTS.keys() == cures.EXPERIMENTS.keys()
+    shown = re.findall(r"results/cures_(\w+)\.png", (FOLDER / "EXPERIMENTS.md").read_text())
+    assert shown == list(VERDICTS), "each once, in the order of the lineage"
 
 
 def test_the_index_names_every_script_and_result():

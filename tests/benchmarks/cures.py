@@ -8,14 +8,21 @@ Each experiment imports the scripts, changes one thing at a time, and runs sever
 in a process with one thread. What each one does stands beside it, in cures_classic.py,
 cures_llm_steps.py and cures_llm_tokens.py. The numbers go into results/cures_NAME.json; draw.py
 draws them, and quotes.py writes them into the pages.
+
+Each run is kept in ~/.cache/policy-gradients-cures, so that all this can be stopped and resumed.
+Other settings, or another text of the experiment's function, make another run; when a script has
+changed, delete the folder.
 """
 
+import inspect
 import io
 import json
 import multiprocessing
 import os
 import time
+import zlib
 from importlib.util import find_spec
+from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # two runs beside each other use two cores
 
@@ -30,29 +37,48 @@ from cures_tools import picture
 
 PARTS = (cures_classic, cures_llm_steps, cures_llm_tokens)
 EXPERIMENTS = {each.name: each for part in PARTS for each in part.EXPERIMENTS}
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "policy-gradients-cures"
 
 
 def work(name: str, settings: dict) -> dict:
-    """One run, in a worker process."""
+    """One run, in a worker process: its settings, its result and its seconds."""
     torch.set_num_threads(1)
-    return EXPERIMENTS[name].run(**settings)
+    start = time.process_time()
+    result = EXPERIMENTS[name].run(**settings)
+    return {"settings": settings, "result": result, "seconds": time.process_time() - start}
+
+
+def kept(name: str, settings: dict) -> Path:
+    """Where a run is kept."""
+    key = [settings, inspect.getsource(EXPERIMENTS[name].run)]
+    return CACHE / f"{name}-{zlib.crc32(json.dumps(key).encode()):08x}.json"
+
+
+def work_once(name: str, settings: dict):
+    """One run, in a worker process, into its file, unless it is there."""
+    path = kept(name, settings)
+    if not path.exists():
+        text = json.dumps(rounded(work(name, settings)))
+        path.with_suffix(f".{os.getpid()}").write_text(text)
+        path.with_suffix(f".{os.getpid()}").rename(path)
 
 
 def measure(name: str, jobs: list[dict], workers: int) -> dict:
-    """All runs of an experiment, and what to know about them; 0 workers: in this process."""
-    start = time.perf_counter()
-    inputs = [(name, settings) for settings in jobs]
+    """All runs of an experiment, and what to know about them; 0 workers: here, and not kept."""
     if workers == 0:
-        results = [work(*each) for each in inputs]
+        runs = [rounded(work(name, settings)) for settings in jobs]
     else:
+        CACHE.mkdir(parents=True, exist_ok=True)
+        inputs = [(name, settings) for settings in jobs]
         with multiprocessing.get_context("spawn").Pool(workers, maxtasksperchild=8) as pool:
-            results = pool.starmap(work, inputs, chunksize=1)
+            pool.starmap(work_once, inputs, chunksize=1)
+        runs = [json.loads(kept(name, settings).read_text()) for settings in jobs]
     return {
         "claim": EXPERIMENTS[name].claim,
         "measure": EXPERIMENTS[name].measure,
         "where": footer("transformers"),
-        "seconds": round(time.perf_counter() - start),
-        "runs": [list(pair) for pair in zip(jobs, results, strict=True)],
+        "time": f"{sum(run['seconds'] for run in runs) / 60:.0f} minutes of one core",
+        "runs": [[run["settings"], run["result"]] for run in runs],
     }
 
 
@@ -75,9 +101,9 @@ def main(only: tuple[str, ...] = (), smoke: bool = False, workers: int = 2):
                 runs = json.loads(json.dumps(found["runs"]))
                 picture(io.BytesIO(), experiment.draw, runs, experiment.size)
         else:
-            found = rounded(measure(name, experiment.jobs, workers))
+            found = measure(name, experiment.jobs, workers)
             (RESULTS / f"cures_{name}.json").write_text(json.dumps(found) + "\n")
-        print(f"{name}: {found['seconds']} s", *lines(found), sep="\n", flush=True)
+        print(f"{name}: {found['time']}", *lines(found), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

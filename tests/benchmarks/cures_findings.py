@@ -1,4 +1,4 @@
-"""What the experiments of cures.py found, in a few sentences each, as README shows them.
+"""What the experiments of cures.py found, in a few sentences each, as EXPERIMENTS.md shows them.
 
 Every measured number is a field, {row / column} of the experiment's table in results/cures.md: the
 median over the seeds, or with `/ low` or `/ high` an end of their range. A format may follow, as in
@@ -116,6 +116,25 @@ FINDINGS = {
     "{method CISPO, guess_rate 0.999, steps 80 / rollouts to 0.5 :.0f} rollouts, GRPO after "
     "{method GRPO, guess_rate 0.999, steps 80 / rollouts to 0.5 :.0f}, RLOO with four steps after "
     "{method RLOO, 4 steps, guess_rate 0.999, steps 80 / rollouts to 0.5 :.0f}: no gain is seen.",
+}
+
+SHOWN, PARTLY, NOT_SHOWN = "shown", "partly", "not at this size"
+VERDICTS = {  # whether the claim was seen to hold
+    "psi": SHOWN,
+    "step": SHOWN,
+    "lambda": PARTLY,
+    "clip": SHOWN,
+    "baseline": PARTLY,
+    "critic": SHOWN,
+    "steps": PARTLY,
+    "kl": PARTLY,
+    "length": NOT_SHOWN,
+    "difficulty": PARTLY,
+    "cliphigher": PARTLY,
+    "dynamic": SHOWN,
+    "overlong": PARTLY,
+    "ratio": SHOWN,
+    "silenced": PARTLY,
 }
 
 

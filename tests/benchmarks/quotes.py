@@ -16,9 +16,10 @@ import bench
 import cogapp
 import tyro
 from bench import RESULTS, ROOT
-from cures_findings import FINDINGS, fill, lines, summary
+from cures_findings import FINDINGS, VERDICTS, fill, lines, summary
 
-PAGES = [ROOT / "README.md", Path(__file__).parent / "README.md", RESULTS / "cures.md"]
+HERE = Path(__file__).parent
+PAGES = [ROOT / "README.md", HERE / "README.md", HERE / "EXPERIMENTS.md", RESULTS / "cures.md"]
 WIDTH = 140
 
 
@@ -65,6 +66,23 @@ def finding(name: str):
     say(fill(FINDINGS[name], summary(experiment(name))))
 
 
+def shown(name: str):
+    """An experiment as EXPERIMENTS.md has it: claim, picture, verdict and finding."""
+    found = experiment(name)
+    print(f'### <a id="{name}"></a>{found["claim"]}\n')
+    print(f"![{found['measure']}](results/cures_{name}.png)\n")
+    say(f"**{VERDICTS[name].capitalize()}.** {fill(FINDINGS[name], summary(found))}")
+
+
+def claims():
+    """All claims and their verdicts, with a link to each."""
+    rows = []
+    for name, verdict in VERDICTS.items():
+        claim = experiment(name)["claim"].replace("|", "\\|")
+        rows.append([f"[{claim}](#{name})", verdict])
+    print(*bench.table(["claim", "verdict"], rows), sep="\n")
+
+
 def cures():
     """Every experiment: claim, table, finding."""
     for name in FINDINGS:
@@ -72,7 +90,7 @@ def cures():
         print(f"## {name}\n\nClaim: {found['claim']}\n\nMeasured: {found['measure']}\n")
         print(*lines(found), sep="\n")
         print(f"\nFound: {fill(FINDINGS[name], summary(found))}")
-        print(f"\n{found['seconds']} s; {found['where']}\n")
+        print(f"\n{found['time']}; {found['where']}\n")
 
 
 def headline():
@@ -166,8 +184,7 @@ def kills():
 
 
 def main(check: bool = False):
-    here = str(Path(__file__).parent)
-    command = ["cog", "-P", "-I", here, "-p", "from quotes import *"]
+    command = ["cog", "-P", "-I", str(HERE), "-p", "from quotes import *"]
     command += ["--check", "--diff"] if check else ["-r"]
     sys.exit(cogapp.Cog().main([*command, *map(str, PAGES)]))
 
