@@ -2,13 +2,14 @@
 
     python tests/benchmarks/classic_compare.py            # CartPole-v1: time to a return of 475
     python tests/benchmarks/classic_compare.py --beyond   # other environments, at equal steps
-    python tests/benchmarks/classic_compare.py --beyond --ours-only   # theirs stay as they are
     python tests/benchmarks/classic_compare.py --beyond --only LunarLander-v3 --scripts trpo
 
 Theirs have the settings that RL Baselines3 Zoo tuned for these environments. On CartPole ours and
 theirs run in turns, 5 seeds of each, and so does jax_ppo.py, PPO in the manner of PureJaxRL. Each
-run is a process of its own with one thread. Needs tests/benchmarks/requirements.txt. Prints tables
-in Markdown and writes them, with machine and versions, into tests/benchmarks/results/.
+run is a process of its own with one thread. Beyond CartPole each run is kept in
+results/classic_beyond.json, and what is there is not run again. Needs
+tests/benchmarks/requirements.txt. Prints tables in Markdown and writes them, with machine and
+versions, into tests/benchmarks/results/.
 """
 
 import json
@@ -22,7 +23,8 @@ from statistics import median
 import gymnasium as gym
 import torch
 import tyro
-from bench import CLASSIC, RESULTS, ROOT, row, table, write_table
+from bench import CLASSIC, RESULTS, ROOT, table, write_table
+from scipy.stats import bootstrap, trim_mean
 
 # hyperparams/*.yml of github.com/DLR-RM/rl-baselines3-zoo; lin(x): falls linearly from x to 0.
 ZOO = {
@@ -131,6 +133,16 @@ STEPS = {
     "actor_critic": 500_000,
     "trpo": 300_000,
 }  # on CartPole, at most: the zoo's, for TRPO thrice that
+ZOO_STEPS = {  # for how many the zoo's settings are meant
+    ("PPO", "Acrobot-v1"): 1_000_000,
+    ("TRPO", "Acrobot-v1"): 100_000,
+    ("PPO", "Pendulum-v1"): 100_000,
+    ("TRPO", "Pendulum-v1"): 100_000,
+    ("PPO", "LunarLander-v3"): 1_000_000,
+    ("TRPO", "LunarLander-v3"): 200_000,
+    ("PPO", "HalfCheetah-v5"): 1_000_000,
+    ("TRPO", "HalfCheetah-v5"): 1_000_000,
+}
 LABELS = {
     "PPO": "SB3 PPO",
     "A2C": "SB3 A2C",
@@ -242,9 +254,11 @@ def theirs(algorithm: str, env_id: str, seed: int, steps: int, until_solved: boo
     if normalize:
         fresh = VecNormalize(fresh, training=False, norm_reward=False)
         fresh.obs_rms = envs.obs_rms
-    mean, _ = evaluate_policy(model, fresh, n_eval_episodes=100, deterministic=True)
+    greedy, _ = evaluate_policy(model, fresh, n_eval_episodes=100, deterministic=True)
+    sampled, _ = evaluate_policy(model, fresh, n_eval_episodes=100, deterministic=False)
     return {
-        "eval/return": float(mean),
+        "eval/return": float(greedy),
+        "eval/return_stochastic": float(sampled),
         "solved_step": (solved or [None])[0],
         "solved_seconds": (solved or [None] * 2)[1],
         "seconds": seconds,
@@ -331,55 +345,70 @@ def run_cartpole(seeds: int):
 
 
 def run_beyond(seeds: int, only: tuple[str, ...], scripts: tuple[str, ...], ours_only: bool):
-    for env_id in only or dict.fromkeys(env_id for env_id, _ in BEYOND):
-        name = f"classic_{env_id.split('-')[0].lower()}"
-        header = ["environment, steps", "", "return, median", "worst", "seconds"]
-        header += ["SB3: return, median", "worst", "seconds", "times faster"]
-        lines = table(header, [])
-        for script in ("ppo", "trpo"):
-            if script not in scripts:
-                lines.append(earlier_row(name, script))
-                continue
-            steps, flags = BEYOND[env_id, script]
-            job = {"env_id": env_id, "total_timesteps": steps, **flags}
-            peer = {"algorithm": PEERS[script], "env_id": env_id, "steps": steps}
-            a, b = [], []
-            for seed in range(1, seeds + 1):
-                a.append(measure(script=script, flags=job | {"seed": seed}))
-                print(env_id, script, seed, a[-1]["eval/return"], flush=True)
-                if not ours_only:
-                    b.append(measure(**peer, seed=seed, until_solved=False))
-                    print(env_id, PEERS[script], seed, b[-1]["eval/return"], flush=True)
-            shown = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in flags.items())
-            cells = [f"{env_id}, {steps:,}", f"{script}.py {shown}".strip(), *returns_of(a)]
-            if ours_only:  # seconds of different days cannot be compared
-                earlier = earlier_row(name, script)
-                cells += [cell.strip() for cell in earlier.split("|")[6:9]] + ["–"]
-            else:
-                cells += returns_of(b)
-                cells.append(f"{float(cells[7]) / float(cells[4]):.1f}")
-            lines.append(row(cells))
-        note = f"one thread, {seeds} seeds; greedy return over 100 fresh episodes; "
-        note += "our times include the evaluation, SB3's are of the training alone"
-        if ours_only:
-            note += "; SB3's from an earlier run"
-        if len(scripts) == 1:
-            note += "; the other script's row too"
-        write_table(name, lines, *PACKAGES, note=note)
+    """What is in classic_beyond.json is not run again; ours and theirs in turns, seed by seed."""
+    known = RESULTS / "classic_beyond.json"
+    runs = json.loads(known.read_text()) if known.exists() else {}
+    for env_id, script in BEYOND:
+        if (only and env_id not in only) or script not in scripts:
+            continue
+        steps, flags = BEYOND[env_id, script]
+        job = {"env_id": env_id, "total_timesteps": steps, **flags}
+        peer = {"algorithm": PEERS[script], "env_id": env_id, "steps": steps}
+        for seed in range(1, seeds + 1):
+            jobs = {script: {"script": script, "flags": job | {"seed": seed}}}
+            if not ours_only:
+                jobs[LABELS[PEERS[script]]] = peer | {"seed": seed, "until_solved": False}
+            for name, settings in jobs.items():
+                key = f"{env_id}, {name}, seed {seed}"
+                if key not in runs:
+                    found = measure(**settings)
+                    runs[key] = {part: round(found[part], 2) for part in KEPT}
+                    known.write_text(json.dumps(runs, indent=1) + "\n")
+                    print(key, runs[key], flush=True)
+    note = "one thread; our seconds include the evaluation, SB3's are of the training alone"
+    write_table("classic_beyond", table(HEADER, beyond_rows(runs)), *PACKAGES, note=note)
 
 
-def earlier_row(name: str, script: str) -> str:
-    """The line of a script in the table of the last run."""
-    earlier = (RESULTS / f"{name}.md").read_text()
-    (line,) = (line for line in earlier.splitlines() if f"| {script}.py" in line)
-    return line
+KEPT = ("eval/return", "eval/return_stochastic", "seconds")
+HEADER = ["environment, steps", "", "seeds", "greedy return, IQM (95 % interval)"]
+HEADER += ["median", "worst", "sampled return, IQM", "seconds, median"]
+
+
+def beyond_rows(runs: dict[str, dict]) -> list[list[str]]:
+    """A row for each side of each comparison."""
+    rows = []
+    for (env_id, script), (steps, flags) in BEYOND.items():
+        shown = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in flags.items())
+        peer = LABELS[PEERS[script]]
+        budget = f"{ZOO_STEPS[PEERS[script], env_id]:,}"
+        names = {script: f"{script}.py {shown}", peer: f"{peer}, the zoo's for {budget} steps"}
+        for name, title in names.items():
+            of_it = [run for key, run in runs.items() if key.startswith(f"{env_id}, {name}, ")]
+            if of_it:
+                rows.append([f"{env_id}, {steps:,}", title, str(len(of_it)), *returns_of(of_it)])
+    return rows
 
 
 def returns_of(runs: list[dict]) -> list[str]:
-    """Cells: median and worst return, median seconds."""
-    returns = [run["eval/return"] for run in runs]
-    seconds = median(run["seconds"] for run in runs)
-    return [f"{median(returns):.0f}", f"{min(returns):.0f}", f"{seconds:.0f}"]
+    """Cells: greedy returns' interquartile mean with an interval by bootstrap over the seeds,
+    median and worst; the sampled ones' interquartile mean; median seconds."""
+    greedy, sampled, seconds = ([run[part] for run in runs] for part in KEPT)
+    low, high = interval(greedy)
+    cells = [f"{interquartile_mean(greedy):.0f} ({low:.0f} to {high:.0f})"]
+    cells += [f"{median(greedy):.0f}", f"{min(greedy):.0f}"]
+    return [*cells, f"{interquartile_mean(sampled):.0f}", f"{median(seconds):.0f}"]
+
+
+def interquartile_mean(values, axis=-1):
+    """The mean without the lowest and the highest quarter (of five: without the ends)."""
+    return trim_mean(values, 0.25, axis=axis)
+
+
+def interval(values) -> tuple[float, float]:
+    """Of the interquartile mean, 95 %, by the percentiles of 10,000 resamples (Agarwal et al. 2021,
+    arXiv:2108.13264)."""
+    options = {"n_resamples": 10_000, "method": "percentile", "rng": 0}
+    return tuple(bootstrap((values,), interquartile_mean, **options).confidence_interval)
 
 
 def main(

@@ -159,8 +159,10 @@ def real(**tasks: str):
     columns |= {"minutes on one core": "minutes on one core"}
     found, rows = cells("real_model"), []
     for task, what in tasks.items():
-        row = found[f"{task.replace('_', ' ')}, GRPO"]
+        row = found[f"{task}, GRPO"]
         rows.append([what, *(row[name] for name in columns)])
+        row = found[f"{task}, untrained, 128 tokens"]
+        rows.append(["as it was, given 128 tokens", *(row[name] for name in columns)])
     print(*bench.table(["held out", *columns.values()], rows), sep="\n")
 
 
@@ -173,7 +175,8 @@ def reuse():
         after[name] += f" ({row['seeds']} {'seed' if row['seeds'] == '1' else 'seeds'})"
     say(
         f"With four passes over each rollout GRPO ends at {after['GRPO']} and GSPO at "
-        f"{after['GSPO']}; RLOO, which has no ratio to clip, at {after['RLOO']}."
+        f"{after['GSPO']}; RLOO, which has no ratio to clip, at {after['RLOO']} (GRPO without its "
+        "clip was not run)."
     )
 
 
