@@ -24,7 +24,6 @@ import gymnasium as gym
 import torch
 import tyro
 from bench import CLASSIC, RESULTS, ROOT, table, write_table
-from scipy.stats import bootstrap, trim_mean
 
 # hyperparams/*.yml of github.com/DLR-RM/rl-baselines3-zoo; lin(x): falls linearly from x to 0.
 ZOO = {
@@ -401,12 +400,16 @@ def returns_of(runs: list[dict]) -> list[str]:
 
 def interquartile_mean(values, axis=-1):
     """The mean without the lowest and the highest quarter (of five: without the ends)."""
+    from scipy.stats import trim_mean  # the tests' --help runs without it
+
     return trim_mean(values, 0.25, axis=axis)
 
 
 def interval(values) -> tuple[float, float]:
     """Of the interquartile mean, 95 %, by the percentiles of 10,000 resamples (Agarwal et al. 2021,
     arXiv:2108.13264)."""
+    from scipy.stats import bootstrap
+
     options = {"n_resamples": 10_000, "method": "percentile", "rng": 0}
     return tuple(bootstrap((values,), interquartile_mean, **options).confidence_interval)
 

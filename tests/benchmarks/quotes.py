@@ -8,6 +8,8 @@ A marker names one of the functions below: <!-- [[[cog finding("clip") ]]] --> t
 """
 
 import json
+import re
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -19,7 +21,8 @@ from bench import RESULTS, ROOT
 from cures_findings import FINDINGS, VERDICTS, fill, lines, summary
 
 HERE = Path(__file__).parent
-PAGES = [ROOT / "README.md", HERE / "README.md", HERE / "EXPERIMENTS.md", RESULTS / "cures.md"]
+PAGES = [ROOT / "README.md", HERE / "README.md", HERE / "EXPERIMENTS.md", HERE / "RESULTS.md"]
+PAGES.append(RESULTS / "cures.md")
 WIDTH = 140
 
 
@@ -93,6 +96,156 @@ def cures():
         print(f"\n{found['time']}; {found['where']}\n")
 
 
+def lines_of(script: str) -> int:
+    return len((ROOT / f"{script}.py").read_text().splitlines())
+
+
+def changed(parent: str, script: str) -> int:
+    """How many lines `diff` prints of the two."""
+    command = ["diff", f"{parent}.py", f"{script}.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return sum(line[:1] in "<>" for line in done.stdout.splitlines())
+
+
+# Script: its parent, its paper, and what the map says: idea, Ψ, control of the step, weakness; the
+# experiment that shows it.
+MAP = {
+    "reinforce": (
+        "",
+        "[1992](https://doi.org/10.1007/BF00992696)",
+        "make likely what went well",
+        "reward-to-go less a baseline",
+        "learning rate",
+        "noisy, and whole episodes only",
+        "psi",
+    ),
+    "actor_critic": (
+        "reinforce",
+        "[2000](https://papers.nips.cc/paper/1786-actor-critic-algorithms)",
+        "let a critic say what follows",
+        "TD error",
+        "learning rate",
+        "the critic's bias; one step too far ruins it",
+        "lambda",
+    ),
+    "trpo": (
+        "actor_critic",
+        "[2015](https://arxiv.org/abs/1502.05477)",
+        "never step too far",
+        "GAE",
+        "KL ≤ δ: natural gradient, line search",
+        "costly: twenty passes over the data for one step",
+        "step",
+    ),
+    "ppo": (
+        "trpo",
+        "[2017](https://arxiv.org/abs/1707.06347)",
+        "the same, at first order",
+        "GAE",
+        "ratio clipped to 1 ± ε",
+        "the clip stops a sample's push, but bounds no distance",
+        "clip",
+    ),
+    "rloo_llm": (
+        "",
+        "[2024](https://arxiv.org/abs/2402.14740)",
+        "the other answers are the critic",
+        "reward less the mean of the others",
+        "none: one step per rollout",
+        "a rollout serves one step",
+        "baseline",
+    ),
+    "grpo_llm": (
+        "rloo_llm",
+        "[2024](https://arxiv.org/abs/2402.03300)",
+        "PPO's clip, several steps",
+        "z-score in the group",
+        "ratio of a token, 1 ± 0.2",
+        "a token of a long wrong answer is cheap",
+        "steps",
+    ),
+    "dapo_llm": (
+        "grpo_llm",
+        "[2025](https://arxiv.org/abs/2503.14476)",
+        "all tokens weigh the same; only groups that teach",
+        "z-score in the group",
+        "ratio of a token, −0.2, +0.28",
+        "the better it gets, the more it discards",
+        "dynamic",
+    ),
+    "gspo_llm": (
+        "grpo_llm",
+        "[2025](https://arxiv.org/abs/2507.18071)",
+        "one ratio per answer",
+        "z-score in the group",
+        "mean ratio of an answer",
+        "an answer is clipped whole or not at all",
+        "ratio",
+    ),
+    "cispo_llm": (
+        "grpo_llm",
+        "[2025](https://arxiv.org/abs/2506.13585)",
+        "clip the weight, keep the gradient",
+        "z-score in the group",
+        "the ratio, as a weight, ≤ 1 + ε",
+        "only the learning rate bounds a step",
+        "silenced",
+    ),
+}
+
+
+def lineage():
+    """The map: a row for each script."""
+    header = ["file, paper", "lines", "changed", "idea", "Ψ", "control of the step", "weakness", ""]
+    rows = []
+    for script, (parent, paper, *words, shown) in MAP.items():
+        size = changed(parent, script) if parent else "–"
+        link = f"[shown](tests/benchmarks/EXPERIMENTS.md#{shown})"
+        rows.append([f"[{script}.py]({script}.py), {paper}", lines_of(script), size, *words, link])
+    print(*bench.table(header, rows), sep="\n")
+
+
+def facts():
+    """What is to be known at a glance."""
+    sizes = {name: lines_of(name) for name in MAP}
+    diffs = sorted(changed(parent, name) for name, (parent, *_) in MAP.items() if parent)
+    of_llm = sorted(sizes[name] for name in bench.LLM)
+    of_classic = sorted(sizes[name] for name in bench.CLASSIC)
+    solved = {row["solved"] for row in cells("classic_seeds").values()}
+    seconds = sorted(number("classic_seeds", n, "seconds to 475, median") for n in bench.CLASSIC)
+    start, end = (number("llm_compare", "grpo_llm", name) for name in ("pass@1 before", "after"))
+    taken = number("llm_compare", "grpo_llm", "seconds")
+    trained, untrained = (
+        cells("real_model")[f"largest, {name}"] for name in ("GRPO", "untrained, 128 tokens")
+    )
+    before, after = float(untrained["greedy"]), float(trained["greedy"].split()[-1])
+    minutes = float(trained["minutes on one core"])
+    faster = [number("classic_cartpole", n, "times faster") for n in bench.CLASSIC[1:]]
+    than_trl = [row["ratio"] for name, row in cells("trl_speed").items() if "per second" in name]
+    items = [
+        f"**Small**: {of_classic[0]} to {of_classic[-1]} lines a classic script, "
+        f"{of_llm[0]:,} to {of_llm[-1]:,} one for language models, environment, data and "
+        f"checkpoints included; {diffs[0]} to {diffs[-1]} lines of diff from one to the next.",
+        f"**They learn**: CartPole-v1 solved on {' and '.join(solved)} seeds by each of the four, "
+        f"in {seconds[0]:.0f} to {seconds[-1]:.0f} s of one core; the tiny model's held-out "
+        f"accuracy goes from {start:.2f} to {end:.2f} in {taken:.0f} s of two.",
+        f"**On a real model, too**: asked for the largest of three numbers, SmolLM2-135M is right "
+        f"in {before:.0%} of unseen questions before training, and in {after:.0%} after "
+        f"{minutes:.0f} minutes of one core.",
+        f"**Fast**: {min(faster):.0f} to {max(faster):.0f} times as fast as Stable-Baselines3 to "
+        f"solve CartPole; {' and '.join(than_trl)} times as many completions a second as TRL.",
+    ]
+    for item in items:
+        say(f"- {item}".replace("%", " %"))
+
+
+def found(name: str):
+    """The first sentence of what an experiment found, and where the rest is."""
+    text = fill(FINDINGS[name], summary(experiment(name)))
+    first = re.split(r"(?<=[.]) (?=[A-Z])", text)[0]
+    say(f"{first} [More](tests/benchmarks/EXPERIMENTS.md#{name}).")
+
+
 def headline():
     """What grpo_llm.py learns."""
     start, end, short, long = (
@@ -112,7 +265,7 @@ def solved():
         assert counts["solved"] == counts["greedy return ≥ 475"], "say the two apart"
     shares = ", ".join(f"`{name}` {counts['solved']}" for name, counts in found.items())
     (seeds,) = {counts["solved"].split()[-1] for counts in found.values()}
-    link = f"[{seeds} seeds](tests/benchmarks/results/classic_seeds.md)"
+    link = f"[{seeds} seeds](results/classic_seeds.md)"
     say(f"Solved, and at 475 or more at the end: {shares} ({link}).")
 
 
@@ -127,10 +280,10 @@ def against_trl():
         f"0.90 in {seconds['grpo_llm.py']} s and TRL in {seconds['''TRL's GRPOTrainer''']} s, "
         f"rloo_llm.py in {seconds['rloo_llm.py']} s and TRL in "
         f"{seconds['''TRL's RLOOTrainer''']} s (medians of {page('trl_time').split(', ')[-1]}, "
-        "`python tests/benchmarks/trl_time.py`, [results](tests/benchmarks/results/trl_time.md)). "
+        "`python tests/benchmarks/trl_time.py`, [results](results/trl_time.md)). "
         f"They draw and train on {shares[0]} times and {shares[1]} times as many completions a "
         "second (`python tests/benchmarks/trl_speed.py`, "
-        "[results](tests/benchmarks/results/trl_speed.md))."
+        "[results](results/trl_speed.md))."
     )
 
 
@@ -147,7 +300,7 @@ def real_against_trl():
     say(
         f"With SmolLM2-135M in bf16, on one-digit sums, {'; '.join(parts)} "
         "(`python tests/benchmarks/trl_real.py time`, one seed, "
-        "[results](tests/benchmarks/results/trl_real.md)). Part of the gain is that groups without "
+        "[results](results/trl_real.md)). Part of the gain is that groups without "
         "a signal are left out here, part that TRL's last layer reads the prompts, too, on a CPU."
     )
 
