@@ -69,7 +69,7 @@ def test_every_command_has_flags_that_the_script_takes(command):
 
 
 def test_the_verifier_shown_is_the_file_named():
-    code = (ROOT / "tests/benchmarks/verifiers/iso_date.py").read_text().split('"""\n\n')[1]
+    code = (ROOT / "tests/benchmarks/verifiers/exact_text.py").read_text().split('"""\n\n\n')[1]
     assert ("python", code) in BLOCKS
 
 

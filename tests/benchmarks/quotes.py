@@ -246,18 +246,6 @@ def found(name: str):
     say(f"{first} [More](tests/benchmarks/EXPERIMENTS.md#{name}).")
 
 
-def headline():
-    """What grpo_llm.py learns."""
-    start, end, short, long = (
-        number("llm_compare", "grpo_llm", column)
-        for column in ("pass@1 before", "after", "length before", "length after")
-    )
-    say(
-        f"Held-out accuracy goes from {start:.2f} to {end:.2f} and the answers grow from "
-        f"{short:.0f} tokens to {long:.0f}."
-    )
-
-
 def solved():
     """How many of the seeds were solved, and ended at 475 or more."""
     found = cells("classic_seeds")
@@ -328,8 +316,7 @@ def reuse():
         after[name] += f" ({row['seeds']} {'seed' if row['seeds'] == '1' else 'seeds'})"
     say(
         f"With four passes over each rollout GRPO ends at {after['GRPO']} and GSPO at "
-        f"{after['GSPO']}; RLOO, which has no ratio to clip, at {after['RLOO']} (GRPO without its "
-        "clip was not run)."
+        f"{after['GSPO']}; RLOO, which has no clip, at {after['RLOO']}."
     )
 
 
