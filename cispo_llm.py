@@ -11,9 +11,9 @@ and the tokens before it.)
     r_it = π_θ(o_it) / π_old(o_it)                    sg: stop-gradient, a plain number to autograd
 
 Why. PPO's clip, in GRPO and DAPO alike, takes the gradient from a token whose ratio has left the
-band in the direction that A_i favors. A rare token, such as the "wait" that saves an answer, moves
-fastest, is clipped first, and learns no more from this rollout. CISPO is REINFORCE with a
-truncated importance weight: every token keeps its gradient.
+band in the direction that A_i favours. The paper saw that rare tokens, such as the "wait" that
+saves an answer, move fastest, are clipped first, and learn no more from this rollout. CISPO is
+REINFORCE with a truncated importance weight: every token keeps its gradient.
 
 Weakness. Nothing ends a token's push: only the learning rate and --max-grad-norm bound a step. The
 paper tunes ε_high but does not print it; for the tiny model 0.2 to 4 made little difference in two
@@ -48,7 +48,7 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # now: once a process group has begun, it would keep its threads alive
+import torch.distributed.nn  # imported after the process group, it would keep threads alive
 import torch.nn.functional as F
 import transformers
 import tyro
@@ -169,7 +169,7 @@ def is_clipped(logprobs, old_logprobs, advantages, mask, args):
 def kl_k3(logprobs, other_logprobs):
     """Schulman's k3 of each token, (B, T): never negative, and KL(π ‖ other) on average over π.
 
-    Its gradient, where the samples are π's own and fixed, is that of the reverse KL(other ‖ π).
+    Its gradient, where the samples are π's own and fixed, is that of KL(other ‖ π) instead.
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -212,7 +212,8 @@ def update(model, optimizer, batch, rng, args):
 def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch with advantages (B,); returns what to log of it.
 
-    Where all advantages are 0 there is no step: Adam would blow up rounding noise to a full one.
+    Where all advantages are 0 there is no step, not even for the KL: Adam would blow up what
+    rounding leaves to a full one.
     approx_kl, KL(π_old ‖ π), is a mean over the tokens trained on.
     clip_ratio is the share of these tokens that is clipped.
     """

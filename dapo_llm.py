@@ -48,7 +48,7 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # now: once a process group has begun, it would keep its threads alive
+import torch.distributed.nn  # imported after the process group, it would keep threads alive
 import torch.nn.functional as F
 import transformers
 import tyro
@@ -174,7 +174,7 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 
 
 def is_clipped(logprobs, old_logprobs, advantages, mask, args):
-    """Tokens whose gradient the clip takes, as the ratio is as far as A wants: bool (B, T)."""
+    """Tokens whose gradient the clip takes: the ratio left the band on A's side. Bool (B, T)."""
     unclipped = importance_ratio(logprobs, old_logprobs, mask) * advantages[:, None]
     return surrogate(logprobs, old_logprobs, advantages, mask, args) < unclipped
 
@@ -182,7 +182,7 @@ def is_clipped(logprobs, old_logprobs, advantages, mask, args):
 def kl_k3(logprobs, other_logprobs):
     """Schulman's k3 of each token, (B, T): never negative, and KL(π ‖ other) on average over π.
 
-    Its gradient, where the samples are π's own and fixed, is that of the reverse KL(other ‖ π).
+    Its gradient, where the samples are π's own and fixed, is that of KL(other ‖ π) instead.
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -264,7 +264,8 @@ def update(model, optimizer, batch, rng, args):
 def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch with advantages (B,); returns what to log of it.
 
-    Where all advantages are 0 there is no step: Adam would blow up rounding noise to a full one.
+    Where all advantages are 0 there is no step, not even for the KL: Adam would blow up what
+    rounding leaves to a full one.
     approx_kl, KL(π_old ‖ π), is a mean over the tokens trained on.
     clip_ratio is the share of these tokens that is clipped.
     """

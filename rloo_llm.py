@@ -48,7 +48,7 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # now: once a process group has begun, it would keep its threads alive
+import torch.distributed.nn  # imported after the process group, it would keep threads alive
 import torch.nn.functional as F
 import transformers
 import tyro
@@ -158,7 +158,7 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 def kl_k3(logprobs, other_logprobs):
     """Schulman's k3 of each token, (B, T): never negative, and KL(π ‖ other) on average over π.
 
-    Its gradient, where the samples are π's own and fixed, is that of the reverse KL(other ‖ π).
+    Its gradient, where the samples are π's own and fixed, is that of KL(other ‖ π) instead.
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
