@@ -38,7 +38,7 @@ def test_every_pair_of_neighbours_is_quoted():
 
 def test_flags_named_exist():
     """Each is in the --help of a script, or of a benchmark named with a flag."""
-    others = {"nproc-per-node", "logdir", "slow", "help"}  # torchrun's, …
+    others = {"nproc-per-node", "logdir", "slow", "help", "extra-index-url"}  # torchrun's, …
     paths = set(PATHS.values())
     paths |= set(re.findall(r"(tests/benchmarks/\w+\.py) --", README))
     asked = [Launched(path, "--help") for path in sorted(paths)]
