@@ -99,10 +99,11 @@ FINDINGS = {
     "{method DAPO, one draw / completions :,.0f}: progress per update, paid in samples.",
     "overlong": "Under a limit of 12 tokens {cut_off penalty, limit 12 / cut off at the end :.1%} "
     "of the answers are cut off at the end with the penalty, "
-    "{cut_off read, limit 12 / cut off at the end :.1%} without. But pass@1 is "
+    "{cut_off wrong, limit 12 / cut off at the end :.1%} where each counts as wrong. But pass@1 is "
     "{cut_off penalty, limit 12 / pass@1 :.2f} with it and "
-    "{cut_off read, limit 12 / pass@1 :.2f} without: the price is right "
-    "answers.",
+    "{cut_off wrong, limit 12 / pass@1 :.2f} so: the price is right answers. Read like any other "
+    "answer, those cut off do as little harm ({cut_off read, limit 12 / pass@1 :.2f}); left out of "
+    "the training, they grow to {cut_off left out, limit 12 / cut off at the end :.0%}.",
     "ratio": "After 8 steps on a rollout the log-ratio has a spread of "
     "{minibatches 8 / token :.2f} at a token, {minibatches 8 / sum :.2f} over a whole answer and "
     "{minibatches 8 / mean :.3f} in an answer's mean.",

@@ -11,7 +11,7 @@ import zlib
 from contextlib import suppress
 from dataclasses import replace
 from inspect import getsource
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
 from unittest.mock import patch
@@ -422,9 +422,15 @@ def draw_difficulty(figure, results):
                 axes.plot(range(len(middle)), middle, color=color, linewidth=1.8)
     left.set_ylim(0)
     right.set_ylim(0)
-    right.set_xticks(range(6), ["–.1", "–.3", "–.5", "–.7", "–.9", "–1"])
-    titles(left, "after 8 rollouts", "right answers of 8", "a question's gradient / mean")
-    titles(right, "after 16 rollouts", "pass rate in 64 other samples")
+    edges = ["0", *(f"{edge:g}" for edge in RATE_BINS[:-1]), "1"]
+    right.set_xticks(range(6), [f"{low}–{high}" for low, high in pairwise(edges)])
+    titles(
+        left,
+        "8 rollouts in, 1/std lifts 1 and 7 of 8",
+        "right answers of 8",
+        "a question's gradient / mean",
+    )
+    titles(right, "16 rollouts in, no difference is seen", "pass rate in 64 other samples")
 
 
 # --------------------------------------------------------------------------------------- Dynamic

@@ -216,15 +216,15 @@ def run_overlong(cut_off, limit, seed, steps=30, warm=1000):
 def draw_overlong(figure, results):
     left, right = figure.subplots(1, 2)
     limit = max(settings["limit"] for settings, _ in results)
-    for i, (cut_off, color) in enumerate(CUT_OFF.items()):
+    for cut_off, color in CUT_OFF.items():
         runs = select(results, cut_off=cut_off, limit=limit)
         if runs:
             x = range(1, len(runs[0]["right"]) + 1)
-            at = len(x) * (i + 1) // 5
-            band(left, x, [smooth(run["cut off"]) for run in runs], color, cut_off, at)
-            band(right, x, [run["right"] for run in runs], color, cut_off, at)
-    titles(left, f"Answers cut off at {limit} tokens", "rollouts", "share")
-    titles(right, "Held-out pass@1 under that limit", "rollouts", "share")
+            band(left, x, [smooth(run["cut off"]) for run in runs], color)
+            band(right, x, [run["right"] for run in runs], color)
+    labels(right, list(CUT_OFF), 0.98, 0.05, CUT_OFF)
+    titles(left, f"With the penalty, fewer are cut off at {limit} tokens", "rollouts", "share")
+    titles(right, "but fewer are right", "rollouts", "held-out pass@1")
 
 
 # ----------------------------------------------------------------------------------------- Ratio
