@@ -331,23 +331,28 @@ def medians(runs, key):
 
 
 def draw_length(figure, results):
-    panels = figure.subplots(1, 3)
-    labels(panels[0], LENGTHS, 0.98, 0.63)
-    for name in LENGTHS:
+    left, right = figure.subplots(1, 2)
+    centres = [edge - 4 for edge in EDGES]
+    for name in ("GRPO", "Dr. GRPO"):
         runs, color = select(results, method=name), COLORS[name]
-        if not runs:
-            continue
-        centres = [edge - 4 for edge in EDGES]
-        panels[0].plot(centres, medians(runs, "weight, wrong"), "-", color=color)
-        x = runs[0]["steps"]
-        for axes, key in ((panels[1], "lengths of wrong"), (panels[2], "lengths of right")):
-            lines = [[math.nan if y is None else y for y in run[key]] for run in runs]
-            band(axes, x, lines, color)
-    panels[0].set_ylim(0)
-    titles(panels[0], "a token of a wrong answer", "length of the answer", "weight / mean weight")
-    titles(panels[1], "wrong answers", "rollouts", "tokens")
-    titles(panels[2], "right answers", "rollouts", "tokens")
-    panels[2].sharey(panels[1])
+        if runs:
+            left.plot(centres, medians(runs, "weight, wrong"), color=color)
+            left.plot(centres, medians(runs, "weight, right"), "--", color=color)
+    labels(left, ["GRPO", "Dr. GRPO"], 0.98, 0.85)
+    left.set_ylim(0)
+    for i, name in enumerate(LENGTHS):
+        runs = select(results, method=name)
+        for x, side in ((2.5 * i, "wrong"), (2.5 * i + 1, "right")):
+            values = [run[f"{side}, second half"] for run in runs]
+            if values:
+                dots(right, x, values, COLORS[name])
+    right.set_xticks(
+        [2.5 * i + shift for i in range(len(LENGTHS)) for shift in (0, 1)],
+        ["wrong", "right"] * len(LENGTHS),
+        rotation=45,
+    )
+    titles(left, "A token's weight falls with length", "tokens of the answer", "weight / mean")
+    titles(right, "Answers' length, second half of the run", "", "tokens")
 
 
 # ------------------------------------------------------------------------------------ Difficulty
@@ -519,7 +524,7 @@ EXPERIMENTS = [
     ),
     Experiment(
         name="length",
-        claim="1/|o_i| makes each token of a long wrong answer cheap.",
+        claim="1/|o_i| makes tokens of a long answer cheap: wrong answers grow, right ones shrink.",
         measure="Weight of a token in the gradient by the length of its answer, and the length of "
         "right and wrong answers to 128 held-out sums of 4 numbers, over 40 rollouts.",
         run=run_length,

@@ -1,0 +1,268 @@
+"""Experiments on what lies around the objective: the KL penalty, the temperature, the group."""
+
+from unittest.mock import patch
+
+import torch
+from bench import BLUE, COLORS, CPU, GREY, RED, evaluate, train
+from cures_llm_steps import gradients, mean, noise_to_signal
+from cures_llm_tokens import first_above
+from cures_tools import Experiment, band, dots, grid, select, titles
+
+import grpo_llm
+import rloo_llm
+
+SEEDS = [1, 2, 3, 4, 5]
+
+# --------------------------------------------------------------------------------------- Hacking
+
+PLACES = {"GRPO": grpo_llm, "RLOO, 4 steps": rloo_llm}  # β in the loss, β in the reward
+BETAS = [0.0, 0.1, 0.3, 1.0]
+PRAISE = 0.1  # for a comma
+
+
+def praise_work(completion, answer):
+    """A reward with a hole: 1 for a right answer, and a little for every step that is shown."""
+    return grpo_llm.verify(completion, answer) + PRAISE * completion.count(",")
+
+
+def both_scores(script, policy, reference, tokenizer, problems, args):
+    """On held-out sums, 4 answers to each: what the reward says, what is true, how far π has gone.
+
+    The distance is KL(π ‖ π_ref) of an answer, a sum over its tokens.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        batch, completions, rewards = script.rollout(policy, tokenizer, problems, 4, 1.0, args)
+    answers = [answer for _, answer in problems for _ in range(4)]
+    right = [grpo_llm.verify(*pair) for pair in zip(completions, answers, strict=True)]
+    log_ratio = batch["old_logprobs"] - script.batch_logprobs(reference, batch, args)
+    return {
+        "proxy": rewards.mean().item(),
+        "true": mean(right),
+        "KL of an answer": log_ratio.sum(1).mean().item(),
+        "tokens": batch["mask"].sum(1).mean().item(),
+    }
+
+
+def run_hacking(method, beta, seed, steps=60, every=4, asked=128):
+    """Claim: a reward with a hole is pushed into the hole; KL to the reference holds against it.
+
+    The reward is 1 for a right answer and 0.1 more for every comma, meant as praise for the working
+    out. A policy that writes nothing but commas earns 2.4 and is never right. Changed: β, in the
+    loss (GRPO) and in the reward (RLOO, with GRPO's four gradient steps a rollout). Measured on
+    held-out sums over training: this reward, the share of right answers, KL to the reference.
+    """
+    script = PLACES[method]
+    args = script.Args(beta=beta, seed=seed, steps=steps, minibatches=4, eval_problems=asked)
+    model, tokenizer = script.load_policy(args, CPU)
+    reference, _ = script.load_policy(args, CPU)
+    problems = script.load_data(args)[1]
+    points = []
+
+    def measure(step, policy):
+        found = both_scores(script, policy, reference, tokenizer, problems, args)
+        points.append({"rollouts": step} | found)
+
+    def each_step(step, policy, metrics):
+        if step % every == 0:
+            measure(step, policy)
+
+    with patch.object(script, "load_verifier", lambda name: praise_work):
+        measure(0, model)
+        train(script, args, each_step=each_step, model=(model, tokenizer))
+    best = max(points, key=lambda point: point["true"])
+    last = points[-1]
+    return {
+        "proxy": last["proxy"],
+        "true": last["true"],
+        "KL of an answer": last["KL of an answer"],
+        "tokens": last["tokens"],
+        "best true": best["true"],
+        "rollouts to best": best["rollouts"],
+    } | {f"{name} by then": [point[name] for point in points] for name in points[0]}
+
+
+def draw_hacking(figure, results):
+    left, right = figure.subplots(1, 2)
+    betas = sorted({settings["beta"] for settings, _ in results})
+    for beta, color in ((betas[0], RED), (betas[-1], BLUE)):
+        runs = select(results, method="GRPO", beta=beta)
+        if runs:
+            x = runs[0]["rollouts by then"]
+            band(left, x, [run["proxy by then"] for run in runs], color, dashed=True)
+            band(left, x, [run["true by then"] for run in runs], color)
+    for method in PLACES:
+        runs = [select(results, method=method, beta=beta) for beta in betas]
+        for i, group in enumerate(runs):
+            if group:
+                dots(right, i, [run["true"] for run in group], COLORS[method])
+    right.set_xticks(range(len(betas)), [f"{beta:g}" for beta in betas])
+    titles(left, "GRPO", "rollouts", "")
+    titles(right, "Right answers at the end", "β", "held-out pass@1")
+
+
+# ----------------------------------------------------------------------------------- Temperature
+
+TEMPERATURES = [0.3, 0.5, 0.7, 1.0, 1.2, 1.5]
+TRAINED_AT = [None, 0.7, 1.0, 1.2]  # None: before training
+
+
+def scores_at(model, tokenizer, problems, temperature, args):
+    """pass@1 and pass@8 of 8 answers to each held-out sum, drawn at this temperature."""
+    torch.manual_seed(args.seed)
+    rewards = grpo_llm.rollout(model, tokenizer, problems, 8, temperature, args)[2]
+    return {"pass@1": rewards.mean().item(), "pass@8": rewards.amax(1).mean().item()}
+
+
+def run_temperature(trained_at, seed, steps=40, asked=128):
+    """Claim: a low temperature makes one answer surer, a high one makes the best of many better.
+
+    Changed: the temperature of sampling on held-out sums, of the tiny model before training
+    (trained_at None) and after 40 rollouts of GRPO; and --temperature of that training, which is in
+    its rollouts and in its loss. Measured: pass@1 and pass@8 at every temperature of sampling;
+    rollouts until half of the answers are right; entropy at the end.
+    """
+    args = grpo_llm.Args(seed=seed, steps=steps, eval_problems=asked)
+    model, tokenizer = grpo_llm.load_policy(args, CPU)
+    found = {}
+    if trained_at is not None:
+        args.temperature = trained_at
+        result = train(grpo_llm, args, model=(model, tokenizer))
+        found["rollouts to 0.5"] = first_above(result["reward"], 0.5)
+        found["entropy at the end"] = mean(result["entropy"][-5:])
+    problems = grpo_llm.load_data(args)[1]
+    for temperature in TEMPERATURES:
+        scores = scores_at(model, tokenizer, problems, temperature, args)
+        found |= {f"{name}, T {temperature}": score for name, score in scores.items()}
+    return found
+
+
+def draw_temperature(figure, results):
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, trained_at in zip(panels, (None, 1.0), strict=True):
+        runs = select(results, trained_at=trained_at)
+        for name, color in (("pass@1", RED), ("pass@8", GREY)):
+            if runs:
+                y = [[run[f"{name}, T {T}"] for T in TEMPERATURES] for run in runs]
+                band(axes, TEMPERATURES, y, color, name, 1)
+    titles(panels[0], "Before training", "temperature of sampling", "share of held-out sums")
+    titles(panels[1], "After training at T = 1", "temperature of sampling")
+
+
+# ----------------------------------------------------------------------------------------- Group
+
+GROUPS = [2, 4, 8, 16, 32, 64]
+COMPLETIONS = 256  # in a rollout
+
+
+def gradient_noise(model, tokenizer, group_size, rollouts, args):
+    """Of GRPO's gradient over so many rollouts of one policy: noise, and groups with a signal."""
+    torch.manual_seed(args.seed)
+    problems = grpo_llm.problem_stream(None, args.seed)
+    samples, signal = [], []
+    for _ in range(rollouts):
+        drawn = [next(problems) for _ in range(COMPLETIONS // group_size)]
+        batch, _, rewards = grpo_llm.rollout(model, tokenizer, drawn, group_size, 1.0, args)
+        advantages = grpo_llm.compute_advantages(rewards, args)
+        weights = grpo_llm.token_weights(batch["mask"], args)
+        samples += gradients(model, batch, weights, [advantages], args)
+        signal.append((advantages != 0).any(1).float().mean().item())
+    return {"noise": noise_to_signal(samples), "groups with a signal": mean(signal)}
+
+
+def run_group(seed, after=None, group_size=None, steps=30, rollouts=30, asked=128):
+    """Claim: of a fixed number of completions, a group of middling size learns most.
+
+    Changed: the group's size G, with 256 / G questions a rollout. Measured: with `after`, the noise
+    of GRPO's gradient at the policy after so many rollouts of GRPO with groups of 8, the same
+    policy for all G; with `group_size`, pass@1 on held-out sums while GRPO learns with it.
+    """
+    args = grpo_llm.Args(seed=seed, steps=steps, eval_problems=asked)
+    if after is not None:
+        trained = train(grpo_llm, args, steps=after)
+        found = {"pass@1": trained["pass@1"]}
+        for size in GROUPS:
+            numbers = gradient_noise(trained["model"], trained["tokenizer"], size, rollouts, args)
+            found |= {f"{name}, G {size}": value for name, value in numbers.items()}
+        return found
+
+    args.group_size, args.prompts_per_step = group_size, COMPLETIONS // group_size
+    scores = []
+
+    def each_step(step, policy, metrics):
+        if step % 2 == 0:
+            scores.append(evaluate(grpo_llm, policy, tokenizer, args, asked, 4)["pass@1"])
+
+    model, tokenizer = grpo_llm.load_policy(args, CPU)
+    result = train(grpo_llm, args, each_step=each_step, model=(model, tokenizer))
+    return {
+        "pass@1 after 10": scores[4] if len(scores) > 4 else None,
+        "mean pass@1": mean(scores),
+        "pass@1 at the end": result["pass@1"],
+        "pass@8 at the end": result["pass@8"],
+        "pass@1 by then": scores,
+    }
+
+
+def draw_group(figure, results):
+    left, right = figure.subplots(1, 2)
+    afters = sorted({settings["after"] for settings, _ in results if "after" in settings})
+    for after, color in zip(afters, (GREY, RED), strict=False):
+        runs = select(results, after=after)
+        y = [[run[f"noise, G {size}"] for size in GROUPS] for run in runs]
+        if all(value is not None for row in y for value in row):
+            band(left, GROUPS, y, color, f"after {after} rollouts", 1)
+    sizes = [size for size in GROUPS if select(results, group_size=size)]
+    for name, color in (("pass@1 after 10", GREY), ("pass@1 at the end", RED)):
+        runs = [[run[name] for run in select(results, group_size=size)] for size in sizes]
+        if all(value is not None for row in runs for value in row):
+            band(right, sizes, list(zip(*runs, strict=True)), color, name, 0)
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(GROUPS, [str(size) for size in GROUPS])
+        axes.minorticks_off()
+    titles(left, "Noise of the gradient", "G, of 256 completions", "variance / squared mean")
+    titles(right, "Learning", "G, of 256 completions", "held-out pass@1")
+
+
+EXPERIMENTS = [
+    Experiment(
+        "hacking",
+        "A policy finds the hole in its reward; KL to the reference keeps it from there.",
+        "A reward that praises commas, beside the share of right answers on 128 held-out sums, "
+        "over 60 rollouts, by β in the loss (GRPO) and in the reward (RLOO, 4 steps a rollout).",
+        run_hacking,
+        grid(SEEDS, method=list(PLACES), beta=BETAS),
+        [
+            {"method": "GRPO", "beta": 0.0, "seed": 1, "steps": 2, "every": 1, "asked": 4},
+            {"method": "RLOO, 4 steps", "beta": 0.1, "seed": 1, "steps": 1, "asked": 4},
+        ],
+        draw_hacking,
+    ),
+    Experiment(
+        "temperature",
+        "A low temperature makes one answer surer, a high one makes the best of many better.",
+        "pass@1 and pass@8 on 128 held-out sums by temperature of sampling, before and after 40 "
+        "rollouts of GRPO at several temperatures.",
+        run_temperature,
+        grid(SEEDS, trained_at=TRAINED_AT),
+        [
+            {"trained_at": None, "seed": 1, "asked": 4},
+            {"trained_at": 1.0, "seed": 1, "steps": 2, "asked": 4},
+        ],
+        draw_temperature,
+    ),
+    Experiment(
+        "group",
+        "Of a fixed number of completions, groups of middling size learn most.",
+        "By G, with 256 / G questions a rollout: variance of GRPO's gradient over its squared "
+        "mean, from 30 rollouts; pass@1 on 128 held-out sums after 10 and 30 rollouts.",
+        run_group,
+        [*grid(SEEDS, after=[0, 10]), *grid(SEEDS, group_size=GROUPS)],
+        [
+            {"seed": 1, "after": 0, "rollouts": 2, "asked": 4},
+            {"seed": 1, "group_size": 64, "steps": 2, "asked": 4},
+        ],
+        draw_group,
+    ),
+]
