@@ -68,11 +68,22 @@ FINDINGS = {
     "closer, with {method in the reward, beta 1.0 / KL of an answer :.2f} nats and "
     "{method in the loss, beta 1.0 / KL of an answer :.2f}.",
     "critic": "To be 90 % right takes PPO with a critic {method PPO 1 / rollouts to 0.9 :.0f} "
-    "rollouts (at last it explains {method PPO 1 / explained :.0%} of the rewards' variance), "
-    "GRPO {method GRPO / rollouts to 0.9 :.0f}, and PPO with the batch mean instead of a "
-    "critic {method PPO 1, no critic / rollouts to 0.9 :.0f}: neither critic nor group matters on "
-    "answers this short. The critic doubles the training state, from "
-    "{method GRPO / megabytes :.1f} to {method PPO 1 / megabytes :.1f} MB.",
+    "rollouts ({method PPO 1 / rollouts to 0.9 / low :.0f} to "
+    "{method PPO 1 / rollouts to 0.9 / high :.0f}), GRPO "
+    "{method GRPO / rollouts to 0.9 :.0f} ({method GRPO / rollouts to 0.9 / low :.0f} to "
+    "{method GRPO / rollouts to 0.9 / high :.0f}), and PPO with the batch mean instead of a "
+    "critic {method PPO 1, no critic / rollouts to 0.9 :.0f} "
+    "({method PPO 1, no critic / rollouts to 0.9 / low :.0f} to "
+    "{method PPO 1, no critic / rollouts to 0.9 / high :.0f}): neither critic nor group is missed "
+    "on answers this short. When half of the answers are right the critic explains "
+    "{method PPO 1 / explained at half right :.0%} of the variance of the rewards, at the end "
+    "{method PPO 1 / explained at the end :.0%}. It doubles the training state, from "
+    "{method GRPO / megabytes :.1f} to {method PPO 1 / megabytes :.1f} MB, and a rollout with its "
+    "updates takes {method PPO 1 / seconds a rollout :.2f} s with it and "
+    "{method PPO 1, no critic / seconds a rollout :.2f} s without. 256 questions once each "
+    "instead of 32 eight times take {method PPO 0.95, no groups / rollouts to 0.9 :.0f} rollouts "
+    "with the critic (λ 0.95) and {method PPO 1, no critic, no groups / rollouts to 0.9 :.0f} "
+    "without: this small gain is not the critic's.",
     "length": "GRPO gives a token of a long answer less weight, right or wrong; Dr. GRPO does not. "
     "So wrong answers should grow and right ones shrink. Wrong ones hardly grow: from "
     "{method GRPO / wrong at the start :.1f} tokens to {method GRPO / wrong, second half :.1f} "
@@ -136,6 +147,7 @@ VERDICTS = {  # whether the claim was seen to hold
     "critic": SHOWN,
     "steps": PARTLY,
     "kl": PARTLY,
+    "hacking": SHOWN,
     "length": NOT_SHOWN,
     "difficulty": PARTLY,
     "cliphigher": PARTLY,
@@ -143,6 +155,8 @@ VERDICTS = {  # whether the claim was seen to hold
     "overlong": PARTLY,
     "ratio": SHOWN,
     "silenced": PARTLY,
+    "temperature": PARTLY,
+    "group": PARTLY,
 }
 
 

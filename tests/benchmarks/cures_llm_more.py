@@ -5,7 +5,7 @@ from unittest.mock import patch
 import torch
 from bench import BLUE, COLORS, CPU, GREY, RED, evaluate, train
 from cures_llm_steps import gradients, mean, noise_to_signal
-from cures_llm_tokens import first_above
+from cures_llm_tokens import first_above, warm_start
 from cures_tools import Experiment, band, dots, grid, select, titles
 
 import grpo_llm
@@ -44,7 +44,7 @@ def both_scores(script, policy, reference, tokenizer, problems, args):
     }
 
 
-def run_hacking(method, beta, seed, steps=60, every=4, asked=128):
+def run_hacking(method, beta, seed, steps=60, every=4, asked=128, warm=1000):
     """Claim: a reward with a hole is pushed into the hole; KL to the reference holds against it.
 
     The reward is 1 for a right answer and 0.1 more for every comma, meant as praise for the working
@@ -54,8 +54,8 @@ def run_hacking(method, beta, seed, steps=60, every=4, asked=128):
     """
     script = PLACES[method]
     args = script.Args(beta=beta, seed=seed, steps=steps, minibatches=4, eval_problems=asked)
-    model, tokenizer = script.load_policy(args, CPU)
-    reference, _ = script.load_policy(args, CPU)
+    model, tokenizer = warm_start("meander", warm)
+    reference, _ = warm_start("meander", warm)
     problems = script.load_data(args)[1]
     points = []
 

@@ -17,7 +17,7 @@ from statistics import median
 from unittest.mock import patch
 
 import torch
-from bench import COLORS, CPU, ORANGE, PINK, PURPLE, evaluate, train
+from bench import COLORS, CPU, GREY, ORANGE, PINK, PURPLE, evaluate, train
 from cures_tools import Experiment, band, dots, grid, labels, select, smooth, titles
 
 import cispo_llm
@@ -336,23 +336,26 @@ def draw_length(figure, results):
     for name in ("GRPO", "Dr. GRPO"):
         runs, color = select(results, method=name), COLORS[name]
         if runs:
-            left.plot(centres, medians(runs, "weight, wrong"), color=color)
             left.plot(centres, medians(runs, "weight, right"), "--", color=color)
+            left.plot(centres, medians(runs, "weight, wrong"), color=color)
     labels(left, ["GRPO", "Dr. GRPO"], 0.98, 0.85)
+    place = {"transform": left.transAxes, "ha": "right", "fontsize": 8}
+    left.text(0.98, 0.76, "dashed: of a right answer", color=GREY, **place)
     left.set_ylim(0)
     for i, name in enumerate(LENGTHS):
-        runs = select(results, method=name)
-        for x, side in ((2.5 * i, "wrong"), (2.5 * i + 1, "right")):
-            values = [run[f"{side}, second half"] for run in runs]
+        for x, side in ((4 * i, "wrong"), (4 * i + 2, "right")):
+            values = [run[f"{side}, second half"] for run in select(results, method=name)]
             if values:
                 dots(right, x, values, COLORS[name])
-    right.set_xticks(
-        [2.5 * i + shift for i in range(len(LENGTHS)) for shift in (0, 1)],
-        ["wrong", "right"] * len(LENGTHS),
-        rotation=45,
-    )
-    titles(left, "A token's weight falls with length", "tokens of the answer", "weight / mean")
-    titles(right, "Answers' length, second half of the run", "", "tokens")
+    start = [run[f"{side} at the start"] for _, run in results for side in ("wrong", "right")]
+    right.axhline(median(start), color=GREY, linewidth=1, linestyle=":")
+    right.text(15, median(start), "start", color=GREY, fontsize=8, va="bottom", ha="center")
+    places = [4 * i + shift for i in range(len(LENGTHS)) for shift in (0, 1, 2)]
+    names = [each for name in LENGTHS for each in ("wrong", f"\n{name}", "right")]
+    right.set_xticks(places, names)
+    right.set_xlim(-1, 16)
+    titles(left, "A token of a long answer weighs less", "tokens of the answer", "weight / mean")
+    titles(right, "Wrong answers hardly grow, right ones shrink", "", "tokens, second half")
 
 
 # ------------------------------------------------------------------------------------ Difficulty
