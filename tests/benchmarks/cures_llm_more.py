@@ -3,10 +3,10 @@
 from unittest.mock import patch
 
 import torch
-from bench import BLUE, COLORS, CPU, GREY, RED, evaluate, train
+from bench import BLUE, COLORS, CPU, GREY, ORANGE, RED, evaluate, train
 from cures_llm_steps import gradients, mean, noise_to_signal
 from cures_llm_tokens import first_above, warm_start
-from cures_tools import Experiment, band, dots, grid, select, titles
+from cures_tools import Experiment, band, grid, labels, select, titles
 
 import grpo_llm
 import rloo_llm
@@ -15,9 +15,10 @@ SEEDS = [1, 2, 3, 4, 5]
 
 # --------------------------------------------------------------------------------------- Hacking
 
-PLACES = {"GRPO": grpo_llm, "RLOO, 4 steps": rloo_llm}  # β in the loss, β in the reward
+PLACES = {"GRPO": grpo_llm, "RLOO, 4 steps": rloo_llm}
+WHERE = {"GRPO": "GRPO, β in the loss", "RLOO, 4 steps": "RLOO, β in the reward"}
 BETAS = [0.0, 0.1, 0.3, 1.0]
-PRAISE = 0.1  # for a comma
+PRAISE = 0.2  # for a comma
 
 
 def praise_work(completion, answer):
@@ -44,13 +45,14 @@ def both_scores(script, policy, reference, tokenizer, problems, args):
     }
 
 
-def run_hacking(method, beta, seed, steps=60, every=4, asked=128, warm=1000):
+def run_hacking(method, beta, seed, steps=40, every=5, asked=64, warm=1000):
     """Claim: a reward with a hole is pushed into the hole; KL to the reference holds against it.
 
-    The reward is 1 for a right answer and 0.1 more for every comma, meant as praise for the working
-    out. A policy that writes nothing but commas earns 2.4 and is never right. Changed: β, in the
-    loss (GRPO) and in the reward (RLOO, with GRPO's four gradient steps a rollout). Measured on
-    held-out sums over training: this reward, the share of right answers, KL to the reference.
+    The reward is 1 for a right answer and 0.2 more for every comma, meant as praise for the working
+    out. The model meanders: it may say a running total several times. So it can earn more by
+    repeating itself, until there is no room for an answer. Changed: β, in the loss (GRPO) and in
+    the reward (RLOO, with GRPO's four gradient steps a rollout). Measured on held-out sums over
+    training: this reward, the share of right answers, KL to the reference.
     """
     script = PLACES[method]
     args = script.Args(beta=beta, seed=seed, steps=steps, minibatches=4, eval_problems=asked)
@@ -84,21 +86,27 @@ def run_hacking(method, beta, seed, steps=60, every=4, asked=128, warm=1000):
 
 def draw_hacking(figure, results):
     left, right = figure.subplots(1, 2)
-    betas = sorted({settings["beta"] for settings, _ in results})
-    for beta, color in ((betas[0], RED), (betas[-1], BLUE)):
+    shown = {0.0: RED, 0.3: BLUE}
+    for beta, color in shown.items():
         runs = select(results, method="GRPO", beta=beta)
         if runs:
             x = runs[0]["rollouts by then"]
             band(left, x, [run["proxy by then"] for run in runs], color, dashed=True)
             band(left, x, [run["true by then"] for run in runs], color)
-    for method in PLACES:
-        runs = [select(results, method=method, beta=beta) for beta in betas]
-        for i, group in enumerate(runs):
-            if group:
-                dots(right, i, [run["true"] for run in group], COLORS[method])
+    names = {f"GRPO, β {beta:g}": color for beta, color in shown.items()}
+    names |= {"dashed: the reward": GREY, "solid: right answers": GREY}
+    labels(left, names, 0.02, 0.65, names)
+    betas = sorted({settings["beta"] for settings, _ in results})
+    for method in WHERE:
+        runs = [[run["true"] for run in select(results, method=method, beta=b)] for b in betas]
+        if all(runs):
+            band(right, range(len(betas)), list(zip(*runs, strict=True)), COLORS[method])
+    names = {where: COLORS[method] for method, where in WHERE.items()}
+    labels(right, names, 0.98, 0.05, names)
     right.set_xticks(range(len(betas)), [f"{beta:g}" for beta in betas])
-    titles(left, "GRPO", "rollouts", "")
-    titles(right, "Right answers at the end", "β", "held-out pass@1")
+    right.set_ylim(0)
+    titles(left, "Without KL: reward up, right answers down", "rollouts", "mean over answers")
+    titles(right, "A middling β keeps right answers", "β", "share of right answers, at the end")
 
 
 # ----------------------------------------------------------------------------------- Temperature
@@ -138,15 +146,21 @@ def run_temperature(trained_at, seed, steps=40, asked=128):
 
 
 def draw_temperature(figure, results):
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, trained_at in zip(panels, (None, 1.0), strict=True):
+    left, right = figure.subplots(1, 2, sharey=True)
+    colors = {"pass@8": GREY, "pass@1": RED}
+    lines = [(left, None, name, False) for name in colors]
+    lines += [(right, 1.0, name, False) for name in colors] + [(right, 0.7, "pass@1", True)]
+    for axes, trained_at, name, dashed in lines:
         runs = select(results, trained_at=trained_at)
-        for name, color in (("pass@1", RED), ("pass@8", GREY)):
-            if runs:
-                y = [[run[f"{name}, T {T}"] for T in TEMPERATURES] for run in runs]
-                band(axes, TEMPERATURES, y, color, name, 1)
-    titles(panels[0], "Before training", "temperature of sampling", "share of held-out sums")
-    titles(panels[1], "After training at T = 1", "temperature of sampling")
+        if runs:
+            y = [[run[f"{name}, T {T}"] for T in TEMPERATURES] for run in runs]
+            band(axes, TEMPERATURES, y, colors[name], dashed=dashed)
+    labels(left, colors, 0.02, 0.8, colors)
+    names = colors | {"dashed: trained at T = 0.7": RED}
+    labels(right, names, 0.02, 0.05, names)
+    left.set_ylim(0, 1.05)
+    titles(left, "Before training: heat helps", "temperature of sampling", "held-out sums")
+    titles(right, "After training at T = 1: cold is surer", "temperature of sampling")
 
 
 # ----------------------------------------------------------------------------------------- Group
@@ -170,7 +184,7 @@ def gradient_noise(model, tokenizer, group_size, rollouts, args):
     return {"noise": noise_to_signal(samples), "groups with a signal": mean(signal)}
 
 
-def run_group(seed, after=None, group_size=None, steps=30, rollouts=30, asked=128):
+def run_group(seed, after=None, group_size=None, steps=30, rollouts=24, asked=128):
     """Claim: of a fixed number of completions, a group of middling size learns most.
 
     Changed: the group's size G, with 256 / G questions a rollout. Measured: with `after`, the noise
@@ -206,36 +220,42 @@ def run_group(seed, after=None, group_size=None, steps=30, rollouts=30, asked=12
 
 def draw_group(figure, results):
     left, right = figure.subplots(1, 2)
-    afters = sorted({settings["after"] for settings, _ in results if "after" in settings})
-    for after, color in zip(afters, (GREY, RED), strict=False):
+    noise = {f"after {after} rollouts": after for after in (0, 10)}
+    learning = {"pass@1 at the end": "after 30 rollouts", "pass@1 after 10": "after 10 rollouts"}
+    colors = {"after 0 rollouts": GREY, "after 10 rollouts": ORANGE, "after 30 rollouts": RED}
+    for name, after in noise.items():
         runs = select(results, after=after)
         y = [[run[f"noise, G {size}"] for size in GROUPS] for run in runs]
-        if all(value is not None for row in y for value in row):
-            band(left, GROUPS, y, color, f"after {after} rollouts", 1)
+        if y and all(value is not None for row in y for value in row):
+            band(left, GROUPS, y, colors[name])
     sizes = [size for size in GROUPS if select(results, group_size=size)]
-    for name, color in (("pass@1 after 10", GREY), ("pass@1 at the end", RED)):
-        runs = [[run[name] for run in select(results, group_size=size)] for size in sizes]
+    for column, name in learning.items():
+        runs = [[run[column] for run in select(results, group_size=size)] for size in sizes]
         if all(value is not None for row in runs for value in row):
-            band(right, sizes, list(zip(*runs, strict=True)), color, name, 0)
+            band(right, sizes, list(zip(*runs, strict=True)), colors[name])
+    labels(left, noise, 0.02, 0.8, colors)
+    labels(right, list(learning.values()), 0.02, 0.05, colors)
     for axes in (left, right):
         axes.set_xscale("log", base=2)
         axes.set_xticks(GROUPS, [str(size) for size in GROUPS])
         axes.minorticks_off()
-    titles(left, "Noise of the gradient", "G, of 256 completions", "variance / squared mean")
-    titles(right, "Learning", "G, of 256 completions", "held-out pass@1")
+    left.set_ylim(0)
+    right.set_ylim(0.3, 1.03)
+    titles(left, "Large groups make more noise", "G, of 256 completions", "variance / squared mean")
+    titles(right, "and learn less", "G, of 256 completions", "held-out pass@1")
 
 
 EXPERIMENTS = [
     Experiment(
         "hacking",
         "A policy finds the hole in its reward; KL to the reference keeps it from there.",
-        "A reward that praises commas, beside the share of right answers on 128 held-out sums, "
-        "over 60 rollouts, by β in the loss (GRPO) and in the reward (RLOO, 4 steps a rollout).",
+        "A reward that praises commas, beside the share of right answers on 64 held-out sums, "
+        "over 40 rollouts, by β in the loss (GRPO) and in the reward (RLOO, 4 steps a rollout).",
         run_hacking,
         grid(SEEDS, method=list(PLACES), beta=BETAS),
         [
-            {"method": "GRPO", "beta": 0.0, "seed": 1, "steps": 2, "every": 1, "asked": 4},
-            {"method": "RLOO, 4 steps", "beta": 0.1, "seed": 1, "steps": 1, "asked": 4},
+            {"method": "GRPO", "beta": 0.0, "seed": 1, "steps": 2, "every": 1, "warm": 2},
+            {"method": "RLOO, 4 steps", "beta": 0.1, "seed": 1, "steps": 1, "warm": 2},
         ],
         draw_hacking,
     ),
@@ -256,7 +276,7 @@ EXPERIMENTS = [
         "group",
         "Of a fixed number of completions, groups of middling size learn most.",
         "By G, with 256 / G questions a rollout: variance of GRPO's gradient over its squared "
-        "mean, from 30 rollouts; pass@1 on 128 held-out sums after 10 and 30 rollouts.",
+        "mean, from 24 rollouts; pass@1 on 128 held-out sums after 10 and 30 rollouts.",
         run_group,
         [*grid(SEEDS, after=[0, 10]), *grid(SEEDS, group_size=GROUPS)],
         [
