@@ -58,6 +58,7 @@ COLORS = {  # one for each method in all figures; a new one is entered here
     "PPO 0.95": PINK,
     "PPO 0.95, no groups": PURPLE,
     "PPO 1, no critic": OLIVE,
+    "PPO 1, no critic, no groups": GREEN,
 }
 
 

@@ -67,18 +67,56 @@ FINDINGS = {
     "{method in the loss, beta 0.3 / pass@1 :.2f} in the loss. At β 1 it is the reward that holds "
     "closer, with {method in the reward, beta 1.0 / KL of an answer :.2f} nats and "
     "{method in the loss, beta 1.0 / KL of an answer :.2f}.",
+    "hacking": "Without KL GRPO's reward climbs to {method GRPO, beta 0.0 / proxy :.2f}, while "
+    "right answers, {method GRPO, beta 0.0 / best true :.2f} of all after "
+    "{method GRPO, beta 0.0 / rollouts to best :.0f} rollouts, fall to "
+    "{method GRPO, beta 0.0 / true :.2f} (at best {method GRPO, beta 0.0 / true / high :.2f}): the "
+    "policy lists running totals over {method GRPO, beta 0.0 / tokens :.0f} of 24 tokens, and no "
+    "room is left for the answer. With RLOO they fall to "
+    "{method RLOO, 4 steps, beta 0.0 / true :.2f}. With a β of 0.3 "
+    "{method GRPO, beta 0.3 / true :.2f} are right at the end with KL in the loss and "
+    "{method RLOO, 4 steps, beta 0.3 / true :.2f} with KL in the reward (at worst "
+    "{method GRPO, beta 0.3 / true / low :.2f} and "
+    "{method RLOO, 4 steps, beta 0.3 / true / low :.2f}), "
+    "{method GRPO, beta 0.3 / KL of an answer :.1f} and "
+    "{method RLOO, 4 steps, beta 0.3 / KL of an answer :.1f} nats an answer from the reference "
+    "instead of {method GRPO, beta 0.0 / KL of an answer :.1f} and "
+    "{method RLOO, 4 steps, beta 0.0 / KL of an answer :.1f}. β 0.1 is too little "
+    "({method GRPO, beta 0.1 / true :.2f} and {method RLOO, 4 steps, beta 0.1 / true :.2f}), and β "
+    "1 keeps the policy from learning, too ({method GRPO, beta 1.0 / true :.2f} and "
+    "{method RLOO, 4 steps, beta 1.0 / true :.2f}). GRPO without KL, stopped at its best, would do "
+    "nearly as well as with β 0.3.",
     "critic": "To be 90 % right takes PPO with a critic {method PPO 1 / rollouts to 0.9 :.0f} "
-    "rollouts (at last it explains {method PPO 1 / explained :.0%} of the rewards' variance), "
-    "GRPO {method GRPO / rollouts to 0.9 :.0f}, and PPO with the batch mean instead of a "
-    "critic {method PPO 1, no critic / rollouts to 0.9 :.0f}: neither critic nor group matters on "
-    "answers this short. The critic doubles the training state, from "
-    "{method GRPO / megabytes :.1f} to {method PPO 1 / megabytes :.1f} MB.",
-    "length": "GRPO gives a token of a long answer less weight, Dr. GRPO does not. But on this run "
-    "wrong answers hardly grow: from {method GRPO / wrong at the start :.1f} tokens "
-    "to {method GRPO / wrong, second half :.1f} "
+    "rollouts ({method PPO 1 / rollouts to 0.9 / low :.0f} to "
+    "{method PPO 1 / rollouts to 0.9 / high :.0f}), GRPO "
+    "{method GRPO / rollouts to 0.9 :.0f} ({method GRPO / rollouts to 0.9 / low :.0f} to "
+    "{method GRPO / rollouts to 0.9 / high :.0f}), and PPO with the batch mean instead of a "
+    "critic {method PPO 1, no critic / rollouts to 0.9 :.0f} "
+    "({method PPO 1, no critic / rollouts to 0.9 / low :.0f} to "
+    "{method PPO 1, no critic / rollouts to 0.9 / high :.0f}): neither critic nor group is missed "
+    "on answers this short. When half of the answers are right the critic, trained at the policy's "
+    "rate, explains {method PPO 1 / explained at half right :.0%} of the variance of the "
+    "rewards, at the end {method PPO 1 / explained at the end :.0%}. It doubles the training "
+    "state, from {method GRPO / megabytes :.1f} to {method PPO 1 / megabytes :.1f} MB, and a "
+    "rollout with its updates takes {method PPO 1 / seconds a rollout :.2f} s with it and "
+    "{method PPO 1, no critic / seconds a rollout :.2f} s without. 256 questions once each "
+    "instead of 32 eight times take {method PPO 0.95, no groups / rollouts to 0.9 :.0f} rollouts "
+    "with the critic (λ 0.95) and {method PPO 1, no critic, no groups / rollouts to 0.9 :.0f} "
+    "without: this small gain is not the critic's.",
+    "length": "GRPO gives a token of a long answer less weight, right or wrong; Dr. GRPO does not. "
+    "So wrong answers should grow and right ones shrink. Wrong ones hardly grow: from "
+    "{method GRPO / wrong at the start :.1f} tokens to {method GRPO / wrong, second half :.1f} "
     "({method GRPO / wrong, second half / low :.1f} to "
     "{method GRPO / wrong, second half / high :.1f}); Dr. GRPO's go to "
-    "{method Dr. GRPO / wrong, second half :.1f}.",
+    "{method Dr. GRPO / wrong, second half :.1f} "
+    "({method Dr. GRPO / wrong, second half / low :.1f} to "
+    "{method Dr. GRPO / wrong, second half / high :.1f}). Right ones do shrink, from "
+    "{method GRPO / right at the start :.1f} to {method GRPO / right, second half :.1f} "
+    "({method GRPO / right, second half / low :.1f} to "
+    "{method GRPO / right, second half / high :.1f}), but so do Dr. GRPO's, to "
+    "{method Dr. GRPO / right, second half :.1f} "
+    "({method Dr. GRPO / right, second half / low :.1f} to "
+    "{method Dr. GRPO / right, second half / high :.1f}), without that weight.",
     "difficulty": "After 8 rollouts a group with 1 or 7 right answers of 8 has "
     "{after 8, std True / norm at 1 or 7 of 8 / at 3 to 5 :.2f} times the gradient of one with 3 "
     "to 5, and {after 8, std False / norm at 1 or 7 of 8 / at 3 to 5 :.2f} times without the "
@@ -117,6 +155,37 @@ FINDINGS = {
     "{method CISPO, guess_rate 0.999, steps 80 / rollouts to 0.5 :.0f} rollouts, GRPO after "
     "{method GRPO, guess_rate 0.999, steps 80 / rollouts to 0.5 :.0f}, RLOO with four steps after "
     "{method RLOO, 4 steps, guess_rate 0.999, steps 80 / rollouts to 0.5 :.0f}: no gain is seen.",
+    "temperature": "Before training both rise with the temperature of sampling: from 0.3 to 1.5 "
+    "pass@1 goes from {trained_at None / pass@1, T 0.3 :.2f} to "
+    "{trained_at None / pass@1, T 1.5 :.2f}, pass@8 from "
+    "{trained_at None / pass@8, T 0.3 :.2f} to {trained_at None / pass@8, T 1.5 :.2f}, as the "
+    "skill lies under a habit of guessing. After training at T = 1 pass@1 falls with it, from "
+    "{trained_at 1.0 / pass@1, T 0.3 :.2f} over {trained_at 1.0 / pass@1, T 1.0 :.2f} at T = 1 to "
+    "{trained_at 1.0 / pass@1, T 1.5 :.2f}, and pass@8 is {trained_at 1.0 / pass@8, T 0.3 :.2f} "
+    "at every temperature. Training at 0.7, 1 and 1.2 makes half of the answers "
+    "right after {trained_at 0.7 / rollouts to 0.5 :.0f}, "
+    "{trained_at 1.0 / rollouts to 0.5 :.0f} and {trained_at 1.2 / rollouts to 0.5 :.0f} rollouts. "
+    "Sampled at T = 1, these policies end at {trained_at 0.7 / pass@1, T 1.0 :.2f}, "
+    "{trained_at 1.0 / pass@1, T 1.0 :.2f} and {trained_at 1.2 / pass@1, T 1.0 :.2f} (at worst "
+    "{trained_at 0.7 / pass@1, T 1.0 / low :.2f}, {trained_at 1.0 / pass@1, T 1.0 / low :.2f} and "
+    "{trained_at 1.2 / pass@1, T 1.0 / low :.2f}); sampled at 0.3, at "
+    "{trained_at 0.7 / pass@1, T 0.3 :.2f}, {trained_at 1.0 / pass@1, T 0.3 :.2f} and "
+    "{trained_at 1.2 / pass@1, T 0.3 :.2f}.",
+    "group": "At the start groups of 4 and 8 give the least noise: variance over squared mean is "
+    "{after 0 / noise, G 2 :.2f} for groups of 2, {after 0 / noise, G 4 :.2f} for 4, "
+    "{after 0 / noise, G 8 :.2f} for 8 and {after 0 / noise, G 64 :.2f} for 64. Of the groups of 2 "
+    "only {after 0 / groups with a signal, G 2 :.0%} have a signal, of those of 8 "
+    "{after 0 / groups with a signal, G 8 :.0%}; with groups of 64 a rollout asks 4 questions. "
+    "After 10 rollouts small ones are no longer worse: {after 10 / noise, G 2 :.2f}, "
+    "{after 10 / noise, G 4 :.2f}, {after 10 / noise, G 8 :.2f} and "
+    "{after 10 / noise, G 64 :.2f}. Nor do they learn less: pass@1 after 10 rollouts is "
+    "{group_size 2 / pass@1 after 10 :.2f} with groups of 2, "
+    "{group_size 8 / pass@1 after 10 :.2f} with 8 and {group_size 64 / pass@1 after 10 :.2f} with "
+    "64 (at worst {group_size 2 / pass@1 after 10 / low :.2f}, "
+    "{group_size 8 / pass@1 after 10 / low :.2f} and "
+    "{group_size 64 / pass@1 after 10 / low :.2f}), after 30 rollouts "
+    "{group_size 2 / pass@1 at the end :.2f}, {group_size 8 / pass@1 at the end :.2f} and "
+    "{group_size 64 / pass@1 at the end :.2f}. What costs is a group too large.",
 }
 
 SHOWN, PARTLY, NOT_SHOWN = "shown", "partly", "not at this size"
@@ -129,6 +198,7 @@ VERDICTS = {  # whether the claim was seen to hold
     "critic": SHOWN,
     "steps": PARTLY,
     "kl": PARTLY,
+    "hacking": SHOWN,
     "length": NOT_SHOWN,
     "difficulty": PARTLY,
     "cliphigher": PARTLY,
@@ -136,6 +206,8 @@ VERDICTS = {  # whether the claim was seen to hold
     "overlong": PARTLY,
     "ratio": SHOWN,
     "silenced": PARTLY,
+    "temperature": PARTLY,
+    "group": PARTLY,
 }
 
 

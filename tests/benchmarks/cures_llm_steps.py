@@ -17,7 +17,7 @@ from statistics import median
 from unittest.mock import patch
 
 import torch
-from bench import COLORS, CPU, ORANGE, PINK, PURPLE, evaluate, train
+from bench import COLORS, CPU, GREY, ORANGE, PINK, PURPLE, evaluate, train
 from cures_tools import Experiment, band, dots, grid, labels, select, smooth, titles
 
 import cispo_llm
@@ -331,23 +331,31 @@ def medians(runs, key):
 
 
 def draw_length(figure, results):
-    panels = figure.subplots(1, 3)
-    labels(panels[0], LENGTHS, 0.98, 0.63)
-    for name in LENGTHS:
+    left, right = figure.subplots(1, 2)
+    centres = [edge - 4 for edge in EDGES]
+    for name in ("GRPO", "Dr. GRPO"):
         runs, color = select(results, method=name), COLORS[name]
-        if not runs:
-            continue
-        centres = [edge - 4 for edge in EDGES]
-        panels[0].plot(centres, medians(runs, "weight, wrong"), "-", color=color)
-        x = runs[0]["steps"]
-        for axes, key in ((panels[1], "lengths of wrong"), (panels[2], "lengths of right")):
-            lines = [[math.nan if y is None else y for y in run[key]] for run in runs]
-            band(axes, x, lines, color)
-    panels[0].set_ylim(0)
-    titles(panels[0], "a token of a wrong answer", "length of the answer", "weight / mean weight")
-    titles(panels[1], "wrong answers", "rollouts", "tokens")
-    titles(panels[2], "right answers", "rollouts", "tokens")
-    panels[2].sharey(panels[1])
+        if runs:
+            left.plot(centres, medians(runs, "weight, right"), "--", color=color)
+            left.plot(centres, medians(runs, "weight, wrong"), color=color)
+    labels(left, ["GRPO", "Dr. GRPO"], 0.98, 0.85)
+    place = {"transform": left.transAxes, "ha": "right", "fontsize": 8}
+    left.text(0.98, 0.76, "dashed: of a right answer", color=GREY, **place)
+    left.set_ylim(0)
+    for i, name in enumerate(LENGTHS):
+        for x, side in ((4 * i, "wrong"), (4 * i + 2, "right")):
+            values = [run[f"{side}, second half"] for run in select(results, method=name)]
+            if values:
+                dots(right, x, values, COLORS[name])
+    start = [run[f"{side} at the start"] for _, run in results for side in ("wrong", "right")]
+    right.axhline(median(start), color=GREY, linewidth=1, linestyle=":")
+    right.text(15, median(start), "start", color=GREY, fontsize=8, va="bottom", ha="center")
+    places = [4 * i + shift for i in range(len(LENGTHS)) for shift in (0, 1, 2)]
+    names = [each for name in LENGTHS for each in ("wrong", f"\n{name}", "right")]
+    right.set_xticks(places, names)
+    right.set_xlim(-1, 16)
+    titles(left, "A token of a long answer weighs less", "tokens of the answer", "weight / mean")
+    titles(right, "Wrong answers hardly grow, right ones shrink", "", "tokens, second half")
 
 
 # ------------------------------------------------------------------------------------ Difficulty
@@ -525,7 +533,7 @@ EXPERIMENTS = [
     ),
     Experiment(
         name="length",
-        claim="1/|o_i| makes each token of a long wrong answer cheap.",
+        claim="1/|o_i| makes tokens of a long answer cheap: wrong answers grow, right ones shrink.",
         measure="Weight of a token in the gradient by the length of its answer, and the length of "
         "right and wrong answers to 128 held-out sums of 4 numbers, over 40 rollouts.",
         run=run_length,

@@ -11,17 +11,18 @@ tokens before it.)
     A_it = Σ_l (γλ)^l δ_i,t+l   with   δ_it = R_it + γ V_i,t+1 − V_it             this is GAE
     R_it = −β (log π_old − log π_ref), and at the last token R_i is added to it
     r_it = π_θ(o_it) / π_old(o_it)                            1 until the policy moves
-    V_it moves towards A_it + V_it as it was; then, for J alone, A_it is brought to mean 0, std 1
+    V_it is fitted to A_it + V_it as of the rollout; in J, A_it is scaled to mean 0 and std 1
 
 After the last token V is 0, as nothing follows. This holds for an answer that is cut off, too: it
 is judged as it stands, so its reward is complete.
 
-Why. RLOO and GRPO give every token of an answer the same credit. A critic can tell which token
-spoiled it, and needs no other answer to compare with: --group-size 1 --prompts-per-step 256.
+Why. RLOO and GRPO give every token of an answer the same credit. What a critic expects falls at
+the token that spoils the answer, and a λ below 1 lays the blame there. Nor does it need other
+answers to compare with: --group-size 1 --prompts-per-step 256.
 
 Weakness. The critic is as large as the policy, in memory and in time, and learns from the same few
-rewards. With λ = 1 it is a baseline and no more; with a smaller λ its errors reach the policy. Even
-equal rewards move the policy, by these errors. GRPO asks the group, and has KL in the loss.
+rewards. With λ = 1 it is a baseline and no more; with a smaller λ its errors bias the policy. Even
+where all rewards are equal, they move it. GRPO asks the group instead, and has KL in the loss.
 
     python tests/benchmarks/ppo_llm.py              # a tiny model learns to reason, on a laptop
     python tests/benchmarks/ppo_llm.py --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
