@@ -13,12 +13,18 @@ from bench import table
 FINDINGS = {
     "psi": "At one and the same policy the gradient's variance is {psi return / variance :,.0f} "
     "with the whole return, {psi reward-to-go / variance :,.0f} with reward-to-go, "
-    "{psi baseline / variance :,.0f} with the baseline. With the whole return the greedy return "
+    "{psi baseline / variance :,.0f} with the baseline, {psi TD error / variance :,.0f} with the "
+    "TD error. But that one has a squared bias of {psi TD error / bias² :,.0f}, where the squared "
+    "length of the true gradient is {psi TD error / gradient² :,.0f}; with a critic that has seen "
+    "2 rollouts of this policy and not 50, {psi TD error / bias², rough critic :,.0f}. With the "
+    "whole return the greedy return "
     "after 100,000 steps is {psi return / greedy_return :.0f} "
     "({psi return / greedy_return / low :.0f} to {psi return / greedy_return / high :.0f}) in the "
-    "median; with the other two the worst seed "
-    "ends at {psi reward-to-go / greedy_return / low :.0f} and "
-    "{psi baseline / greedy_return / low :.0f}.",
+    "median; with the other two of REINFORCE it is {psi reward-to-go / greedy_return :.0f} and "
+    "{psi baseline / greedy_return :.0f}, in the worst seed "
+    "{psi reward-to-go / greedy_return / low :.0f} and {psi baseline / greedy_return / low :.0f}.",
+    "bootstrap": "",
+    "endless": "",
     "step": "After 60,000 steps the actor-critic's worst seed ends at "
     "{script actor_critic, value 0.003 / greedy_return / low :.0f} with a learning rate of 0.003; "
     "with 0.01 it is lost ({script actor_critic, value 0.01 / greedy_return :.0f} in the median). "
@@ -43,6 +49,9 @@ FINDINGS = {
     "{form penalty, epochs 4 / greedy_return / low :.0f}, "
     "{form penalty, epochs 10 / greedy_return / low :.0f} and "
     "{form penalty, epochs 20 / greedy_return / low :.0f}.",
+    "surrogate": "",
+    "line": "",
+    "entropy": "",
     "baseline": "With rewards of 0 and 1 it shows no gain: after 10 rollouts the gradient's "
     "variance over its squared mean is {after 10 / noise, none :.2f} without and "
     "{after 10 / noise, leave-one-out :.2f} with it. But add 1 to every reward, which tells "
@@ -121,9 +130,14 @@ FINDINGS = {
 SHOWN, PARTLY, NOT_SHOWN = "shown", "partly", "not at this size"
 VERDICTS = {  # whether the claim was seen to hold
     "psi": SHOWN,
+    "bootstrap": NOT_SHOWN,
+    "endless": SHOWN,
     "step": SHOWN,
     "lambda": PARTLY,
+    "surrogate": SHOWN,
+    "line": SHOWN,
     "clip": SHOWN,
+    "entropy": SHOWN,
     "baseline": PARTLY,
     "critic": SHOWN,
     "steps": PARTLY,
