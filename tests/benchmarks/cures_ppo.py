@@ -4,8 +4,8 @@ import gymnasium as gym
 import numpy as np
 import torch
 from bench import COLORS, GREY, OLIVE, PURPLE, RED
-from cures_classic import SEEDS, train
-from cures_tools import Experiment, band, grid, labels, select, titles
+from cures_classic import SEEDS, curve_x, train
+from cures_tools import Experiment, band, dots, grid, labels, select, titles
 from torch.distributions import kl_divergence
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -70,6 +70,8 @@ def draw_surrogate(figure, results):
 
 ALONG = [0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0]
 
+LINES = {"r A": COLORS["no clip"], "L^CLIP": COLORS["ppo"], "KL": GREY}
+
 
 def line(seed, steps=8_000, epochs=4, episodes=400):
     """What the surrogates promise along θ_old + x (θ_new − θ_old), and what the policy there earns.
@@ -115,12 +117,15 @@ def line(seed, steps=8_000, epochs=4, episodes=400):
 def draw_line(figure, results):
     left, right = figure.subplots(1, 2)
     runs = [run for _, run in results]
-    for name, color in (("r A", COLORS["no clip"]), ("L^CLIP", COLORS["ppo"]), ("kl", GREY)):
-        band(left, ALONG, [run[name] for run in runs], color)
+    for name, color in LINES.items():
+        band(left, ALONG, [run[name.lower() if name == "KL" else name] for run in runs], color)
     band(right, ALONG, [run["return"] for run in runs], COLORS["ppo"])
-    labels(left, ["r A", "L^CLIP", "kl"], 0.03, 0.7)
-    titles(left, "Along the line, on the rollout", "x: 0 is π_old, 1 is PPO's update")
-    titles(right, "Return of the policy there", "x")
+    left.axvline(1, color=GREY, linestyle=":")
+    left.set_xlim(0, 2.5)
+    left.set_ylim(-0.06, 0.12)
+    labels(left, list(LINES), 0.03, 0.72, LINES)
+    titles(left, "L^CLIP is largest at PPO's update, x = 1", "x, from π_old along the update")
+    titles(right, "The true return: the worst seed falls from 1.25 on", "x")
 
 
 # ------------------------------------------------------------------------------- 3. The clip
@@ -176,14 +181,14 @@ def draw_clip(figure, results):
 
 # ---------------------------------------------------------------------------- 4. Entropy
 
-HEIGHTS = [4, 6, 8, 10]
-COEFFICIENTS = [0.0, 0.01, 0.1]
-ENT_COLORS = dict(zip(COEFFICIENTS, (RED, PURPLE, OLIVE), strict=True))
+HEIGHTS = [11]
+COEFFICIENTS = {0.0: RED, 0.1: PURPLE, 1.0: OLIVE}
 
 
 class Stairs(gym.Env):
-    """On each stair: stop, for one point, or climb on; the top is worth ten. Chosen at random, one
-    episode in 2^height reaches it. The observation is the stair, one-hot."""
+    """On each stair: stop, for 0 or 2 points by the toss of a coin, or climb on, at a cost of 0.1;
+    the top is worth ten. Chosen at random, one episode in 2^height reaches it, so that stopping
+    pays better at first. The observation is the stair."""
 
     action_space = gym.spaces.Discrete(2)
 
@@ -200,45 +205,53 @@ class Stairs(gym.Env):
         return self.seen(), {}
 
     def step(self, action):
-        self.stair += int(action)
+        if action == 0:
+            return self.seen(), 2.0 * self.np_random.integers(2), True, False, {}
+        self.stair += 1
         top = self.stair == self.height
-        return self.seen(), 1.0 * (action == 0) + 10.0 * top, action == 0 or top, False, {}
+        return self.seen(), 10.0 * top - 0.1, top, False, {}
 
 
 for height in HEIGHTS:
     gym.register(f"Stairs{height}-v0", Stairs, kwargs={"height": height})
 
 
-def entropy(height, coefficient, seed, steps=60_000):
-    """PPO in the corridor, with an entropy bonus of this weight, which decays to 0.
-
-    entropy: the policy's at the cell of the start, in nats, after every rollout.
-    """
-    seen = []
+def entropy(height, coefficient, seed, steps=100_000):
+    """ppo.py on the stairs, with an entropy bonus of this weight, which decays to 0: greedy return,
+    and the entropy of the policy on the first stair, in nats, in 40 equal parts of the run."""
+    found = []
 
     def record(agent, batch):
-        start = torch.eye(height + 1)[0]
         with torch.no_grad():
-            seen.append(agent.policy(start).entropy().item())
+            found.append(agent.policy(torch.eye(height + 1)[0]).entropy().item())
 
     flags = {"ent_coef": coefficient, "total_timesteps": steps, "seed": seed}
     result, _ = train("ppo", env_id=f"Stairs{height}-v0", after_update=record, **flags)
-    return result | {"entropy": seen}
+    chosen = np.linspace(0, len(found) - 1, 40).astype(int)
+    return {
+        "greedy_return": result["greedy_return"],
+        "found": float(result["greedy_return"] > 5),
+        "entropy": [found[i] for i in chosen],
+        "entropy halfway": found[len(found) // 2],
+    }
 
 
 def draw_entropy(figure, results):
     left, right = figure.subplots(1, 2)
-    for coefficient, color in ENT_COLORS.items():
-        heights = sorted({each["height"] for each, _ in results})
-        runs = [select(results, height=height, coefficient=coefficient) for height in heights]
-        if not any(runs):
-            continue
-        returns = [[run["greedy_return"] for run in same] for same in runs]
-        band(left, heights, np.array(returns).T, color)
-        entropies = [run["entropy"] for run in runs[len(runs) // 2]]
-        band(right, range(len(entropies[0])), entropies, color)
-    titles(left, "Greedy return", "cells to the large reward")
-    titles(right, "Entropy at the start", "rollouts", "nats")
+    for row, height in enumerate(HEIGHTS):
+        for column, (coefficient, color) in enumerate(COEFFICIENTS.items()):
+            runs = select(results, height=height, coefficient=coefficient)
+            if not runs:
+                continue
+            dots(left, 4 * row + column, [run["greedy_return"] for run in runs], color)
+            if height == HEIGHTS[-1]:
+                x = curve_x(runs[0]["entropy"], 100_000)
+                band(right, x, [run["entropy"] for run in runs], color)
+    left.set_xticks([1, 5], [f"{height} stairs" for height in HEIGHTS])
+    names = {f"coefficient {value:g}": color for value, color in COEFFICIENTS.items()}
+    labels(left, names, 0.03, 0.35, names)
+    titles(left, "Greedy return at the end")
+    titles(right, "Entropy on the first of 11 stairs", "thousands of steps", "nats")
 
 
 EXPERIMENTS = [
@@ -253,7 +266,7 @@ EXPERIMENTS = [
     ),
     Experiment(
         name="line",
-        claim="Far from π_old the unclipped surrogate promises what the policy does not keep.",
+        claim="The unclipped surrogate promises ever more; L^CLIP is largest close to π_old.",
         measure="surrogates, KL and true return along the line from π_old to the updated policy",
         run=line,
         jobs=grid(SEEDS),
@@ -272,9 +285,9 @@ EXPERIMENTS = [
     Experiment(
         name="entropy",
         claim="An entropy bonus keeps a policy from settling for the nearest reward.",
-        measure="PPO in a corridor with a near and a far reward: greedy return, entropy",
+        measure="PPO where a small reward is near and a large one far: greedy return, entropy",
         run=entropy,
-        jobs=grid(SEEDS, height=HEIGHTS, coefficient=COEFFICIENTS),
+        jobs=grid(SEEDS, height=HEIGHTS, coefficient=list(COEFFICIENTS)),
         smoke=grid([1], height=[8], coefficient=[0.0, 0.1], steps=[5000]),
         draw=draw_entropy,
     ),
