@@ -293,7 +293,7 @@ def draw_endless(figure, results):
         if runs:
             band(axes, curve_x(runs[0], 160_000), runs, COLORS[method])
     labels(axes, list(ENDLESS), 0.98, 0.7)
-    titles(axes, "Falls per 1,000 steps", "thousands of steps")
+    titles(axes, "CartPole without an end: falls per 1,000 steps", "thousands of steps")
 
 
 # ------------------------------------------------------------------------- 4. Control of the step
