@@ -125,7 +125,7 @@ def draw_line(figure, results):
     left.set_ylim(-0.06, 0.12)
     labels(left, list(LINES), 0.03, 0.72, LINES)
     titles(left, "L^CLIP is largest at PPO's update, x = 1", "x, from π_old along the update")
-    titles(right, "The true return: the worst seed falls from 1.25 on", "x")
+    titles(right, "True return: the worst seed falls past 1.25", "x")
 
 
 # ------------------------------------------------------------------------------- 3. The clip
@@ -287,7 +287,7 @@ EXPERIMENTS = [
         measure="PPO where a small reward is near and a large one far: greedy return, entropy",
         run=entropy,
         jobs=grid(SEEDS, height=HEIGHTS, coefficient=list(COEFFICIENTS)),
-        smoke=grid([1], height=[8], coefficient=[0.0, 0.1], steps=[5000]),
+        smoke=grid([1], height=[11], coefficient=[0.0, 0.1], steps=[5000]),
         draw=draw_entropy,
     ),
 ]
