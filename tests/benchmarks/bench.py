@@ -44,6 +44,10 @@ COLORS = {  # one for each method in all figures; a new one is entered here
     "GSPO": ORANGE,
     "CISPO": GREEN,
     # variants, in the experiments of cures.py
+    "reinforce, 1 environment": BROWN,
+    "plain step": OLIVE,
+    "no clip": PINK,
+    "penalty": SKY,
     "RLOO, 1 step": BROWN,
     "RLOO, 4 steps": BROWN,
     "GRPO, no clip": PINK,

@@ -6,8 +6,9 @@
 
 Each experiment imports the scripts, changes one thing at a time, and runs several seeds, each run
 in a process with one thread. What each one does stands beside it, in cures_classic.py,
-cures_llm_steps.py, cures_llm_tokens.py and cures_llm_more.py. The numbers go into
-results/cures_NAME.json; draw.py draws them, and quotes.py writes them into the pages.
+cures_ppo.py, cures_llm_steps.py, cures_llm_passes.py, cures_llm_tokens.py and cures_llm_more.py.
+The numbers go into results/cures_NAME.json; draw.py draws them, and quotes.py writes them into the
+pages.
 
 Each run is kept in ~/.cache/policy-gradients-cures, so that all this can be stopped and resumed.
 Other settings, or another text of the experiment's function, make another run; when a script has
@@ -30,13 +31,14 @@ import cures_classic
 import cures_llm_more
 import cures_llm_steps
 import cures_llm_tokens
+import cures_ppo
 import torch
 import tyro
 from bench import RESULTS, footer
 from cures_findings import lines
 from cures_tools import picture
 
-PARTS = (cures_classic, cures_llm_steps, cures_llm_tokens, cures_llm_more)
+PARTS = (cures_classic, cures_ppo, cures_llm_steps, cures_llm_tokens, cures_llm_more)
 EXPERIMENTS = {each.name: each for part in PARTS for each in part.EXPERIMENTS}
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "policy-gradients-cures"
 

@@ -1,30 +1,36 @@
-"""The experiments on CartPole-v1: Ψ, the control of the step, the clip, λ."""
+"""From REINFORCE to the trust region: Ψ, the TD error, endless episodes, the step, λ."""
 
 import contextlib
 import importlib
 import io
 import tempfile
 from dataclasses import replace
+from functools import cache
 from unittest.mock import patch
 
 import gymnasium as gym
 import numpy as np
 import torch
-from bench import BLUE, COLORS, GREEN, GREY, ORANGE, RED
-from cures_tools import Experiment, band, grid, select, smooth, titles
+from bench import BLUE, BROWN, COLORS, GREEN, GREY, ORANGE, SKY
+from cures_tools import Experiment, band, grid, labels, select, smooth, titles
+from gymnasium.envs.classic_control import CartPoleEnv
 
+import actor_critic
 import ppo
 import reinforce
+import trpo
 
 SEEDS = range(1, 6)
 POINTS = 40  # of a learning curve
 
 
-def train(script, points=POINTS, after_update=None, **flags):
+def train(script, points=POINTS, after_update=None, history=None, **flags):
     """A run of the script: its greedy return at the end, and its learning curve, the mean return of
     the episodes that ended in each of `points` equal parts of the steps, or before it if none did.
 
-    after_update(agent, batch) is called after each update, if given. Returns (result, agent).
+    after_update(agent, batch) is called after each update, if given. The list `history`, if given,
+    gets for each rollout the steps so far, its mean reward, and the returns of its episodes.
+    Returns (result, agent).
     """
     module = importlib.import_module(script)
     args = module.Args(**flags)
@@ -36,6 +42,9 @@ def train(script, points=POINTS, after_update=None, **flags):
         for rollout, episodes in make_rollouts(envs, agent, args):
             found["steps"].append(int(rollout["mask"].sum()))
             found["returns"].append(episodes)
+            if history is not None:
+                reward = rollout["rewards"][rollout["mask"]].mean().item()
+                history.append((sum(found["steps"]), reward, episodes))
             yield rollout, episodes
 
     def watched(agent, optimizer, batch, *rest):
@@ -78,141 +87,300 @@ def curve_x(curve, total_timesteps):
 
 # ------------------------------------------------------------------------------------------- 1. Ψ
 
-PSIS = {"return": ORANGE, "reward-to-go": BLUE, "baseline": RED}
+PSIS = {"return": BROWN, "reward-to-go": SKY, "baseline": GREY, "TD error": ORANGE}
 
 
-def psi(psi, seed, steps=100_000, rollouts=60):
-    """Variance of the gradient at one policy, and a learning curve, for one choice of Ψ.
+def policy_gradient(agent, rollout, psi, args):
+    """The gradient from one rollout, with the Ψ that the scripts themselves compute: (P,)."""
+    script = actor_critic if psi == "TD error" else reinforce
+    batch = script.prepare(agent, rollout, replace(args, psi=psi))
+    logprobs = agent.policy(batch["obs"]).log_prob(batch["actions"])
+    objective = (batch["advantages"] * logprobs).sum() / args.num_envs
+    parts = torch.autograd.grad(objective, list(agent.actor.parameters()))
+    return torch.cat([part.flatten() for part in parts])
 
-    The policy is half trained, with reinforce.py's defaults, and the same for all Ψ and seeds. The
-    seed draws the rollouts whose gradients are compared: 24 episodes each, γ = 1, where all Ψ
-    have the same mean. variance: the trace of the covariance matrix of these gradients.
+
+def square_of_mean(vectors):
+    """‖E x‖² from independent x, (n, P), without the noise of their mean: the mean of x_i · x_j
+    over all pairs of different i and j. Where E x = 0 it may be negative."""
+    n = len(vectors)
+    all_pairs = vectors.sum(0).square().sum() - vectors.square().sum()
+    return (all_pairs / (n * (n - 1))).item()
+
+
+def errors_of_psi(agent, stream, rollouts, args):
+    """For each Ψ the variance and squared bias of the gradient, and the squared norm of the true
+    one, from the same rollouts.
+
+    The bias is taken against the gradient with the baseline: for γ = 1, and without a time limit,
+    the mean of that one is the true gradient, whatever the critic says.
     """
-    _, agent = train("reinforce", total_timesteps=min(steps, 20_000), seed=1000)
-    args = reinforce.Args(psi=psi, gamma=1.0, seed=seed)
-    stream = reinforce.rollouts(reinforce.make_envs(args.env_id, args.num_envs), agent, args)
-    fitted = torch.optim.Adam(agent.critic.parameters(), lr=1e-3)
-    for _ in range(rollouts // 4):  # the critic learns this policy, with γ = 1, first
-        rollout, _ = next(stream)
-        batch = reinforce.prepare(agent, rollout, replace(args, psi="baseline"))
-        agent.return_norm.update(batch["returns"])
-        reinforce.fit_critic(agent, fitted, batch, args)
-    gradients = []
+    gradients = {name: [] for name in PSIS}
     for _ in range(rollouts):
         rollout, _ = next(stream)
-        batch = reinforce.prepare(agent, rollout, args)
-        logprobs = agent.policy(batch["obs"]).log_prob(batch["actions"])
-        objective = (batch["advantages"] * logprobs).sum() / args.num_envs
-        parts = torch.autograd.grad(objective, list(agent.actor.parameters()))
-        gradients.append(torch.cat([part.flatten() for part in parts]))
-    result, _ = train("reinforce", psi=psi, seed=seed, total_timesteps=steps)
-    return {"variance": torch.stack(gradients).var(0).sum().item()} | result
+        for name in PSIS:
+            gradients[name].append(policy_gradient(agent, rollout, name, args))
+    gradients = {name: torch.stack(each) for name, each in gradients.items()}
+    unbiased = gradients["baseline"]
+    return {
+        name: {
+            "variance": each.var(0).sum().item(),
+            "bias²": square_of_mean(each - unbiased),
+            "gradient²": square_of_mean(unbiased),
+        }
+        for name, each in gradients.items()
+    }
+
+
+@cache
+def errors_at_one_policy(seed, training_steps, rollouts):
+    """errors_of_psi with a critic that has seen 2 rollouts of the policy, and with one that has
+    seen 50.
+
+    The policy is half trained, with reinforce.py's defaults, and the same for all seeds. The seed
+    draws the rollouts: 24 whole episodes each, without a time limit, γ = 1.
+    """
+    _, agent = train("reinforce", total_timesteps=training_steps, seed=1000)
+    torch.manual_seed(seed)
+    args = reinforce.Args(gamma=1.0, seed=seed)
+    envs = reinforce.make_envs(args.env_id, args.num_envs, max_episode_steps=10**9)
+    stream = reinforce.rollouts(envs, agent, args)
+    optimizer = torch.optim.Adam(agent.critic.parameters(), lr=1e-3)
+    found = []
+    for fits in (2, 48):
+        for _ in range(min(fits, rollouts)):
+            rollout, _ = next(stream)
+            batch = reinforce.prepare(agent, rollout, args)
+            agent.return_norm.update(batch["returns"])
+            reinforce.fit_critic(agent, optimizer, batch, args)
+        found.append(errors_of_psi(agent, stream, rollouts, args))
+    return found
+
+
+def psi(psi, seed, steps=100_000, rollouts=80):
+    """Variance and squared bias of the gradient at one policy, with a rough critic and with a
+    fitted one; and a learning curve, for each Ψ of reinforce.py.
+
+    variance: the trace of the covariance matrix of the gradients from 80 rollouts.
+    """
+    rough, fitted = errors_at_one_policy(seed, min(steps, 20_000), rollouts)
+    result = fitted[psi] | {f"{key}, rough critic": value for key, value in rough[psi].items()}
+    if psi == "TD error":
+        return result
+    learned, _ = train("reinforce", psi=psi, seed=seed, total_timesteps=steps)
+    return result | learned
 
 
 def draw_psi(figure, results):
     left, right = figure.subplots(1, 2)
-    for row, (name, color) in enumerate(PSIS.items()):
-        runs = select(results, psi=name)
-        if not runs:
-            continue
-        values = [run["variance"] for run in runs]
-        left.plot(values, [row] * len(values), ".", color=color, alpha=0.6)
-        left.plot([np.median(values)], [row], "|", color=color, markersize=22, markeredgewidth=2)
-        curves = [smooth(run["curve"]) for run in runs]
-        x = curve_x(curves[0], 100_000)
-        band(right, x, curves, color, name, at=len(x) * (3 - row) // 5)
+    rows = [(psi, "") for psi in PSIS] + [("TD error", ", rough critic")]
+    for row, (name, critic) in enumerate(rows):
+        for key, marker in (("variance", "."), ("bias²", "x")):
+            values = [run[key + critic] for run in select(results, psi=name)]
+            if values and (key == "variance" or name == "TD error"):
+                left.plot(values, [row] * len(values), marker, color=PSIS[name], markersize=5)
+    if results:
+        left.axvline(np.median([run["gradient²"] for _, run in results]), color=GREY, linestyle=":")
     left.set_xscale("log")
-    left.set_yticks(range(len(PSIS)), PSIS)
-    left.set_ylim(-0.6, len(PSIS) - 0.4)
-    titles(left, "Variance of the gradient, at one policy", "trace of its covariance")
+    left.set_yticks(range(len(rows)), [name + critic.replace(",", ",\n") for name, critic in rows])
+    left.set_ylim(-0.6, len(rows) - 0.4)
+    note = "×  squared bias\n●  variance\n⋮  squared gradient"
+    left.text(0.03, 0.05, note, transform=left.transAxes, fontsize=8, color=GREY)
+    for name in list(PSIS)[:3]:
+        curves = [smooth(run["curve"]) for run in select(results, psi=name)]
+        if curves:
+            band(right, curve_x(curves[0], 100_000), curves, PSIS[name])
+    labels(right, list(PSIS)[:3], 0.03, 0.72, PSIS)
+    titles(left, "The TD error varies least, but is biased", "24 episodes' gradient, at one policy")
     titles(right, "Return of the training episodes", "thousands of steps")
 
 
-# ------------------------------------------------------------------------- 2. Control of the step
+# ---------------------------------------------------------------------------------- 2. TD error
 
-RATES = [1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
-DELTAS = [1e-3, 1e-2, 3e-2, 1e-1, 3e-1]
+UPDATES = range(0, 121, 3)
 
 
-def step(script, value, seed, steps=60_000):
-    """Greedy return after 60,000 steps, over what sets the length of a step.
+def bootstrap(script, seed, steps=150_000):
+    """REINFORCE against the actor-critic on CartPole, each at its defaults: steps and updates until
+    the last 100 episodes had a mean return of 475 or more, or all of them where that never was.
 
-    That is the learning rate of actor_critic.py and of ppo.py, and δ of trpo.py.
+    by_updates: the mean return of the last 24 episodes after each number of updates.
     """
-    flag = "max_kl" if script == "trpo" else "learning_rate"
-    result, _ = train(script, total_timesteps=steps, seed=seed, **{flag: value})
-    return {"greedy_return": result["greedy_return"], "last_return": result["curve"][-1]}
+    history = []
+    result, _ = train(script, history=history, total_timesteps=steps, seed=seed)
+    returns, means, solved = [], [], None
+    for step, _, episodes in history:
+        returns += episodes
+        means.append(float(np.mean(returns[-24:] or [0.0])))
+        if solved is None and len(returns) >= 100 and np.mean(returns[-100:]) >= 475:
+            solved = step, len(means)
+    solved = solved or (steps, len(means))
+    last = len(means) - 1
+    return result | {
+        "steps to 475": solved[0],
+        "updates to 475": solved[1],
+        "by_updates": [means[min(number, last)] for number in UPDATES],
+    }
 
 
-def draw_step(figure, results):
+def draw_bootstrap(figure, results):
     panels = figure.subplots(1, 2, sharey=True)
-    for script in ("actor_critic", "ppo", "trpo"):
-        axes = panels[int(script == "trpo")]
-        values = sorted({each["value"] for each, _ in results if each["script"] == script})
-        runs = [select(results, script=script, value=value) for value in values]
-        returns = [[run["greedy_return"] for run in same] for same in runs]
-        if returns:
-            at = 3 if script == "ppo" else 1
-            band(
-                axes, values, np.array(returns).T, COLORS[script], script, min(at, len(values) - 1)
-            )
-        axes.set_xscale("log")
-    titles(panels[0], "Greedy return after 60,000 steps", "learning rate")
-    titles(panels[1], "", "δ, the KL allowed per step")
+    scripts = ("reinforce", "actor_critic")
+    for script in scripts:
+        runs = select(results, script=script)
+        curves = [smooth(run["curve"]) for run in runs]
+        if runs:
+            band(panels[0], curve_x(curves[0], 150_000), curves, COLORS[script])
+            band(panels[1], UPDATES, [run["by_updates"] for run in runs], COLORS[script])
+    labels(panels[0], scripts, 0.98, 0.05)
+    titles(panels[0], "Return: level by steps …", "thousands of steps")
+    titles(panels[1], "… for four times the updates", "updates of the policy")
 
 
-# ------------------------------------------------------------------------------- 3. PPO's clip
+# ------------------------------------------------------------------------- 3. Endless episodes
 
-EPOCHS = [1, 4, 10, 20]
-FORMS = {
-    "clip": ({}, RED),
-    "no clip": ({"clip_low": 1e9, "clip_high": 1e9}, GREY),
-    "penalty": ({"surrogate": "penalty"}, BLUE),
+
+class EndlessPole(CartPoleEnv):
+    """CartPole as a task without an end (Sutton & Barto, example 3.4): a pole that falls is put up
+    again, and costs a point."""
+
+    def step(self, action):
+        obs, _, fallen, _, _ = super().step(action)
+        if fallen:
+            obs, _ = self.reset()
+        return obs, -float(fallen), False, False, {}
+
+
+gym.register("EndlessPole-v0", EndlessPole)
+
+ENDLESS = {
+    "reinforce": ("reinforce", {"learning_rate": 1.6e-2}),
+    "reinforce, 1 environment": ("reinforce", {"learning_rate": 4e-3, "num_envs": 1}),
+    "actor_critic": ("actor_critic", {"learning_rate": 6e-3}),
 }
 
 
-def clip(form, epochs, seed, steps=60_000):
-    """Many passes over a rollout: with the clip, without it, and with the adaptive KL penalty.
+def endless(method, seed, steps=160_000):
+    """Falls per 1,000 steps of the endless pole, for each of 40 equal parts of the steps.
 
-    curve_mean is the mean return of the training episodes over the whole run, the area under the
-    learning curve; kl is the median over the updates of KL(π_old ‖ π) on the rollout, and kl_max
-    the largest.
+    reinforce.py cuts an episode without end off after 1,000 steps, in each of 24 environments, and
+    lets V stand for the rest; actor_critic.py learns after 64 steps in each of 16. The rates are
+    the better one of the script's default and about four times that, on seed 101.
+    """
+    script, flags = ENDLESS[method]
+    history = []
+    with patch.object(importlib.import_module(script), "evaluate", return_value=0.0):
+        flags = flags | {"env_id": "EndlessPole-v0", "total_timesteps": steps, "seed": seed}
+        train(script, history=history, **flags)
+    ends = np.array([0] + [step for step, _, _ in history])
+    falls = -np.diff(ends) * [reward for _, reward, _ in history]
+    bounds = np.linspace(0, steps, POINTS + 1)
+    counts = np.diff(np.interp(bounds, ends, np.cumsum([0, *falls])))
+    curve = counts / (steps / POINTS) * 1000
+    few = np.flatnonzero(curve <= 2)
+    return {
+        "falls": curve.tolist(),
+        "last falls": float(curve[-1]),
+        "updates": len(history) - 1,
+        "steps to 2 falls": float(bounds[few[0] + 1]) if len(few) else float(steps),
+    }
+
+
+def draw_endless(figure, results):
+    axes = figure.subplots()
+    for method in ENDLESS:
+        runs = [smooth(run["falls"]) for run in select(results, method=method)]
+        if runs:
+            band(axes, curve_x(runs[0], 160_000), runs, COLORS[method])
+    labels(axes, list(ENDLESS), 0.98, 0.7)
+    titles(axes, "CartPole without an end: falls per 1,000 steps", "thousands of steps")
+
+
+# ------------------------------------------------------------------------- 4. Control of the step
+
+RATES = [1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
+DELTAS = [1e-4, 1e-3, 1e-2, 1e-1, 1.0]  # steps up to 100 times as long too: the length is ~ √δ
+STEPS = {
+    "plain step": {"update_epochs": 1, "num_minibatches": 1},  # r = 1: the policy gradient itself
+    "no clip": {"clip_low": 1e9, "clip_high": 1e9},
+    "ppo": {},
+    "trpo": None,
+}
+
+
+def adam_steps(form, rate):
+    """An update for trpo.py, but the policy's steps are Adam's: one on the whole rollout, or
+    ppo.py's four passes of four minibatches, with its clip or without."""
+    chosen = ppo.Args(**STEPS[form])
+    made = {}  # at the first update
+
+    def update(agent, optimizer, batch, args):
+        if not made:
+            made["adam"] = torch.optim.Adam(agent.actor.parameters())
+        adam = made["adam"]
+        left = optimizer.param_groups[0]["lr"] / args.learning_rate  # decays to 0, as in ppo.py
+        adam.param_groups[0]["lr"] = rate * left
+        advantages = batch["advantages"] / agent.return_norm.std
+        for _ in range(chosen.update_epochs):
+            for rows in torch.randperm(len(advantages)).chunk(chosen.num_minibatches):
+                logprobs = agent.policy(batch["obs"][rows]).log_prob(batch["actions"][rows])
+                old = batch["logprobs"][rows]
+                loss = -ppo.surrogate(logprobs, old, advantages[rows], chosen).mean()
+                adam.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(agent.actor.parameters(), args.max_grad_norm)
+                adam.step()
+        value_loss = trpo.fit_critic(agent, optimizer, batch, args)
+        return {"policy_loss": loss.detach(), "value_loss": value_loss}
+
+    return update
+
+
+def step(form, value, seed, steps=60_000):
+    """Greedy return after 60,000 steps, over what sets the length of a step: δ for TRPO, else
+    Adam's rate for the policy.
+
+    All is trpo.py but the policy's step: rollouts, GAE, the critic and its rate are the same for
+    all four. curve_mean is the mean return of the training episodes over the whole run, kl_max the
+    largest KL(π_old ‖ π) of a rollout.
     """
     divergences = []
 
     def record(agent, batch):
         divergences.append(ppo.mean_kl(agent, batch).item())
 
-    flags = FORMS[form][0] | {"update_epochs": epochs, "total_timesteps": steps, "seed": seed}
-    result, _ = train("ppo", after_update=record, **flags)
+    flags = {"total_timesteps": steps, "seed": seed, "after_update": record}
+    if form == "trpo":
+        result, _ = train("trpo", max_kl=value, **flags)
+    else:
+        with patch.object(trpo, "update", adam_steps(form, value)):
+            result, _ = train("trpo", **flags)
     return {
         "greedy_return": result["greedy_return"],
         "curve_mean": float(np.mean(result["curve"])),
-        "kl": float(np.median(divergences)),
         "kl_max": float(np.max(divergences)),
     }
 
 
-def draw_clip(figure, results):
-    panels = figure.subplots(1, 2)
-    for form, (_, color) in FORMS.items():
-        epochs = sorted({each["epochs"] for each, _ in results if each["form"] == form})
-        for axes, key in zip(panels, ("greedy_return", "kl_max"), strict=True):
-            runs = [select(results, form=form, epochs=number) for number in epochs]
-            values = [[run[key] for run in same] for same in runs]
-            if values:
-                label = form if key == "kl_max" else ""
-                band(axes, epochs, np.array(values).T, color, label)
-            axes.set_xscale("log")
-            axes.set_xticks(EPOCHS, EPOCHS)
-            axes.minorticks_off()
-    panels[1].set_xlim(0.9, 38)
-    panels[1].set_yscale("log")
-    titles(panels[0], "Greedy return after 60,000 steps", "passes over each rollout")
-    titles(panels[1], "Largest KL(π_old ‖ π) of a rollout", "passes over each rollout", "nats")
+def draw_step(figure, results):
+    panels = figure.subplots(1, 2, sharey=True)
+    for form in STEPS:
+        axes = panels[int(form == "trpo")]
+        values = sorted({each["value"] for each, _ in results if each["form"] == form})
+        runs = [select(results, form=form, value=value) for value in values]
+        returns = [[run["greedy_return"] for run in same] for same in runs]
+        axes.plot(values, [min(same) for same in returns], ".-", color=COLORS[form], linewidth=1.8)
+        axes.plot(values, list(map(np.median, returns)), ":", color=COLORS[form], linewidth=1.5)
+        axes.set_xscale("log")
+    panels[0].set_ylim(-10, 660)
+    panels[0].set_yticks(range(0, 501, 100))
+    labels(panels[0], ["plain step", "no clip", "ppo"], 0.98, 0.76)
+    labels(panels[1], ["trpo"], 0.98, 0.85)
+    titles(panels[0], "Return: worst seed (line), median (dotted)", "learning rate of the policy")
+    titles(panels[1], "", "δ, the KL allowed per step")
 
 
-# --------------------------------------------------------------------------------- 4. GAE's λ
+# --------------------------------------------------------------------------------- 5. GAE's λ
 
 LAMBDAS = [0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0]
 
@@ -312,31 +480,42 @@ def draw_lam(figure, results):
 EXPERIMENTS = [
     Experiment(
         name="psi",
-        claim="Reward-to-go and the baseline take away most of REINFORCE's variance.",
-        measure="variance of the gradient at one policy; return while learning",
+        claim="Reward-to-go, the baseline and the TD error each take variance from the gradient; "
+        "the TD error pays with a bias.",
+        measure="variance and squared bias of the gradient at one policy; return while learning",
         run=psi,
-        jobs=grid(SEEDS, psi=list(PSIS)),
-        smoke=grid([1], psi=["return", "baseline"], steps=[2000], rollouts=[4]),
+        jobs=[{"psi": name, "seed": seed} for seed in SEEDS for name in PSIS],
+        smoke=grid([1], psi=["return", "baseline", "TD error"], steps=[2000], rollouts=[4]),
         draw=draw_psi,
+    ),
+    Experiment(
+        name="bootstrap",
+        claim="With the TD error a policy is learned from fewer steps.",
+        measure="return while learning CartPole-v1, by steps and by updates",
+        run=bootstrap,
+        jobs=grid(SEEDS, script=["reinforce", "actor_critic"]),
+        smoke=grid([1], script=["reinforce", "actor_critic"], steps=[4000]),
+        draw=draw_bootstrap,
+    ),
+    Experiment(
+        name="endless",
+        claim="REINFORCE must wait for the end of an episode; the actor-critic need not.",
+        measure="falls per 1,000 steps of a CartPole without an end",
+        run=endless,
+        jobs=grid(SEEDS, method=list(ENDLESS)),
+        smoke=grid([1], method=["reinforce", "actor_critic"], steps=[30_000]),
+        draw=draw_endless,
     ),
     Experiment(
         name="step",
         claim="A trust region, exact or clipped, widens the range of step sizes that work.",
         measure="greedy return after 60,000 steps of CartPole-v1",
         run=step,
-        jobs=grid(SEEDS, script=["actor_critic", "ppo"], value=RATES)
-        + grid(SEEDS, script=["trpo"], value=DELTAS),
-        smoke=grid([1], script=["trpo", "ppo"], value=[0.01], steps=[5000]),
+        jobs=grid(SEEDS, form=["plain step", "ppo"], value=RATES)
+        + grid(SEEDS, form=["trpo"], value=DELTAS)
+        + grid(SEEDS, form=["no clip"], value=RATES),
+        smoke=grid([1], form=["trpo", "plain step", "ppo"], value=[0.01], steps=[5000]),
         draw=draw_step,
-    ),
-    Experiment(
-        name="clip",
-        claim="The clip lets PPO use a rollout many times.",
-        measure="greedy return after 60,000 steps; KL per rollout",
-        run=clip,
-        jobs=grid(SEEDS, form=list(FORMS), epochs=EPOCHS),
-        smoke=grid([1], form=list(FORMS), epochs=[2], steps=[5000]),
-        draw=draw_clip,
     ),
     Experiment(
         name="lambda",
