@@ -126,7 +126,7 @@ MAP = {
         "TD error",
         "learning rate",
         "the critic's bias; one step too far ruins it",
-        "lambda",
+        "bootstrap",
     ),
     "trpo": (
         "actor_critic",
