@@ -78,7 +78,8 @@ FINDINGS = {
     "are {/ bias² λ=1.0 :.1f} and {/ variance λ=1.0 :.1f}. On CartPole PPO learns fastest at "
     "λ = 1: the critic's bias costs more than the variance.",
     "clip": "After 4, 10 and 20 passes over each rollout the median (worst) seed ends at "
-    "{form clip, epochs 4 / greedy_return :.0f} ({form clip, epochs 4 / greedy_return / low :.0f}), "
+    "{form clip, epochs 4 / greedy_return :.0f} "
+    "({form clip, epochs 4 / greedy_return / low :.0f}), "
     "{form clip, epochs 10 / greedy_return :.0f} "
     "({form clip, epochs 10 / greedy_return / low :.0f}) and "
     "{form clip, epochs 20 / greedy_return :.0f} "
