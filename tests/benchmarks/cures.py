@@ -6,8 +6,8 @@
 
 Each experiment imports the scripts, changes one thing at a time, and runs several seeds, each run
 in a process with one thread. What each one does stands beside it, in cures_classic.py,
-cures_llm_steps.py and cures_llm_tokens.py. The numbers go into results/cures_NAME.json; draw.py
-draws them, and quotes.py writes them into the pages.
+cures_llm_passes.py, cures_llm_steps.py and cures_llm_tokens.py. The numbers go into
+results/cures_NAME.json; draw.py draws them, and quotes.py writes them into the pages.
 
 Each run is kept in ~/.cache/policy-gradients-cures, so that all this can be stopped and resumed.
 Other settings, or another text of the experiment's function, make another run; when a script has
@@ -27,6 +27,7 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"  # two runs beside each other use two cores
 
 import cures_classic
+import cures_llm_passes
 import cures_llm_steps
 import cures_llm_tokens
 import torch
@@ -35,7 +36,7 @@ from bench import RESULTS, footer
 from cures_findings import lines
 from cures_tools import picture
 
-PARTS = (cures_classic, cures_llm_steps, cures_llm_tokens)
+PARTS = (cures_classic, cures_llm_passes, cures_llm_steps, cures_llm_tokens)
 EXPERIMENTS = {each.name: each for part in PARTS for each in part.EXPERIMENTS}
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "policy-gradients-cures"
 
@@ -69,7 +70,8 @@ def measure(name: str, jobs: list[dict], workers: int) -> dict:
         runs = [rounded(work(name, settings)) for settings in jobs]
     else:
         CACHE.mkdir(parents=True, exist_ok=True)
-        inputs = [(name, settings) for settings in jobs]
+        # seed by seed, so that a run that is stopped has every setting
+        inputs = [(name, settings) for settings in sorted(jobs, key=lambda job: job["seed"])]
         with multiprocessing.get_context("spawn").Pool(workers, maxtasksperchild=8) as pool:
             pool.starmap(work_once, inputs, chunksize=1)
         runs = [json.loads(kept(name, settings).read_text()) for settings in jobs]
