@@ -48,6 +48,35 @@ FINDINGS = {
     "{after 10 / noise, leave-one-out :.2f} with it. But add 1 to every reward, which tells "
     "nothing new, and pass@1 without a baseline falls from {baseline none / pass@1 :.2f} to "
     "{baseline none, R + 1 / pass@1 :.2f}.",
+    "passes": "After 40 rollouts with 16 passes over each, the median (worst) pass@1 is "
+    "{method GRPO, passes 16 / pass@1 :.2f} ({method GRPO, passes 16 / pass@1 / low :.2f}) with "
+    "GRPO, "
+    "{method DAPO, passes 16 / pass@1 :.2f} ({method DAPO, passes 16 / pass@1 / low :.2f}) with "
+    "DAPO and "
+    "{method GSPO, passes 16 / pass@1 :.2f} ({method GSPO, passes 16 / pass@1 / low :.2f}) with "
+    "GSPO, but "
+    "{method CISPO, passes 16 / pass@1 :.2f} ({method CISPO, passes 16 / pass@1 / low :.2f}) with "
+    "CISPO, whose clip stops no token, "
+    "{method GRPO, no clip, passes 16 / pass@1 :.2f} "
+    "({method GRPO, no clip, passes 16 / pass@1 / low :.2f}) without GRPO's clip, and "
+    "{method RLOO, passes 16 / pass@1 :.2f} ({method RLOO, passes 16 / pass@1 / low :.2f}) with "
+    "RLOO. The clip does it, more than the ratio: RLOO's gradient in GRPO's place ends at "
+    "{method RLOO in GRPO, passes 16 / pass@1 :.2f} "
+    "({method RLOO in GRPO, passes 16 / pass@1 / low :.2f}), and at "
+    "{method GRPO, no ratio, passes 16 / pass@1 :.2f} "
+    "({method GRPO, no ratio, passes 16 / pass@1 / low :.2f}) where it stops at GRPO's clip. A "
+    "rollout then moves a token by {method GRPO, no ratio, passes 16 / KL of a rollout :.2f} nats "
+    "instead of {method RLOO in GRPO, passes 16 / KL of a rollout :.1f}. Passes buy rollouts, not "
+    "a better end: GRPO is half right after "
+    "{method GRPO, passes 16 / rollouts to 0.5 :.0f} instead of "
+    "{method GRPO, passes 1 / rollouts to 0.5 :.0f}, but with one pass it ends at "
+    "{method GRPO, passes 1 / pass@1 :.2f} ({method GRPO, passes 1 / pass@1 / low :.2f}). At "
+    "three times the rate 8 passes are too many for all: "
+    "{method GSPO, passes 8, learning_rate 0.0012 / pass@1 :.2f} "
+    "({method GSPO, passes 8, learning_rate 0.0012 / pass@1 / low :.2f}) with GSPO, "
+    "{method GRPO, passes 8, learning_rate 0.0012 / pass@1 :.2f} "
+    "({method GRPO, passes 8, learning_rate 0.0012 / pass@1 / low :.2f}) with GRPO, less with the "
+    "others.",
     "steps": "With eight steps on each rollout at a rate of 0.0005 RLOO ends at "
     "{method RLOO, learning_rate 0.0005 / pass@1 :.2f}, GRPO with its clip and without at "
     "{method GRPO, learning_rate 0.0005 / pass@1 :.2f} and "
@@ -103,9 +132,12 @@ FINDINGS = {
     "{cut_off penalty, limit 12 / pass@1 :.2f} with it and "
     "{cut_off read, limit 12 / pass@1 :.2f} without: the price is right "
     "answers.",
-    "ratio": "After 8 steps on a rollout the log-ratio has a spread of "
-    "{minibatches 8 / token :.2f} at a token, {minibatches 8 / sum :.2f} over a whole answer and "
-    "{minibatches 8 / mean :.3f} in an answer's mean.",
+    "ratio": "After 16 passes over a rollout the log-ratio has a spread of "
+    "{passes 16 / token :.2f} at a token, {passes 16 / sum :.2f} over a whole answer and {passes 16 / mean :.3f} in an "
+    "answer's mean. Two tokens of one answer hardly move together (correlation "
+    "{passes 16 / correlation of tokens :.2f}). But GSPO's bounds are narrower by more than that: "
+    "{passes 16 / mean beyond GSPO's bounds :.0%} of the answers are beyond them, and "
+    "{passes 16 / token beyond GRPO's bounds :.0%} of the tokens beyond GRPO's.",
     "silenced": "GRPO's clip silences "
     "{method GRPO, guess_rate 0.999, steps 80 / silenced of praised :.1%} of the tokens of answers "
     "with A > 0, the unlikely ones: their probability is "
@@ -126,6 +158,7 @@ VERDICTS = {  # whether the claim was seen to hold
     "clip": SHOWN,
     "baseline": PARTLY,
     "critic": SHOWN,
+    "passes": SHOWN,
     "steps": PARTLY,
     "kl": PARTLY,
     "length": NOT_SHOWN,

@@ -7,6 +7,7 @@ from statistics import median
 from unittest.mock import patch
 
 from bench import COLORS, train
+from cures_llm_tokens import first_above, known
 from cures_tools import Experiment, band, dots, grid, select, titles
 
 import cispo_llm
@@ -63,10 +64,6 @@ SCRIPTS = list(METHODS)[1:8]
 IN_GRPO = list(METHODS)[8:]
 
 
-def known(values):
-    return [value for value in values if value is not None]
-
-
 def mean(values):
     """The mean, or None of nothing."""
     return sum(values) / len(values) if values else None
@@ -82,7 +79,7 @@ def distance(script, model, batch, args):
     return script.token_mean(script.kl_k3(trained["old_logprobs"], logprobs), trained).item()
 
 
-def run_passes(method, passes, learning_rate, seed, steps=40, prompts=32, tested=128):
+def run_passes(method, passes, seed, learning_rate=RATE, steps=40, prompts=32, tested=128):
     """Claim: a rollout serves many passes if the ratio is kept in bounds.
 
     Changed: the script, and the passes over each rollout, of four gradient steps each. The same for
@@ -92,7 +89,8 @@ def run_passes(method, passes, learning_rate, seed, steps=40, prompts=32, tested
     its clip) and nothing else of X, and "GRPO, no ratio" has the clip without the ratio: each token
     has RLOO's gradient, or none where GRPO's clip would take it. "RLOO, 1 step" is RLOO as it is.
     Measured: pass@1 and pass@8 on held-out sums at the end; KL(π_old ‖ π) of a token after the last
-    step on a rollout; tokens clipped; the entropy of the last five rollouts.
+    step on a rollout; tokens clipped; rollouts until half of the answers are right; the entropy of
+    the last five rollouts.
     """
     script, flags, changed = METHODS[method]
     options = {"beta": 0.0, "minibatches": 4, "prompts_per_step": prompts} | flags
@@ -111,6 +109,7 @@ def run_passes(method, passes, learning_rate, seed, steps=40, prompts=32, tested
         "pass@1": result["pass@1"],
         "pass@8": result["pass@8"],
         "best reward": max(result["reward"]),
+        "rollouts to 0.5": first_above(result["reward"], 0.5),
         "KL of a rollout": median(known(moved)) if known(moved) else None,
         "largest KL": max(known(moved), default=None),
         "clipped": mean(known(result.get("clip_ratio", []))),
@@ -120,10 +119,10 @@ def run_passes(method, passes, learning_rate, seed, steps=40, prompts=32, tested
     }
 
 
-ALONE = {  # GRPO's script, its surrogate alone changed: what the figure says below each column
+ALONE = {  # GRPO's script with another surrogate: what stands below its column
     "RLOO in GRPO": "neither\n(RLOO)",
     "GRPO, no clip": "ratio\nalone",
-    "CISPO in GRPO": "its weight\n(CISPO)",
+    "CISPO in GRPO": "ratio, cut\n(CISPO)",
     "GRPO, no ratio": "clip\nalone",
     "GRPO": "both\n(GRPO)",
     "DAPO in GRPO": "wider\n(DAPO)",
@@ -132,35 +131,42 @@ ALONE = {  # GRPO's script, its surrogate alone changed: what the figure says be
 
 
 def name_ends(axes, x, ends, gap=0.065):
-    """Each line's name at its end, in its colour, the names at least `gap` apart."""
+    """Each line's name beside its end, in its colour; the names at least `gap` apart, below 1."""
     ranked = sorted(ends, key=ends.get)
     places = [ends[name] for name in ranked]
     for i in range(1, len(places)):
         places[i] = max(places[i], places[i - 1] + gap)
+    places[-1:] = [min(place, 1.0) for place in places[-1:]]
+    for i in reversed(range(len(places) - 1)):
+        places[i] = min(places[i], places[i + 1] - gap)
     for name, y in zip(ranked, places, strict=True):
         axes.text(x, y, name, color=COLORS[name], fontsize=8, va="center")
 
 
 def draw_passes(figure, results):
     left, right = figure.subplots(1, 2, sharey=True)
-    ends, at_rate = {}, {"learning_rate": RATE}
+    results = [(settings, run) for settings, run in results if "learning_rate" not in settings]
+    ends = {}
     for method in SCRIPTS:
-        groups = {p: select(results, method=method, passes=p, **at_rate) for p in PASSES}
+        groups = {p: select(results, method=method, passes=p) for p in PASSES}
         groups = {p: [run["pass@1"] for run in runs] for p, runs in groups.items() if runs}
         if groups:
             band(left, list(groups), list(zip(*groups.values(), strict=True)), COLORS[method])
             ends[method] = median(groups[max(groups)])
     name_ends(left, PASSES[-1] + 0.4, ends)
-    left.set_xlim(0.5, 22)
+    left.set_xlim(0.6, PASSES[-1] + 0.1)
     left.set_xticks(PASSES)
     left.set_ylim(0, 1.03)
-    for i, method in enumerate(ALONE):
-        runs = select(results, method=method, passes=PASSES[-1], **at_rate)
+    names = []
+    for i, (method, name) in enumerate(ALONE.items()):
+        runs = select(results, method=method, passes=PASSES[-1])
         if runs:
             dots(right, i, [run["pass@1"] for run in runs], COLORS[method])
-    right.set_xticks(range(len(ALONE)), ALONE.values())
-    titles(left, "Held-out pass@1 after 40 rollouts", "passes over each rollout", "pass@1")
-    titles(right, "16 passes, all else GRPO's: which ratio, which clip")
+            name += f"\n{median(run['KL of a rollout'] for run in runs):.2g}"
+        names.append(name)
+    right.set_xticks(range(len(names)), names)
+    titles(left, "With no clip, passes ruin the policy", "passes over each rollout", "pass@1")
+    titles(right, "16 passes: the clip alone is enough", "KL of a rollout, nats a token")
 
 
 EXPERIMENTS = [
@@ -171,15 +177,14 @@ EXPERIMENTS = [
         "with the surrogate alone changed.",
         run=run_passes,
         jobs=[
-            *grid(SEEDS, method=["RLOO, 1 step"], passes=[1], learning_rate=[RATE]),
-            *grid(SEEDS, method=SCRIPTS, passes=PASSES, learning_rate=[RATE]),
-            *grid(SEEDS, method=IN_GRPO, passes=[16], learning_rate=[RATE]),
-            *grid([1, 2, 3], method=["RLOO, 1 step"], passes=[1], learning_rate=[HIGH_RATE]),
-            *grid([1, 2, 3], method=SCRIPTS, passes=[8], learning_rate=[HIGH_RATE]),
+            *grid(SEEDS, method=["RLOO, 1 step"], passes=[1]),
+            *grid(SEEDS, method=SCRIPTS, passes=PASSES),
+            *grid(SEEDS, method=IN_GRPO, passes=[16]),
+            *grid(SEEDS[:3], method=["RLOO, 1 step"], passes=[1], learning_rate=[HIGH_RATE]),
+            *grid(SEEDS[:3], method=SCRIPTS + IN_GRPO, passes=[8], learning_rate=[HIGH_RATE]),
         ],
         smoke=[
-            {"method": name, "passes": 2, "learning_rate": RATE, "seed": 1}
-            | {"steps": 1, "prompts": 4, "tested": 2}
+            {"method": name, "passes": 2, "seed": 1, "steps": 1, "prompts": 4, "tested": 2}
             for name in ("RLOO", "DAPO", "GRPO, no ratio", "CISPO in GRPO")
         ],
         draw=draw_passes,
