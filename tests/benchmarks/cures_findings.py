@@ -75,8 +75,10 @@ FINDINGS = {
     "{method GSPO, passes 8, learning_rate 0.0012 / pass@1 :.2f} "
     "({method GSPO, passes 8, learning_rate 0.0012 / pass@1 / low :.2f}) with GSPO, "
     "{method GRPO, passes 8, learning_rate 0.0012 / pass@1 :.2f} "
-    "({method GRPO, passes 8, learning_rate 0.0012 / pass@1 / low :.2f}) with GRPO, less with the "
-    "others.",
+    "({method GRPO, passes 8, learning_rate 0.0012 / pass@1 / low :.2f}) with GRPO, "
+    "{method CISPO, passes 8, learning_rate 0.0012 / pass@1 :.2f} "
+    "({method CISPO, passes 8, learning_rate 0.0012 / pass@1 / low :.2f}) with CISPO, the best of "
+    "the other scripts.",
     "steps": "With eight steps on each rollout at a rate of 0.0005 RLOO ends at "
     "{method RLOO, learning_rate 0.0005 / pass@1 :.2f}, GRPO with its clip and without at "
     "{method GRPO, learning_rate 0.0005 / pass@1 :.2f} and "
@@ -133,11 +135,11 @@ FINDINGS = {
     "{cut_off read, limit 12 / pass@1 :.2f} without: the price is right "
     "answers.",
     "ratio": "After 16 passes over a rollout the log-ratio has a spread of "
-    "{passes 16 / token :.2f} at a token, {passes 16 / sum :.2f} over a whole answer and {passes 16 / mean :.3f} in an "
-    "answer's mean. Two tokens of one answer hardly move together (correlation "
-    "{passes 16 / correlation of tokens :.2f}). But GSPO's bounds are narrower by more than that: "
-    "{passes 16 / mean beyond GSPO's bounds :.0%} of the answers are beyond them, and "
-    "{passes 16 / token beyond GRPO's bounds :.0%} of the tokens beyond GRPO's.",
+    "{passes 16 / token :.2f} at a token, {passes 16 / sum :.2f} over a whole answer and "
+    "{passes 16 / mean :.3f} in an answer's mean. Two tokens of one answer hardly move together "
+    "(correlation {passes 16 / correlation of tokens :.2f}). But GSPO's bounds are narrower by "
+    "more than that: {passes 16 / mean beyond GSPO's bounds :.0%} of the answers are beyond them, "
+    "and {passes 16 / token beyond GRPO's bounds :.0%} of the tokens beyond GRPO's.",
     "silenced": "GRPO's clip silences "
     "{method GRPO, guess_rate 0.999, steps 80 / silenced of praised :.1%} of the tokens of answers "
     "with A > 0, the unlikely ones: their probability is "

@@ -115,7 +115,6 @@ def run_passes(method, passes, seed, learning_rate=RATE, steps=40, prompts=32, t
         "clipped": mean(known(result.get("clip_ratio", []))),
         "entropy at the end": mean(result["entropy"][-5:]),
         "rollouts": len(result["reward"]),
-        "reward": result["reward"],
     }
 
 
