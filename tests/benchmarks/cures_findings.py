@@ -135,11 +135,15 @@ FINDINGS = {
     "{cut_off read, limit 12 / pass@1 :.2f} without: the price is right "
     "answers.",
     "ratio": "After 16 passes over a rollout the log-ratio has a spread of "
-    "{passes 16 / token :.2f} at a token, {passes 16 / sum :.2f} over a whole answer and "
-    "{passes 16 / mean :.3f} in an answer's mean. Two tokens of one answer hardly move together "
-    "(correlation {passes 16 / correlation of tokens :.2f}). But GSPO's bounds are narrower by "
-    "more than that: {passes 16 / mean beyond GSPO's bounds :.0%} of the answers are beyond them, "
-    "and {passes 16 / token beyond GRPO's bounds :.0%} of the tokens beyond GRPO's.",
+    "{passes 16 / token :.2f} at a token, {passes 16 / sum :.1f} over a whole answer and "
+    "{passes 16 / mean :.2f} in an answer's mean. With the advantage, along which the policy is "
+    "pushed, a token's correlates by {passes 16 / token with A :.2f} "
+    "({passes 16 / token with A / low :.2f} to {passes 16 / token with A / high :.2f}), the mean "
+    "by {passes 16 / mean with A :.2f} ({passes 16 / mean with A / low :.2f} to "
+    "{passes 16 / mean with A / high :.2f}); two tokens of an answer by "
+    "{passes 16 / correlation of tokens :.2f}. But GSPO's bounds are narrower by more than that: "
+    "{passes 16 / mean beyond GSPO's bounds :.0%} of the answers are beyond them, "
+    "{passes 16 / token beyond GRPO's bounds :.0%} of the tokens beyond GRPO's.",
     "silenced": "GRPO's clip silences "
     "{method GRPO, guess_rate 0.999, steps 80 / silenced of praised :.1%} of the tokens of answers "
     "with A > 0, the unlikely ones: their probability is "
