@@ -428,6 +428,7 @@ def run_silenced(method, guess_rate, passes, seed, steps=40, warm=1000):
     half = first_above(result["reward"], 0.5)
     found = {
         "rollouts to 0.5": half,
+        "rollouts to 0.5, or 1 more than all": half or steps + 1,
         "reached": float(half is not None),
         "pass@1": result["pass@1"],
         "reward": result["reward"],
@@ -466,8 +467,8 @@ def draw_silenced(figure, results):
             dots(right, i, values, COLORS[method])
             right.axhline(last, color=GREY, linewidth=0.5, linestyle=":")
     right.set_xticks(range(len(SILENCED)), [name.replace(", ", ",\n") for name in SILENCED])
-    titles(left, "Praised tokens that GRPO's clip silences", "probability before", "share")
-    titles(right, f"To half right, from {rate:.1%} guesses", "", "rollouts (above line: never)")
+    titles(left, "GRPO's clip silences rare praised tokens", "probability before", "share")
+    titles(right, f"To half right, from {rate:.1%} guesses", "", "rollouts (above the line: never)")
 
 
 # -------------------------------------------------------------------------------------------- KL
