@@ -51,11 +51,16 @@ COLORS = {  # one for each method in all figures; a new one is entered here
     "RLOO, 1 step": BROWN,
     "RLOO, 4 steps": BROWN,
     "GRPO, no clip": PINK,
+    "GRPO, no ratio": PURPLE,
     "GRPO, constant": PINK,
     "Dr. GRPO": SKY,
     "token mean": BLUE,  # DAPO's
     "DAPO, one draw": SKY,
+    "DAPO, symmetric": SKY,
     "CISPO, GRPO's clip": PINK,
+    "RLOO in GRPO": GREY,
+    "DAPO in GRPO": BLUE,
+    "CISPO in GRPO": GREEN,
     "in the reward": GREY,  # RLOO's KL
     "in the loss": BROWN,
     "PPO 1": SKY,

@@ -6,7 +6,7 @@
 
 Each experiment imports the scripts, changes one thing at a time, and runs several seeds, each run
 in a process with one thread. What each one does stands beside it, in cures_classic.py,
-cures_ppo.py, cures_llm_steps.py, cures_llm_passes.py, cures_llm_tokens.py and cures_llm_more.py.
+cures_ppo.py, cures_llm_passes.py, cures_llm_steps.py, cures_llm_tokens.py and cures_llm_more.py.
 The numbers go into results/cures_NAME.json; draw.py draws them, and quotes.py writes them into the
 pages.
 
@@ -29,6 +29,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # two runs beside each other use two cores
 
 import cures_classic
 import cures_llm_more
+import cures_llm_passes
 import cures_llm_steps
 import cures_llm_tokens
 import cures_ppo
@@ -38,7 +39,14 @@ from bench import RESULTS, footer
 from cures_findings import lines
 from cures_tools import picture
 
-PARTS = (cures_classic, cures_ppo, cures_llm_steps, cures_llm_tokens, cures_llm_more)
+PARTS = (
+    cures_classic,
+    cures_ppo,
+    cures_llm_passes,
+    cures_llm_steps,
+    cures_llm_tokens,
+    cures_llm_more,
+)
 EXPERIMENTS = {each.name: each for part in PARTS for each in part.EXPERIMENTS}
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "policy-gradients-cures"
 
@@ -72,7 +80,8 @@ def measure(name: str, jobs: list[dict], workers: int) -> dict:
         runs = [rounded(work(name, settings)) for settings in jobs]
     else:
         CACHE.mkdir(parents=True, exist_ok=True)
-        inputs = [(name, settings) for settings in jobs]
+        # seed by seed, so that a run that is stopped has every setting
+        inputs = [(name, settings) for settings in sorted(jobs, key=lambda job: job["seed"])]
         with multiprocessing.get_context("spawn").Pool(workers, maxtasksperchild=8) as pool:
             pool.starmap(work_once, inputs, chunksize=1)
         runs = [json.loads(kept(name, settings).read_text()) for settings in jobs]

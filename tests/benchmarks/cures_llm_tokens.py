@@ -20,6 +20,7 @@ from cures_tools import Experiment, band, dots, grid, labels, select, smooth, ti
 import cispo_llm
 import dapo_llm
 import grpo_llm
+import gspo_llm
 import rloo_llm
 
 SEEDS = [1, 2, 3, 4, 5]
@@ -97,15 +98,17 @@ def known(values):
 CLIPS = {0.2: COLORS["GRPO"], 0.28: COLORS["DAPO"], 0.5: SKY}
 
 
-def run_cliphigher(clip_high, minibatches, seed, steps=24, warm=1000):
+def run_cliphigher(clip_high, seed, minibatches=4, passes=1, steps=24, warm=1000):
     """Claim: a symmetric clip lets likely tokens grow but not rare ones, and entropy collapses.
 
-    Changed: DAPO's --clip-high alone. Guessing is the habit of 97 % at the start. With DAPO's 4
-    minibatches a rollout the clip hardly acts; with 16 it does. Measured on held-out sums: the
-    probability of the rare style, pass@8; on the rollouts: entropy and the share clipped.
+    Changed: DAPO's --clip-high alone. Guessing is the habit of 97 % at the start. With one pass
+    of DAPO's 4 minibatches the clip hardly acts; with 16 it does, with 16 passes more so. Measured
+    on held-out sums: the probability of the rare style, pass@8; on the rollouts: entropy and the
+    share clipped.
     """
     model, tokenizer = warm_start("guess 0.97", warm)
-    args = dapo_llm.Args(clip_high=clip_high, minibatches=minibatches, seed=seed, steps=steps)
+    args = dapo_llm.Args(clip_high=clip_high, seed=seed, steps=steps)
+    args.minibatches, args.update_epochs = minibatches, passes
     worked, best = [share_worked_out(model, tokenizer)], []
 
     def each_step(step, policy, metrics):
@@ -116,6 +119,7 @@ def run_cliphigher(clip_high, minibatches, seed, steps=24, warm=1000):
     result = train(dapo_llm, args, each_step=each_step, model=(model, tokenizer))
     return {
         "rollouts to style 0.5": first_above(worked[1:], 0.5),
+        "rare style after 5": worked[min(5, steps)],
         "clipped": sum(known(result["clip_ratio"])) / steps,
         "entropy at the end": result["entropy"][-1],
         "lowest pass@8": min(best, default=0.0),
@@ -129,17 +133,17 @@ def run_cliphigher(clip_high, minibatches, seed, steps=24, warm=1000):
 
 def draw_cliphigher(figure, results):
     left, right = figure.subplots(1, 2)
-    most = max(settings["minibatches"] for settings, _ in results)
-    for i, (clip, color) in enumerate(CLIPS.items()):
-        runs = select(results, clip_high=clip, minibatches=most)
+    most = max(settings.get("passes", 1) for settings, _ in results)
+    for clip, color in CLIPS.items():
+        runs = select(results, clip_high=clip, passes=most)
         if runs:
             x = range(len(runs[0]["worked out"]))
-            at = len(x) * (i + 1) // 5
-            band(left, x, [run["worked out"] for run in runs], color, f"{clip}", at)
-            y = [run["entropy"] for run in runs]
-            band(right, x[1:], y, color, f"{clip}", min(at, len(y[0]) - 1))
-    titles(left, f"Rare at the start: worked out ({most} minibatches)", "rollouts", "probability")
-    titles(right, "Entropy, by ε_high", "rollouts", "nats a token")
+            band(left, x, [run["worked out"] for run in runs], color)
+            band(right, x[1:], [run["entropy"] for run in runs], color)
+    names = {f"ε_high {clip}": color for clip, color in CLIPS.items()}
+    labels(left, names, 0.98, 0.05, names)
+    titles(left, "16 passes: the rare style, working it out", "rollouts", "probability")
+    titles(right, "A wider clip keeps no more entropy", "rollouts", "nats a token")
 
 
 # -------------------------------------------------------------------------------------- Overlong
@@ -234,16 +238,15 @@ LENGTHS = [2, 4, 6, 9, 13, 18, 32]  # bounds of the groups of answers, both incl
 
 def ratio_spread(log_ratio, mask):
     """Of one rollout: how far tokens, whole answers and their means have moved; how many far."""
-    lengths = mask.sum(1)
-    tokens = log_ratio[mask > 0]
     whole = log_ratio.sum(1)
-    mean = whole / lengths
-    found = {"token": tokens.std(), "sum": whole.std(), "mean": mean.std()}
-    low, high = math.log(0.8), math.log(1.2)
-    narrow, wide = math.log(0.99), math.log(1.013)
-    for name, values in (("token", tokens), ("sum", whole), ("mean", mean)):
-        found[f"{name} beyond 0.2"] = ((values < low) | (values > high)).float().mean()
-        found[f"{name} beyond 0.01"] = ((values < narrow) | (values > wide)).float().mean()
+    kinds = {"token": log_ratio[mask > 0], "sum": whole, "mean": whole / mask.sum(1)}
+    found = {name: values.std() for name, values in kinds.items()}
+    for owner, script in (("GRPO's", grpo_llm), ("GSPO's", gspo_llm)):
+        args = script.Args()
+        low, high = math.log(1 - args.clip_low), math.log(1 + args.clip_high)
+        for name, values in kinds.items():
+            beyond = (values < low) | (values > high)
+            found[f"{name} beyond {owner} bounds"] = beyond.float().mean()
     return {name: value.item() for name, value in found.items()}
 
 
@@ -263,56 +266,69 @@ def by_length(log_ratio, mask):
     return rows
 
 
-def run_ratio(minibatches, seed, before=15, measured=8, warm=1000):
+def run_ratio(passes, seed, before=8, measured=8, warm=1000):
     """Claim: token ratios are mostly noise; the mean over a completion varies far less.
 
     GRPO (β 0) trains a model with answers of many lengths; nothing is changed. Measured in some
-    rollouts on the way, after each of the gradient steps on a rollout, over all its answers: the
-    spread of log π − log π_old of a token, of its sum over the answer (the answer's probability
-    ratio) and of its mean (GSPO's), by length; and the shares beyond the bounds of GRPO and GSPO.
+    rollouts on the way, after each pass, over all answers that are trained on: the spread of
+    log π − log π_old of a token, of its sum over the answer (the answer's probability ratio) and
+    of its mean (GSPO's), by length; the shares beyond the bounds of GRPO and of GSPO, as their
+    scripts have them; how far tokens of one answer move together, and how far with its advantage.
     """
     model, tokenizer = warm_start("meander", warm)
-    args = grpo_llm.Args(beta=0.0, minibatches=minibatches, seed=seed, max_new_tokens=32)
+    args = grpo_llm.Args(beta=0.0, update_epochs=passes, seed=seed, max_new_tokens=32)
     state, spreads, ratios = {"step": 1}, [], []
-    rollout, train_minibatch = grpo_llm.rollout, grpo_llm.train_minibatch
+    update, train_minibatch = grpo_llm.update, grpo_llm.train_minibatch
 
-    def keep_rollout(*inputs):
-        state["batch"], *others = rollout(*inputs)
+    def keep_batch(policy, optimizer, batch, rng, args):
+        state["batch"] = grpo_llm.take_rows(batch, batch["advantages"].nonzero()[:, 0])
         state["updates"] = 0
-        return state["batch"], *others
+        return update(policy, optimizer, batch, rng, args)
 
     def measure(policy, optimizer, minibatch, args):
         metrics = train_minibatch(policy, optimizer, minibatch, args)
         state["updates"] += 1
-        if state["step"] > before:
+        if state["step"] > before and state["updates"] % args.minibatches == 0:
             batch = state["batch"]
             log_ratio = grpo_llm.batch_logprobs(policy, batch, args) - batch["old_logprobs"]
             spreads.append(ratio_spread(log_ratio, batch["mask"]))
-            if state["updates"] == minibatches:
-                kept = {"mask": batch["mask"], "ended": batch["ended"]}
+            if state["updates"] == passes * args.minibatches:
+                kept = {name: batch[name] for name in ("mask", "ended", "advantages")}
                 ratios.append(kept | {"log_ratio": log_ratio})
         return metrics
 
     def each_step(step, policy, metrics):
         state["step"] = step + 1
 
-    with patch.multiple(grpo_llm, rollout=keep_rollout, train_minibatch=measure):
+    with patch.multiple(grpo_llm, update=keep_batch, train_minibatch=measure):
         train(grpo_llm, args, before + measured, each_step, (model, tokenizer))
+    advantages = torch.cat([each.pop("advantages") for each in ratios])
     joined = grpo_llm.join(ratios)
-    names = list(spreads[0])
-    after = {n: [s[n] for s in spreads] for n in names}
-    curves = {n: mean_by_update(values, minibatches) for n, values in after.items()}
+    log_ratio, mask = joined["log_ratio"], joined["mask"]
+    curves = {n: mean_by_pass([s[n] for s in spreads], passes) for n in spreads[0]}
     last = {name: values[-1] for name, values in curves.items()}
     return last | {
-        "correlation of tokens": token_correlation(joined["log_ratio"], joined["mask"]),
-        "by length": by_length(joined["log_ratio"], joined["mask"]),
-        **{f"{name}, by update": values for name, values in curves.items()},
+        "correlation of tokens": token_correlation(log_ratio, mask),
+        **with_advantage(log_ratio, mask, advantages),
+        "by length": by_length(log_ratio, mask),
+        **{f"{name}, by pass": values for name, values in curves.items()},
     }
 
 
-def mean_by_update(values, minibatches):
-    """The mean over rollouts after each update: values in the order of their measurement."""
-    return [sum(values[k::minibatches]) / len(values[k::minibatches]) for k in range(minibatches)]
+def with_advantage(log_ratio, mask, advantages):
+    """The correlation of the log-ratio with the advantage: of tokens, and of answers' means."""
+    each = advantages[:, None].expand_as(mask)[mask > 0]
+    tokens = torch.stack([log_ratio[mask > 0], each])
+    means = torch.stack([log_ratio.sum(1) / mask.sum(1), advantages])
+    return {
+        "token with A": torch.corrcoef(tokens)[0, 1].item(),
+        "mean with A": torch.corrcoef(means)[0, 1].item(),
+    }
+
+
+def mean_by_pass(values, passes):
+    """The mean over rollouts after each pass: values in the order of their measurement."""
+    return [sum(values[k::passes]) / len(values[k::passes]) for k in range(passes)]
 
 
 def token_correlation(log_ratio, mask):
@@ -327,9 +343,8 @@ def token_correlation(log_ratio, mask):
 def draw_ratio(figure, results):
     left, right = figure.subplots(1, 2)
     runs = [result for _, result in results]
-    colors = {"sum": GREY, "token": COLORS["GRPO"], "mean": COLORS["GSPO"]}
-    named = {"sum": "whole answer", "token": "token (GRPO)", "mean": "mean of answer (GSPO)"}
-    for name, column in (("token", 1), ("sum", 2), ("mean", 3)):
+    colors = {"whole answer": GREY, "token": COLORS["GRPO"], "mean of answer": COLORS["GSPO"]}
+    for column, color in enumerate((colors["token"], GREY, colors["mean of answer"]), 1):
         x, y = [], []
         for i in range(len(LENGTHS) - 1):
             rows = [run["by length"][i] for run in runs if run["by length"][i][0] is not None]
@@ -337,28 +352,26 @@ def draw_ratio(figure, results):
                 x.append(sum(row[0] for row in rows) / len(rows))
                 y.append([max(row[column], 0) ** 0.5 for row in rows])
         if x:
-            values = [list(column) for column in zip(*y, strict=True)]
-            band(left, x, values, colors[name], named[name], len(x) // 3)
+            band(left, x, [list(values) for values in zip(*y, strict=True)], color)
     left.set_yscale("log")
-    left.set_yticks([0.02, 0.05, 0.1, 0.2, 0.5, 1.0], ["0.02", "0.05", "0.1", "0.2", "0.5", "1"])
+    left.set_yticks([0.05, 0.1, 0.2, 0.5, 1, 2, 5], ["0.05", "0.1", "0.2", "0.5", "1", "2", "5"])
     left.minorticks_off()
-    for name, color in colors.items():
-        values = [run[f"{name} beyond 0.2, by update"] for run in runs]
-        x = range(1, len(values[0]) + 1)
-        band(right, x, values, color, named[name] if name != "mean" else "", len(x) // 3)
-        if name == "mean":
-            place = {"xytext": (0, -4), "textcoords": "offset points", "va": "top", "ha": "right"}
-            where = (x[-1], median(run[-1] for run in values))
-            right.annotate(named[name], where, color=color, fontsize=8, **place)
-    right.set_ylim(bottom=-0.05)
-    titles(left, "Spread of the log-ratio after the last step", "tokens in the answer", "std")
-    titles(right, "Beyond 1 ± 0.2", "gradient steps on the rollout", "share")
+    labels(left, colors, 0.03, 0.03, colors)
+    owners = {"mean": "GSPO", "token": "GRPO"}
+    for name, owner in owners.items():
+        values = [run[f"{name} beyond {owner}'s bounds, by pass"] for run in runs]
+        band(right, range(1, len(values[0]) + 1), values, COLORS[owner])
+    names = {"answers beyond GSPO's": COLORS["GSPO"], "tokens beyond GRPO's": COLORS["GRPO"]}
+    labels(right, names, 0.98, 0.44, names)
+    right.set_ylim(0, 1)
+    titles(left, "An answer's mean varies least", "tokens in the answer", "std of the log-ratio")
+    titles(right, "But most are beyond GSPO's narrow bounds", "passes over the rollout", "share")
 
 
 # -------------------------------------------------------------------------------------- Silenced
 
 PROBABILITIES = [0.0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 1.001]
-SILENCED = ["RLOO", "RLOO, 4 steps", "GRPO", "CISPO", "CISPO, GRPO's clip"]
+SILENCED = ["GRPO, no clip", "GRPO", "CISPO", "CISPO, GRPO's clip"]
 
 
 GRPO_SURROGATE, GRPO_IS_CLIPPED = grpo_llm.surrogate, grpo_llm.is_clipped
@@ -391,18 +404,19 @@ def count(probabilities):
     return torch.histogram(probabilities, torch.tensor(PROBABILITIES))[0].tolist()
 
 
-def run_silenced(method, guess_rate, seed, steps=80, warm=1000):
+def run_silenced(method, guess_rate, passes, seed, steps=40, warm=1000):
     """Claim: the clip silences rare tokens that matter most; CISPO keeps their gradient.
 
-    Guessing is nearly complete at the start. Changed: the script; and, to tell what does it, RLOO
-    with four gradient steps a rollout, and CISPO with GRPO's surrogate in place of its own. No KL.
+    Guessing is nearly complete at the start, and each rollout is passed over several times.
+    Changed: the script; and, to tell what does it, GRPO without its clip, and CISPO with GRPO's
+    surrogate in place of its own. No KL.
     Measured: rollouts until half of the answers are right; the old probabilities of the tokens
     that the clip silences, against those of all tokens of answers with a positive advantage.
     """
-    script = {"R": rloo_llm, "G": grpo_llm, "C": cispo_llm}[method[0]]
-    args = script.Args(beta=0.0, seed=seed, steps=steps)
-    if method == "RLOO, 4 steps":
-        args.minibatches = 4
+    script = {"G": grpo_llm, "C": cispo_llm}[method[0]]
+    args = script.Args(beta=0.0, update_epochs=passes, seed=seed, steps=steps)
+    if method == "GRPO, no clip":
+        args.clip_low, args.clip_high = 1e9, 1e9
     kept = {"up": [torch.zeros(0)], "down": [torch.zeros(0)], "praised": [torch.zeros(0)]}
     changed = {"surrogate": script.surrogate}
     if method == "CISPO, GRPO's clip":
@@ -414,6 +428,7 @@ def run_silenced(method, guess_rate, seed, steps=80, warm=1000):
     half = first_above(result["reward"], 0.5)
     found = {
         "rollouts to 0.5": half,
+        "rollouts to 0.5, or 1 more than all": half or steps + 1,
         "reached": float(half is not None),
         "pass@1": result["pass@1"],
         "reward": result["reward"],
@@ -452,8 +467,8 @@ def draw_silenced(figure, results):
             dots(right, i, values, COLORS[method])
             right.axhline(last, color=GREY, linewidth=0.5, linestyle=":")
     right.set_xticks(range(len(SILENCED)), [name.replace(", ", ",\n") for name in SILENCED])
-    titles(left, "Praised tokens that GRPO's clip silences", "probability before", "share")
-    titles(right, f"To half right, from {rate:.1%} guesses", "", "rollouts (above line: never)")
+    titles(left, "GRPO's clip silences rare praised tokens", "probability before", "share")
+    titles(right, f"To half right, from {rate:.1%} guesses", "", "rollouts (above the line: never)")
 
 
 # -------------------------------------------------------------------------------------------- KL
@@ -608,8 +623,11 @@ EXPERIMENTS = [
         "A symmetric clip lets likely tokens grow but not rare ones: ε_high > ε_low.",
         "DAPO, guessing the habit of 97 %: probability of the rare style, entropy, pass@8.",
         run_cliphigher,
-        grid(SEEDS, clip_high=list(CLIPS), minibatches=[16]),
-        [{"clip_high": 0.28, "minibatches": 16, "seed": 1, "steps": 2, "warm": 2}],
+        [
+            *grid(SEEDS, clip_high=list(CLIPS), minibatches=[16]),
+            *grid(SEEDS, clip_high=list(CLIPS), passes=[16], steps=[16]),
+        ],
+        [{"clip_high": 0.28, "passes": 2, "seed": 1, "steps": 2, "warm": 2}],
         draw_cliphigher,
     ),
     Experiment(
@@ -629,8 +647,8 @@ EXPERIMENTS = [
         "Token ratios are mostly noise; the mean over a completion varies far less.",
         "GRPO, answers of many lengths: spread of log-ratios of tokens, answers and their means.",
         run_ratio,
-        grid(SEEDS, minibatches=[8]),
-        [{"minibatches": 2, "seed": 1, "before": 0, "measured": 1, "warm": 10}],
+        grid(SEEDS, passes=[16]),
+        [{"passes": 2, "seed": 1, "before": 0, "measured": 1, "warm": 10}],
         draw_ratio,
     ),
     Experiment(
@@ -638,10 +656,16 @@ EXPERIMENTS = [
         "The clip takes the gradient from rare tokens that move fastest; CISPO keeps it.",
         "Guessing nearly complete: rollouts to half right; which tokens GRPO's clip silences.",
         run_silenced,
-        grid(SEEDS, method=SILENCED, guess_rate=[0.999], steps=[80]),
+        grid(SEEDS, method=SILENCED, guess_rate=[0.999], passes=[8]),
         [
-            {"method": "GRPO", "guess_rate": 0.85, "seed": 1, "steps": 2},
-            {"method": "RLOO, 4 steps", "guess_rate": 0.85, "seed": 1, "steps": 2},
+            {"method": "GRPO", "guess_rate": 0.85, "passes": 2, "seed": 1, "steps": 1},
+            {
+                "method": "CISPO, GRPO's clip",
+                "guess_rate": 0.85,
+                "passes": 2,
+                "seed": 1,
+                "steps": 1,
+            },
         ],
         draw_silenced,
     ),
