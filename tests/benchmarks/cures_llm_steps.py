@@ -1,6 +1,6 @@
-"""Experiments on the tiny language model: what a step is made of, and how many a rollout bears.
+"""Experiments on the tiny language model: what a step is made of.
 
-baseline, steps, length, difficulty and dynamic; cures.py runs them.
+baseline, length, difficulty and dynamic; cures.py runs them.
 """
 
 import math
@@ -20,10 +20,8 @@ import torch
 from bench import COLORS, CPU, GREY, ORANGE, PINK, PURPLE, evaluate, train
 from cures_tools import Experiment, band, dots, grid, labels, select, smooth, titles
 
-import cispo_llm
 import dapo_llm
 import grpo_llm
-import gspo_llm
 import rloo_llm
 
 SEEDS = range(1, 6)
@@ -142,61 +140,6 @@ def draw_baseline(figure, results):
     left.set_xlim(-1, 17)
     titles(left, "noise of the gradient", "rollouts before", "variance / squared mean")
     titles(right, "RLOO, 4 questions per rollout", "rollouts", "reward")
-
-
-# ----------------------------------------------------------------------------------------- Steps
-
-METHODS = {
-    "RLOO, 1 step": (rloo_llm, {"minibatches": 1}),
-    "RLOO": (rloo_llm, {}),
-    "GRPO, no clip": (grpo_llm, {"clip_low": 1e9, "clip_high": 1e9}),
-    "GRPO": (grpo_llm, {}),
-    "DAPO": (dapo_llm, {"max_resample": 1}),
-    "GSPO": (gspo_llm, {}),
-    "CISPO": (cispo_llm, {}),
-}
-RATES = [5e-4, 1e-3, 2e-3, 4e-3]
-
-
-def run_steps(method, learning_rate, seed, steps=30, prompts=16):
-    """Claim: with a clipped ratio, one rollout bears several gradient steps.
-
-    Changed: the objective, each script's own, and the learning rate; 8 steps per rollout, but for
-    "RLOO, 1 step". GRPO is also run without its clip. DAPO draws once per rollout, like the others.
-    Measured: pass@1 on held-out sums at the end; and approx_kl, how far the policy has moved from
-    the one that drew the rollout, when an update begins.
-    """
-    script, flags = METHODS[method]
-    options = {"minibatches": 8, "prompts_per_step": prompts} | flags
-    args = script.Args(learning_rate=learning_rate, steps=steps, seed=seed, **options)
-    result = train(script, replace(args, eval_problems=128))
-    return {
-        "pass@1": result["pass@1"],
-        "mean reward": mean(result["reward"]),
-        "best reward": float(max(smooth(result["reward"]))),
-        "approx_kl": mean([each for each in result.get("approx_kl", []) if each is not None]),
-        "rollouts": len(result["reward"]),
-    }
-
-
-def draw_steps(figure, results):
-    panels = figure.subplots(1, 2, sharey=True)
-    names = list(METHODS)
-    for axes, chosen in ((panels[0], names[:4]), (panels[1], names[3:])):
-        labels(axes, chosen, 0.03, 0.05)
-        for name in chosen:
-            rates = [rate for rate in RATES if select(results, method=name, learning_rate=rate)]
-            runs = [select(results, method=name, learning_rate=rate) for rate in rates]
-            if not rates:
-                continue
-            scores = [[run["pass@1"] for run in at_rate] for at_rate in runs]
-            band(axes, rates, list(zip(*scores, strict=True)), COLORS[name])
-        axes.set_xscale("log")
-        axes.set_xticks(RATES, [f"{rate:.0e}".replace("e-0", "e-") for rate in RATES])
-        axes.minorticks_off()
-        axes.set_ylim(0, 1.03)
-    titles(panels[0], "8 steps per rollout: the clip", "learning rate", "pass@1 at the end")
-    titles(panels[1], "8 steps per rollout: kinds of clip", "learning rate")
 
 
 # ---------------------------------------------------------------------------------------- Length
@@ -518,18 +461,6 @@ EXPERIMENTS = [
             {"seed": 1, "baseline": "z-score", "steps": 2, "prompts": 2, "tested": 4},
         ],
         draw=draw_baseline,
-    ),
-    Experiment(
-        name="steps",
-        claim="The clipped ratio lets one rollout bear several gradient steps.",
-        measure="pass@1 on 128 held-out sums after 30 rollouts of 16 questions, 8 steps on each.",
-        run=run_steps,
-        jobs=grid(SEEDS, method=list(METHODS), learning_rate=RATES),
-        smoke=[
-            {"method": "GRPO", "learning_rate": 1e-3, "seed": 1, "steps": 2, "prompts": 2},
-            {"method": "DAPO", "learning_rate": 1e-3, "seed": 1, "steps": 2, "prompts": 2},
-        ],
-        draw=draw_steps,
     ),
     Experiment(
         name="length",

@@ -152,7 +152,7 @@ MAP = {
         "the other answers are the critic",
         "reward less the mean of the others",
         "none: one step per rollout",
-        "a rollout serves one step",
+        "a rollout serves few steps",
         "baseline",
     ),
     "grpo_llm": (
@@ -162,7 +162,7 @@ MAP = {
         "z-score in the group",
         "ratio of a token, 0.8 to 1.2",
         "a token of a long wrong answer is cheap",
-        "steps",
+        "passes",
     ),
     "dapo_llm": (
         "grpo_llm",
