@@ -288,11 +288,12 @@ def draw_length(figure, results):
     for i, name in enumerate(LENGTHS):
         for x, side in ((4 * i, "wrong"), (4 * i + 2, "right")):
             values = [run[f"{side}, second half"] for run in select(results, method=name)]
+            values = [value for value in values if value is not None]  # no answer of that side
             if values:
                 dots(right, x, values, COLORS[name])
-    start = [run[f"{side} at the start"] for _, run in results for side in ("wrong", "right")]
-    right.axhline(median(start), color=GREY, linewidth=1, linestyle=":")
-    right.text(15, median(start), "start", color=GREY, fontsize=8, va="bottom", ha="center")
+    start = median(run["wrong at the start"] for _, run in results)
+    right.axhline(start, color=GREY, linewidth=1, linestyle=":")
+    right.text(15, start, "start", color=GREY, fontsize=8, va="bottom", ha="center")
     places = [4 * i + shift for i in range(len(LENGTHS)) for shift in (0, 1, 2)]
     names = [each for name in LENGTHS for each in ("wrong", f"\n{name}", "right")]
     right.set_xticks(places, names)
