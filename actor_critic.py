@@ -11,8 +11,7 @@ terminated, but not where a time limit cut it off: it would have gone on.
 
 Why: REINFORCE waits for whole episodes, and credits every action with all that came after it. The
 TD error δ_t depends on a single reward and a single step of the environment, so it varies far less,
-and a rollout may stop anywhere: no episode is too long. On CartPole that saves no steps, perhaps
-because a rough critic's bias costs as much (tests/benchmarks/EXPERIMENTS.md).
+and a rollout may stop anywhere: no episode is too long. On CartPole that saves no steps.
 
 Weakness: δ_t is unbiased only if V is right, so V must learn faster than the policy
 (--update-epochs). And nothing limits how far a step moves the policy.

@@ -221,8 +221,7 @@ def update(model, optimizer, batch, rng, args):
 def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch with advantages (B,); returns what to log of it.
 
-    Where all advantages are 0 there is no step, not even for the KL: Adam would blow up what
-    rounding leaves to a full one.
+    Where all advantages are 0 there is no step: Adam would blow up rounding noise to a full one.
     approx_kl, KL(π_old ‖ π), is a mean over the tokens trained on.
     clip_ratio is the share of these tokens that is clipped.
     """
