@@ -58,7 +58,11 @@ def main():
     found = conflicts(texts(family))  # of an earlier merge: to be mended before the next
     if not found:
         command = ["git", "show", f"{args.base}:./{PATHS[script]}"]
-        base = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+        base = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        if base.returncode:
+            sys.exit(
+                f"{PATHS[script]} is not in {args.base}: commit it first, or give another --base"
+            )
         edited = (ROOT / PATHS[script]).read_text()
         for sister in FAMILIES[family]:
             if sister != script:

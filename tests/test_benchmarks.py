@@ -12,6 +12,7 @@ from math import inf, prod
 from types import SimpleNamespace
 
 import bench
+import classic_compare
 import cures
 import cures_llm_tokens
 import draw
@@ -80,6 +81,22 @@ def test_scripts_are_found_in_the_order_of_the_lineage():
 def test_a_table_is_read_back_as_it_was_written():
     lines = bench.table(["a", "", "b"], [["x", "y", 1.5], ["", "–", 2]])
     assert lines == ["| a | | b |", "|-|-|-|", "| x | y | 1.5 |", "| | – | 2 |"]
+
+
+def test_cartpoles_table_compares_medians_and_says_never():
+    """Two of three seeds solved: the worst is not."""
+
+    def run(seconds, steps):
+        return {"solved_seconds": seconds, "solved_step": steps}
+
+    solved, half = [run(2.0, 800), run(1.0, 900), run(3.0, 700)], [run(9.0, 7000), run(None, None)]
+    runs = {name: solved for name in bench.CLASSIC}
+    runs |= {"A2C": solved, "TRPO": [*half, run(8.0, 6000)], "PPO": half[1:]}
+    lines = classic_compare.cartpole_table(runs)
+    assert lines[4:] == [
+        "| trpo | 2.00 (3.00) | 800 | 9.00 (never) | 7,000 | 4.5 |",
+        "| ppo | 2.00 (3.00) | 800 | never (never) | never | inf |",
+    ]
 
 
 # -------------------------------------------------------------------------------------- Figures

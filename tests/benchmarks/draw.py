@@ -61,7 +61,8 @@ def draw_real(figure, cells):
         for name, runs in logs.items()
         if not name.endswith("1x0")
     }
-    for method in LLM:
+    measured = [name for name in LLM if f"products-{name.removesuffix('_llm')}-1x25" in learned]
+    for method in measured:
         short = method.removesuffix("_llm")
         runs = learned[f"products-{short}-1x25"]
         band(methods, np.arange(1, 26), runs, COLORS[label(method)])
@@ -69,7 +70,7 @@ def draw_real(figure, cells):
             band(passes, np.arange(1, 26), runs, COLORS[label(method)], dashed=True)
             runs = learned[f"products-{short}-4x25"]
             band(passes, np.arange(1, 26), runs, COLORS[label(method)])
-    labels(methods, list(map(label, LLM)), 0.98, 0.05)
+    labels(methods, list(map(label, measured)), 0.98, 0.05)
     labels(passes, ["RLOO", "GRPO", "GSPO"], 0.98, 0.05)
     titles(methods, "Products: share of right answers", "rollouts")
     titles(passes, "The same, 1 pass (dashed) and 4", "rollouts")

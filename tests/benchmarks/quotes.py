@@ -8,7 +8,6 @@ A marker names one of the functions below: <!-- [[[cog finding("clip") ]]] --> t
 """
 
 import json
-import re
 import subprocess
 import sys
 import textwrap
@@ -216,6 +215,8 @@ def lineage():
 
 def facts():
     """What is to be known at a glance."""
+    new = {*bench.LLM, *bench.CLASSIC} - MAP.keys()
+    assert not new, f"{new}: to be entered in MAP of quotes.py"
     sizes = {name: lines_of(name) for name in MAP}
     diffs = sorted(changed(parent, name) for name, (parent, *_) in MAP.items() if parent)
     of_llm = sorted(sizes[name] for name in bench.LLM)
@@ -232,29 +233,21 @@ def facts():
     faster = [number("classic_cartpole", n, "times faster") for n in bench.CLASSIC[1:]]
     than_trl = [row["ratio"] for name, row in cells("trl_speed").items() if "per second" in name]
     items = [
-        f"**Small**: {of_classic[0]} to {of_classic[-1]} lines per classic script, "
-        f"{of_llm[0]:,} to {of_llm[-1]:,} per script for language models, environment, data and "
-        f"checkpoints included; {diffs[0]} to {diffs[-1]} lines of diff from one to the next.",
-        f"**They learn**: CartPole-v1 solved on {' and '.join(solved)} seeds by each of the four, "
-        f"in {seconds[0]:.0f} to {seconds[-1]:.0f} s of one core; the tiny model's held-out "
-        f"accuracy goes from {start:.2f} to {end:.2f} in {taken:.0f} s of two.",
-        f"**On a real model, too**: asked for the largest of three numbers, SmolLM2-135M is right, "
-        f"greedily, in {before:.0%} of unseen questions before training (in 128 tokens), which is "
-        "chance, and in "
+        f"**Small**: {of_classic[0]} to {of_classic[-1]} lines a classic script, "
+        f"{of_llm[0]:,} to {of_llm[-1]:,} one for language models, all included; diffs of "
+        f"{diffs[0]} to {diffs[-1]} lines.",
+        f"**They learn**: CartPole-v1 on {' and '.join(solved)} seeds with each of the four, in "
+        f"{seconds[0]:.0f} to {seconds[-1]:.0f} s; held-out sums, by the tiny "
+        f"model, from {start:.0%} to {end:.0%} in {taken:.0f} s.",
+        "**On a real model, too**: asked for the largest of three numbers, SmolLM2-135M is right "
+        f"on {before:.0%} of unseen questions before training, which is chance, and on "
         f"{after:.0%} after {minutes:.0f} minutes of one core.",
         f"**Fast**: {min(faster):.0f} to {max(faster):.0f} times as fast as Stable-Baselines3 to "
-        f"solve CartPole; with the tiny model {' (GRPO) and '.join(than_trl)} (RLOO) times as many "
-        "completions a second as TRL, on two cores.",
+        f"solve CartPole; {' (GRPO) and '.join(than_trl)} (RLOO) times as many completions a "
+        "second as TRL with the tiny model.",
     ]
     for item in items:
         say(f"- {item}".replace("%", " %"))
-
-
-def found(name: str):
-    """The first sentence of what an experiment found, and where the rest is."""
-    text = fill(FINDINGS[name], summary(experiment(name)))
-    first = re.split(r"(?<=[.]) (?=[A-Z])", text)[0]
-    say(f"{first} [More](tests/benchmarks/EXPERIMENTS.md#{name}).")
 
 
 def solved():
@@ -304,37 +297,25 @@ def real_against_trl():
     )
 
 
-def real(**tasks: str):
+TASKS = {
+    "products": "*What is 8 × 11?*, 25 rollouts",
+    "largest": "*Which number is the largest: 83, 49 or 75?*, 30 rollouts",
+    "sums": "*What is 47 + 38?*, 25 rollouts",
+    "dates": "*28 July 2003*, to be written as 2003-07-28, 25 rollouts",
+}
+
+
+def real():
     """What GRPO made of a pretrained model: a row for each task of real_model.py."""
-    columns = {"seeds": "seeds", "held out, sampled: before → after (worst)": "sampled (worst)"}
+    columns = {"held out, sampled: before → after (worst)": "sampled (worst seed)"}
     columns |= {"greedy": "greedy", "pass@8": "best of 8"}
-    columns |= {"minutes on one core": "minutes on one core"}
     found, rows = cells("real_model"), []
-    for task, what in tasks.items():
-        row = found[f"{task}, GRPO"]
-        rows.append([what, *(row[name] for name in columns)])
-        row = found[f"{task}, untrained, 128 tokens"]
-        rows.append(["as it was, given 128 tokens", *(row[name] for name in columns)])
-    print(*bench.table(["held out", *columns.values()], rows), sep="\n")
-
-
-def reuse():
-    """What four passes over each rollout did to a pretrained model."""
-    found, after = cells("real_model"), {}
-    for name in ("GRPO", "GSPO", "RLOO"):
-        row = found[f"products, {name}, 4 passes"]
-        after[name] = row["held out, sampled: before → after (worst)"].split()[2]
-        after[name] += f" ({row['seeds']} {'seed' if row['seeds'] == '1' else 'seeds'})"
-    say(
-        f"With four passes over each rollout GRPO ends at {after['GRPO']} and GSPO at "
-        f"{after['GSPO']}; RLOO, which has no clip, at {after['RLOO']}."
-    )
-
-
-def kills():
-    """At how many moments a run was killed."""
-    count = cells("faults")["kill -9 at a random instant, then --resume"]["count"]
-    say(f"kills at any moment ([{count}](tests/benchmarks/results/faults.md)).")
+    for task, what in TASKS.items():
+        trained, untrained = found[f"{task}, GRPO"], found[f"{task}, untrained, 128 tokens"]
+        scores = [f"{untrained[name]} → {trained[name].split(' → ')[1]}" for name in columns]
+        rows.append([what, trained["seeds"], *scores, trained["minutes on one core"]])
+    header = ["held out", "seeds", *columns.values(), "minutes on one core"]
+    print(*bench.table(header, rows), sep="\n")
 
 
 def main(check: bool = False):
