@@ -90,7 +90,7 @@ def test_cartpoles_table_compares_medians_and_says_never():
         return {"solved_seconds": seconds, "solved_step": steps}
 
     solved, half = [run(2.0, 800), run(1.0, 900), run(3.0, 700)], [run(9.0, 7000), run(None, None)]
-    runs = {name: solved for name in bench.CLASSIC}
+    runs = dict.fromkeys(bench.CLASSIC, solved)
     runs |= {"A2C": solved, "TRPO": [*half, run(8.0, 6000)], "PPO": half[1:]}
     lines = classic_compare.cartpole_table(runs)
     assert lines[4:] == [
