@@ -115,6 +115,13 @@ def test_a_figure_is_the_one_committed(name, tmp_path):
         assert other.mean() < 2e-4, "share of pixels of another colour"
 
 
+def test_a_script_that_no_benchmark_has_run_is_in_no_figure(monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(draw, "LLM", [*draw.LLM, "new_llm"])
+    draw.main(("real_model", "curves_llm"), tmp_path)
+    assert len(list(tmp_path.glob("*.png"))) == 2
+
+
 # ---------------------------------------------------------------------------------------- Runs
 
 

@@ -117,6 +117,14 @@ def test_the_check_sees_a_new_script():
     assert any(text.startswith("`helper` is in ['vpg'], and should be in [") for text in found)
 
 
+def test_a_new_script_hears_once_of_what_only_some_have():
+    """That it is not in ONLY_IN; not also that its text is that of its parent."""
+    sources = known("llm")
+    found = complaints("llm", sources | {"new_llm": sources["grpo_llm"]})
+    (said,) = [each for each in found if each.startswith("`importance_ratio`")]
+    assert "declare it in ONLY_IN" in said
+
+
 # ----------------------------------------------------------------------------------------- carry.py
 
 
@@ -167,6 +175,17 @@ def test_a_shared_line_reaches_all_sisters(script, copy):
     assert changed.splitlines() == [
         f"1\t0\t{path}" for path in sorted(PATHS[name] for name in known(family))
     ]
+
+
+def test_a_script_that_is_in_no_commit_cannot_be_carried(copy):
+    (copy / PATHS["grpo_llm"]).rename(copy / "new_llm.py")
+    git(copy, "rm", "-q", "--cached", PATHS["grpo_llm"])
+    git(copy, "commit", "-qm", "away")
+    (copy / "new_llm.py").rename(copy / PATHS["grpo_llm"])
+    command = [sys.executable, "tests/carry.py", "grpo_llm.py"]
+    done = subprocess.run(command, cwd=copy, capture_output=True, text=True)
+    assert done.returncode == 1 and "grpo_llm.py is not in HEAD: commit it first" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_an_edit_that_is_committed_needs_its_base(copy):
