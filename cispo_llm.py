@@ -463,13 +463,15 @@ def rollout_metrics(batch, rewards):
     }
 
 
-def describe_group(problems, completions, rewards, advantages):
+def describe_group(problems, completions, rewards, advantages=None):
     """As text: the group whose rewards differ most, its two best and two worst completions."""
     group, G = int(rewards.std(1).argmax()), rewards.shape[1]
-    text = "    a group of this step: {!r}, right answer {!r}".format(*problems[group])
+    which = "held-out group" if advantages is None else "group of this step"
+    text = f"    a {which}: {problems[group][0]!r}, right answer {problems[group][1]!r}"
     ranked = rewards[group].argsort(descending=True, stable=True).tolist()
     for i in ranked[:2] + ranked[2:][-2:]:
-        score = f"reward {rewards[group, i]:.2f}, advantage {advantages[group, i]:+.2f}"
+        credit = "" if advantages is None else f", advantage {advantages[group, i]:+.2f}"
+        score = f"reward {rewards[group, i]:.2f}{credit}"
         text += f"\n      {score}: {completions[group * G + i][:400]!r}"
     return text
 
@@ -913,6 +915,8 @@ def evaluate(model, tokenizer, problems, args, writer, step):
     if RANK == 0:
         text = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
         tqdm.write(f"step {step}: held-out {text}")
+        if step == 0:  # later a group is shown that was trained on
+            tqdm.write(describe_group(problems, completions, rewards))
     scores = {f"eval/{name}": value for name, value in scores.items()}
     log(writer, scores, step)
     return scores

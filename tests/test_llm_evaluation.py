@@ -43,7 +43,16 @@ def test_zero_steps_print_every_score_and_change_nothing(quick, tmp_path, capsys
         assert f"{name} {trained[f'eval/{name}']:.3f}" in line
         assert found[f"eval/{name}"] == trained[f"eval/{name}"]
         assert scalars(found["folder"], f"eval/{name}") == [pytest.approx(found[f"eval/{name}"])]
-    assert lines[-1] == line and found["eval/pass@1_initial"] == found["eval/pass@1"]
+    assert found["eval/pass@1_initial"] == found["eval/pass@1"]
+    first, *samples = lines[lines.index(line) + 1 :]
+    question, answer = re.fullmatch(
+        r" {4}a held-out group: '(.*)', right answer '(.*)'", first
+    ).groups()
+    assert (question, answer) in grpo.load_data(grpo.Args(**quick))[1]
+    for sample in samples:
+        reward, completion = re.fullmatch(r" {6}reward (\d\.\d\d): '(.*)'", sample).groups()
+        assert float(reward) == grpo.verify(completion, answer)
+    assert len(samples) == 4
     ((policy, _),) = loaded  # no reference
     assert equal(policy.state_dict(), before) and equal(weights(trained["folder"]), before)
     assert not list(Path(found["folder"]).glob("step-*"))
