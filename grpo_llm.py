@@ -442,8 +442,12 @@ def rollout(model, tokenizer, problems, num_samples, temperature, args):
     completions = tokenizer.batch_decode([ids[:n] for ids, n in rows], skip_special_tokens=True)
     verifier = load_verifier(args.verifier)
     answers = [answer for _, answer in problems for _ in range(num_samples)]
-    rewards = [float(verifier(*pair)) for pair in zip(completions, answers, strict=True)]
-    rewards = torch.tensor(rewards, device=model.device).view(-1, num_samples)
+    rewards = [verifier(*pair) for pair in zip(completions, answers, strict=True)]
+    try:
+        rewards = torch.tensor(list(map(float, rewards)), device=model.device)
+    except (TypeError, ValueError) as error:
+        stop(f"--verifier {args.verifier}: verify must return a number: {error}")
+    rewards = rewards.view(-1, num_samples)
     if WORLD > 1:
         dist.broadcast(rewards, src=0)  # a verifier of one's own may not say the same twice
     if not rewards.isfinite().all():
@@ -560,7 +564,7 @@ def load_jsonl(flag, path, args):
                     answer = NUMBER.fullmatch(answer.rpartition("#")[2].strip())[0]
                 problems.append((question, answer))
     except Exception as error:  # no such file, not text, not JSON, a field missing, no number …
-        form = '{"question": "…", "answer": "… #### 72"}'
+        form = '{"question": "…", "answer": "… #### 72"}, or any answer with a --verifier FILE.py'
         stop(f"{flag} {path}: line {len(problems) + 1} is not of the form {form}: {error!r}")
     if not problems:
         stop(f"{flag} {path}: the file is empty")
@@ -943,10 +947,10 @@ def diagnose(scores):
     lenient = scores.get("eval/pass@1_lenient", right)
     if scores["eval/pass@8"] == 0 < lenient or lenient > right + 0.2:
         return "right numbers in the wrong form: try --verifier flexible, or another --prompt"
-    if scores["eval/pass@8"] == 0:
-        return "no answer is right: try an easier --dataset, or another --model"
     if scores["eval/clipped_ratio"] > 0.5:
         return "more than half of the answers are cut off: try a larger --max-new-tokens"
+    if scores["eval/pass@8"] == 0:
+        return "no answer is right: try an easier --dataset, or another --model"
     if scores["eval/frac_reward_zero_std"] == 1 and right < 0.9:
         return "the answers to each question score the same: try --temperature or --group-size"
     return ""

@@ -284,13 +284,14 @@ def test_hints_come_in_order_and_one_at_a_time():
     """Four faults at once, mended one after the other."""
     scores = {"pass@1": 0.0, "pass@8": 0.0, "pass@1_lenient": 0.0}
     scores |= {"clipped_ratio": 0.51, "frac_reward_zero_std": 1.0}
-    mended = [{}, {"pass@1_lenient": 0.01}, {"pass@8": 0.5, "pass@1": 0.5, "pass@1_lenient": 0.71}]
-    mended += [{"pass@1_lenient": 0.69}, {"clipped_ratio": 0.5}, {"pass@1": 0.9, "pass@8": 0.9}]
+    mended = [{"pass@1_lenient": 0.01}, {"pass@1_lenient": 0.0}, {"clipped_ratio": 0.5}]
+    mended += [{"pass@8": 0.5, "pass@1": 0.5, "pass@1_lenient": 0.71}, {"pass@1_lenient": 0.69}]
+    mended += [{"pass@1": 0.9, "pass@8": 0.9}]
     hints = []
     for change in mended:
         scores |= change
         hints.append(grpo.diagnose({f"eval/{name}": value for name, value in scores.items()}))
-    for hint, flag in zip(hints, [HARD, FORM, FORM, CUT, SAME], strict=False):
+    for hint, flag in zip(hints, [FORM, CUT, HARD, FORM, SAME], strict=False):
         assert flag in hint and "\n" not in hint and hint.count(": try ") == 1
     assert hints[5] == ""
 

@@ -188,6 +188,15 @@ def test_what_a_file_raises_is_its_owners_traceback(tmp_path):
         grpo.check_args(grpo.Args(verifier=write(tmp_path / "w.py", "undefined")))
 
 
+@pytest.mark.parametrize("returned", ["None", "'right'", "[1.0]"])
+def test_what_is_no_number_ends_in_one_line(returned, tmp_path, refused):
+    """A `return` forgotten, say."""
+    name = write(tmp_path / "v.py", f"def verify(completion, answer):\n    return {returned}")
+    args = grpo.Args(verifier=name)
+    error = refused(grpo.rollout, random_model(), Characters(), [("1+2", "3")], 2, 1.0, args)
+    assert f"--verifier {name}: verify must return a number" in error
+
+
 # ---------------------------------------------------------------- the files of tests/benchmarks
 
 EXAMPLES = ROOT / "tests/benchmarks/verifiers"
