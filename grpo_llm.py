@@ -847,7 +847,7 @@ def load_checkpoint(path):
         state["args"] = Args(**state["args"])
         begun_by = f"{state['script']}.py, processes: {state['processes']}"
     except Exception:  # missing, torn, another program's, or of flags that are no more
-        stop(f"--resume {path}: not a checkpoint of this script")
+        stop(f"--resume {path}: not a checkpoint of this script, a folder step-…")
     if begun_by != f"{SCRIPT}.py, processes: {WORLD}":
         stop(f"--resume {path}: the run was begun by {begun_by}")
     return state
