@@ -53,12 +53,6 @@ def table(name: str):
     print(page(name))
 
 
-def rows(*names: str):
-    """Tables of one form as a single one, without footers."""
-    tables = [[line for line in page(name).splitlines() if line[:1] == "|"] for name in names]
-    print(*tables[0][:2], *(line for each in tables for line in each[2:]), sep="\n")
-
-
 def experiment(name: str) -> dict:
     return json.loads((RESULTS / f"cures_{name}.json").read_text())
 
