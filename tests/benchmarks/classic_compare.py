@@ -420,8 +420,10 @@ def returns_of(runs: list[dict]) -> list[str]:
     """Cells: greedy returns' interquartile mean with an interval by bootstrap over the seeds,
     median and worst; the sampled ones' interquartile mean; median seconds."""
     greedy, sampled, seconds = ([run[part] for run in runs] for part in KEPT)
-    low, high = interval(greedy)
-    cells = [f"{interquartile_mean(greedy):.0f} ({low:.0f} to {high:.0f})"]
+    cells = [f"{interquartile_mean(greedy):.0f}"]
+    if len(runs) > 1:
+        low, high = interval(greedy)
+        cells[0] += f" ({low:.0f} to {high:.0f})"
     cells += [f"{median(greedy):.0f}", f"{min(greedy):.0f}"]
     return [*cells, f"{interquartile_mean(sampled):.0f}", f"{median(seconds):.0f}"]
 
