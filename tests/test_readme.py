@@ -19,6 +19,11 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.S | re.M)
 QUOTES = re.findall(r"^(`\w(?:.+\n)+?)```python\n((?:.+\n)+?)```$", README, re.M)
 
 
+def test_readme_stays_short():
+    """What is more belongs on a page of tests/benchmarks, or in CONTRIBUTING."""
+    assert len(README.splitlines()) <= 190 and len(README.split()) <= 2300
+
+
 @pytest.mark.parametrize("command,quote", QUOTES, ids=[quote[0][1:40] for quote in QUOTES])
 def test_lines_quoted_are_those_that_the_diff_adds(command, quote):
     """Word for word, in a row, at most five of them, and none in the script before."""

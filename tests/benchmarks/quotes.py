@@ -227,18 +227,18 @@ def facts():
     faster = [number("classic_cartpole", n, "times faster") for n in bench.CLASSIC[1:]]
     than_trl = [row["ratio"] for name, row in cells("trl_speed").items() if "per second" in name]
     items = [
-        f"**Small**: {of_classic[0]} to {of_classic[-1]} lines a classic script, "
-        f"{of_llm[0]:,} to {of_llm[-1]:,} one for language models, all included; diffs of "
+        f"**Small**: {of_classic[0]} to {of_classic[-1]} lines per classic script, "
+        f"{of_llm[0]:,} to {of_llm[-1]:,} per language-model script, all included; diffs of "
         f"{diffs[0]} to {diffs[-1]} lines.",
-        f"**They learn**: CartPole-v1 on {' and '.join(solved)} seeds with each of the four, in "
-        f"{seconds[0]:.0f} to {seconds[-1]:.0f} s; held-out sums, by the tiny "
-        f"model, from {start:.0%} to {end:.0%} in {taken:.0f} s.",
-        "**On a real model, too**: asked for the largest of three numbers, SmolLM2-135M is right "
-        f"on {before:.0%} of unseen questions before training, which is chance, and on "
+        f"**They learn**: CartPole-v1 on {' and '.join(solved)} seeds by all four, in "
+        f"{seconds[0]:.0f} to {seconds[-1]:.0f} s (medians); the tiny model's held-out sums, "
+        f"{start:.0%} → {end:.0%} in {taken:.0f} s.",
+        "**On a real model, too**: asked for the largest of three numbers, SmolLM2-135M is right, "
+        f"greedily, on {before:.0%} of unseen questions before training, which is chance, and on "
         f"{after:.0%} after {minutes:.0f} minutes of one core.",
-        f"**Fast**: {min(faster):.0f} to {max(faster):.0f} times as fast as Stable-Baselines3 to "
-        f"solve CartPole; {' (GRPO) and '.join(than_trl)} (RLOO) times as many completions a "
-        "second as TRL with the tiny model.",
+        f"**Fast**: CartPole in a {min(faster):.0f}th to a {max(faster):.0f}th of Stable-Baselines3"
+        f"'s time, start-up excluded; {' (GRPO) and '.join(than_trl)} (RLOO) times TRL's "
+        "completions a second, with the tiny model.",
     ]
     for item in items:
         say(f"- {item}".replace("%", " %"))
