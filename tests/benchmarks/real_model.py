@@ -13,7 +13,9 @@ results/real_model.json and results/real_model.md. The learning rate is twice th
 trial; it was tried once, with seed 101, and not tuned.
 
 Answers are cut off at 24 tokens, and the untrained model rambles, so that it seems to know less
-than it does: it is evaluated with 128 tokens, too.
+than it does: it is evaluated with 128 tokens, too. The first verifier of dates took one out of a
+longer chain of digits. The policy learned to write such chains, and was right less often: the
+dates were run again with the present one, on the same seeds.
 """
 
 import hashlib
