@@ -89,7 +89,7 @@ def draw_real(figure, cells):
             arrow = {"arrowstyle": "->", "color": color, "linewidth": 1.8}
             tasks.annotate("", (x + shift, after), (x + shift, before), arrowprops=arrow)
     tasks.set_xticks(range(len(names)), names)
-    tasks.set_xlim(-0.5, len(names) - 0.5)
+    tasks.set_xlim(-1.2, len(names) - 0.5)  # with room for the labels
     for axes in (methods, passes, tasks):
         axes.set_ylim(0, 1.05)
     shown = {"sampled": RED, "greedy": BLUE, "best of 8": GREY}
