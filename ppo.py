@@ -17,7 +17,7 @@ doing so: nothing bounds the distance to π_old. (losses/approx_kl is a mean ove
 the last one the KL is mostly larger.) Where A_t < 0 a ratio above 1 + ε is not clipped, however
 large: dual-clip PPO adds that bound (Ye et al. 2020, arXiv:1912.09729). Nor is PPO always ahead of
 TRPO: measured here, they are level on CartPole and Pendulum, PPO leads on LunarLander and TRPO on
-HalfCheetah (README, Results).
+HalfCheetah (tests/benchmarks/RESULTS.md).
 
     python ppo.py                                                              # CartPole-v1
     python ppo.py --env-id Pendulum-v1 --gamma 0.9 --total-timesteps 300000    # continuous actions

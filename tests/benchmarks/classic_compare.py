@@ -392,7 +392,8 @@ def run_beyond(seeds: int, only: tuple[str, ...], scripts: tuple[str, ...], ours
                     runs[key] = {part: round(found[part], 2) for part in KEPT}
                     known.write_text(json.dumps(runs, indent=1) + "\n")
                     print(key, runs[key], flush=True)
-    note = "one thread; our seconds include the evaluation, SB3's are of the training alone"
+    note = "a thread each, two runs or more at a time, so seconds are rough; ours include the "
+    note += "evaluation, SB3's are of the training alone"
     write_table("classic_beyond", table(HEADER, beyond_rows(runs)), *PACKAGES, note=note)
 
 

@@ -37,6 +37,8 @@ SHAPES = {
         "ppo": {"num_envs": 8, "num_steps": 32, "num_minibatches": 1, "update_epochs": 20},
     },
 }
+SHORT = {"num_envs": "N", "num_steps": "T", "num_minibatches": "minibatches"}
+SHORT |= {"update_epochs": "passes"}
 PEERS = {"actor_critic": "A2C", "trpo": "TRPO", "ppo": "PPO"}
 PARTS = {"acting": "Agent.act", "environment": "envs.step", "update": "prepare, update"}
 
@@ -137,7 +139,7 @@ def main(steps: int = 100_000, their_steps: int = 20_000, rounds: int = 3):
                 peer = median_speed(runs[whose, PEERS[script]])
                 cells = [f"{peer:,.0f}", f"{speed / peer:.1f}"]
             shares = [f"{share:.0%}" for share in [*parts, 1 - sum(parts)]]
-            shape = ", ".join(f"{name} {value}" for name, value in shapes[script].items())
+            shape = ", ".join(f"{SHORT[name]} {n}" for name, n in shapes[script].items())
             rows.append([f"{whose}: {shape}", script, *shares, f"{speed:,.0f}", *cells])
     note = f"one thread, medians of {rounds}; {steps:,} steps of ours, {their_steps:,} of theirs"
     packages = ("gymnasium", "stable-baselines3", "sb3-contrib")
