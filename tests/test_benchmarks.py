@@ -262,3 +262,16 @@ def test_cures_at_smoke_size():
     """All of them; the figures too, where matplotlib is installed."""
     done = run("tests/benchmarks/cures.py", "--smoke")
     assert all(f"\n{name}: " in f"\n{done.stdout}" for name in FINDINGS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_the_parts_of_a_classic_run_make_the_whole(name):
+    """classic_speed.py counts no part twice: they are not nested, and fill most of the run."""
+    job = {"script": name, "shape": {"num_envs": 4}, "steps": 4000}
+    command = [sys.executable, "tests/benchmarks/classic_speed.py", "--job", json.dumps(job)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    parts = found["acting"] + found["environment"] + found["update"]
+    assert 0.5 * found["all"] < parts < found["all"]
+    assert 4000 <= found["steps a second"] * found["all"] < 8000
