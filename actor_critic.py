@@ -20,8 +20,7 @@ Weakness: δ_t is unbiased only if V is right, so V must learn faster than the p
     python actor_critic.py --env-id Acrobot-v1
 
 Sutton & Barto 2018, Reinforcement Learning, section 13.5
-Two time scales: Konda & Tsitsiklis 2000, Actor-Critic Algorithms
-Parallel environments: Mnih et al. 2016, arXiv:1602.01783
+Two time scales: Konda & Tsitsiklis 2000. Parallel environments: Mnih et al. 2016, arXiv:1602.01783
 """
 
 import math

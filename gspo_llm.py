@@ -928,7 +928,7 @@ def evaluate(model, tokenizer, problems, args, writer, step):
     if RANK == 0:
         text = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
         tqdm.write(f"step {step}: held-out {text}")
-        if step == 0:  # later a group is shown that was trained on
+        if step == 0 or args.steps == 0:  # else a group is shown that was trained on
             tqdm.write(describe_group(problems, completions, rewards))
     scores = {f"eval/{name}": value for name, value in scores.items()}
     log(writer, scores, step)

@@ -173,6 +173,7 @@ def test_a_checkpoint_is_evaluated_and_nothing_is_changed(begun, capsys):
     assert last["eval/pass@1"] == last["eval/pass@1_initial"] == straight["eval/pass@1"]
     out = capsys.readouterr().out
     assert "step 4: held-out pass@1 " in out and "→" not in out.rpartition("step 4: ")[2]
+    assert "\n    a held-out group: " in out.rpartition("step 4: ")[2]
     run("grpo_llm.py", "--resume", folder / "step-000002", "--steps", "0")
     after = {path: data for path, data in files(folder).items() if "step-" in str(path)}
     assert after == checkpoints and len(logged["reward"]) == 4
