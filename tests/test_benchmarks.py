@@ -6,10 +6,8 @@ import re
 import runpy
 import subprocess
 import sys
-import time
 from datetime import datetime
 from math import inf, prod
-from types import SimpleNamespace
 
 import bench
 import classic_compare
@@ -28,7 +26,6 @@ FOLDER = ROOT / "tests/benchmarks"
 PARTS_OF_TRL_REAL = {
     "time": "rloo_llm, ours, seed 11",
     "long": "| rloo_llm.py, prompts not shared |",
-    "profile": "| training, backward |",
 }
 README = (FOLDER / "README.md").read_text()
 
@@ -213,17 +210,6 @@ def test_a_prompt_read_by_each_row_gives_the_same_log_probs():
     batch = trl_real.grpo_llm.generate(model, [[3, 4], [5, 6, 7, 8]], 2, 6, 1.0)
     shared = trl_real.grpo_llm.token_logprobs(model, batch, 0.7)
     torch.testing.assert_close(trl_real.plain_logprobs(model, batch, 0.7), shared)
-
-
-def test_a_phase_counts_what_it_calls_once():
-    """And the same function without a gradient is another phase."""
-    phases, place = trl_real.Phases(), SimpleNamespace(outer=lambda: place.inner(), inner=time.time)
-    phases.watch(place, "outer", "forward", "old log-probs")
-    phases.watch(place, "inner", "backward")
-    place.outer()
-    with torch.no_grad():
-        place.outer()
-    assert list(phases.seconds) == ["forward", "old log-probs"]
 
 
 @pytest.mark.slow

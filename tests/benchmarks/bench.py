@@ -44,7 +44,6 @@ COLORS = {  # one for each method in all figures; a new one is entered here
     "GSPO": ORANGE,
     "CISPO": GREEN,
     # variants, in the experiments of cures.py
-    "reinforce, 1 environment": BROWN,
     "plain step": OLIVE,
     "no clip": PINK,
     "penalty": SKY,
@@ -61,8 +60,6 @@ COLORS = {  # one for each method in all figures; a new one is entered here
     "RLOO in GRPO": GREY,
     "DAPO in GRPO": BLUE,
     "CISPO in GRPO": GREEN,
-    "in the reward": GREY,  # RLOO's KL
-    "in the loss": BROWN,
     "PPO 1": SKY,
     "PPO 0.95": PINK,
     "PPO 0.95, no groups": PURPLE,

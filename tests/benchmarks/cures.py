@@ -1,6 +1,6 @@
 """Every cure shown: an experiment for each claim of the lineage.
 
-    python tests/benchmarks/cures.py                     # all: an hour and a half on two cores
+    python tests/benchmarks/cures.py                     # all: 70 minutes on two cores
     python tests/benchmarks/cures.py --only clip baseline
     python tests/benchmarks/cures.py --smoke             # each at toy size, without writing
 

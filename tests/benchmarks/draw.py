@@ -18,26 +18,6 @@ from cures import EXPERIMENTS
 from cures_tools import band, labels, picture, smooth, titles
 
 
-def before(steps, returns, window=10_000) -> list[float]:
-    """The mean of each return and of those in the `window` steps before it: of many rollouts, or of
-    this one alone, as in REINFORCE."""
-    return [returns[(steps > step - window) & (steps <= step)].mean() for step in steps]
-
-
-def draw_classic(figure, curves):
-    """curves: for each script and seed a list of (step, return)."""
-    axes = figure.subplots()
-    for name, seeds in curves.items():
-        seeds = [np.array(seed).T for seed in seeds]
-        # rollouts end at other steps for each seed: onto one grid
-        x = np.linspace(0, min(steps[-1] for steps, _ in seeds), 200)
-        runs = [np.interp(x, steps, before(steps, returns)) for steps, returns in seeds]
-        band(axes, x, runs, COLORS[name])
-    axes.set_ylim(0, 515)
-    labels(axes, curves, 0.98, 0.05)
-    titles(axes, "CartPole-v1: return of the training episodes", "environment steps")
-
-
 def draw_llm(figure, curves):
     """curves: for each script and seed a list per metric, with a number per step."""
     panels = figure.subplots(1, 2)
@@ -100,7 +80,6 @@ def draw_real(figure, cells):
 def figures() -> dict:
     """{name of the figure: (its data in results/, the part drawn, how, size)}"""
     found = {
-        "curves_classic": ("classic_curves", "curves", draw_classic, (8, 3)),
         "curves_llm": ("llm_curves", "curves", draw_llm, (8, 3)),
         "real_model": ("real_model", "cells", draw_real, (11, 3)),
     }
