@@ -104,9 +104,12 @@ def footer(*packages: str, note: str = "") -> str:
 
 
 def write_table(name: str, lines: list[str], *packages: str, note: str = ""):
-    """Into results/NAME.md, with a footer."""
-    text = "\n".join([*lines, "", footer(*packages, note=note)])
-    (RESULTS / f"{name}.md").write_text(text + "\n")
+    """Into results/NAME.md, with a footer, and in RESULTS.md in place of what was there before."""
+    path, page = RESULTS / f"{name}.md", RESULTS.parent / "RESULTS.md"
+    text = "\n".join([*lines, "", footer(*packages, note=note)]) + "\n"
+    if path.exists():
+        page.write_text(page.read_text().replace(path.read_text(), text))
+    path.write_text(text)
     print(text)
 
 

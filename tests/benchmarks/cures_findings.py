@@ -2,7 +2,7 @@
 
 Every measured number is a field, {row / column} of the experiment's table in results/cures.md: the
 median over the seeds, or with `/ low` or `/ high` an end of their range. A format may follow, as in
-{psi return / variance :,.0f}. quotes.py writes the outcome into the pages.
+{psi return / variance :,.0f}. cures.py writes the outcome into results/cures.md.
 """
 
 import re

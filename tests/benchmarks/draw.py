@@ -1,20 +1,19 @@
 """Every figure, from the numbers in results/.
 
     python tests/benchmarks/draw.py                   # all of them, into results/
-    python tests/benchmarks/draw.py cures_clip curves_llm --folder /tmp
+    python tests/benchmarks/draw.py cures_clip curves_llm
 
 Lines are medians over the seeds, bands reach from the worst seed to the best. Needs matplotlib.
 """
 
 import json
 from collections import defaultdict
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import tyro
 from bench import BLUE, COLORS, GREY, LLM, RED, RESULTS, label
-from cures import EXPERIMENTS
+from cures import VERDICTS, experiment
 from cures_tools import band, labels, picture, smooth, titles
 
 
@@ -83,16 +82,17 @@ def figures() -> dict:
         "curves_llm": ("llm_curves", "curves", draw_llm, (8, 3)),
         "real_model": ("real_model", "cells", draw_real, (11, 3)),
     }
-    for name, each in EXPERIMENTS.items():
-        found[f"cures_{name}"] = (f"cures_{name}", "runs", each.draw, each.size)
+    for name in VERDICTS:
+        chosen = experiment(name)
+        found[f"cures_{name}"] = (f"cures_{name}", "runs", chosen.draw, chosen.size)
     return found
 
 
-def main(names: Annotated[tuple[str, ...], tyro.conf.Positional] = (), folder: Path = RESULTS):
+def main(names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()):
     for name in names or figures():
         data, part, draw, size = figures()[name]
         numbers = json.loads((RESULTS / f"{data}.json").read_text())[part]
-        picture(folder / f"{name}.png", draw, numbers, size)
+        picture(RESULTS / f"{name}.png", draw, numbers, size)
 
 
 if __name__ == "__main__":
