@@ -30,7 +30,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 # the same tests on every machine; tests/benchmarks/gpu.py is for GPUs
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
-sys.path[:0] = [str(ROOT), str(ROOT / "tests/benchmarks")]
+for room in (".", "tests/benchmarks", "tests/examples", "tests/experiments"):
+    sys.path.insert(0, str(ROOT / room))
 LAUNCHES = {"Launched", "run", "side_by_side"}  # a module that imports one of these starts scripts
 WITH_TINY_MODEL = {"test_benchmarks", "test_ppo_llm", "test_readme"}
 WITH_TINY_MODEL |= {f"test_llm_{of}" for of in ("check", "evaluation", "flags")}

@@ -15,44 +15,45 @@ from conftest import ROOT
 from cures_findings import FINDINGS, VERDICTS, fill, summary
 from launch import run
 
-FOLDER = ROOT / "tests/benchmarks"
+TESTS = ROOT / "tests"
+BENCHMARKS, EXAMPLES, EXPERIMENTS = TESTS / "benchmarks", TESTS / "examples", TESTS / "experiments"
 
 # What may be broken while the scripts are written anew, and why: a name of SMOKE, and a reason.
 RESTING = {}
 
-# Name, command behind python, and what the output must hold, with … between. PRETRAINED is a toy.
+# Name, command behind `python tests/`, and what the output must hold, with … between.
 SMOKE = [
-    ("gpu", "tests/benchmarks/gpu.py --smoke", "processes: 1 … processes: 2"),
-    ("shared_prefix", "tests/benchmarks/shared_prefix.py --smoke --dtype bfloat16", "| 9 + 16 |"),
+    ("gpu", "benchmarks/gpu.py --smoke", "processes: 1 … processes: 2"),
+    ("shared_prefix", "benchmarks/shared_prefix.py --smoke --dtype bfloat16", "| 9 + 16 |"),
     (
         "precision",
-        "tests/benchmarks/precision.py --smoke",
+        "benchmarks/precision.py --smoke",
         "before the first update | 0.0e+00 | 0.0e+00 | … without a signal | 0 |",
     ),
     (
         "real_model",
-        "tests/benchmarks/real_model.py --smoke --only largest --model PRETRAINED",
+        "benchmarks/real_model.py --smoke --only largest --model PRETRAINED",
         "| largest, GRPO | 1 | … right answer",
     ),
-    ("trl_real", "tests/benchmarks/trl_real.py time --smoke", "rloo_llm, ours, seed 11"),
-    ("trl_real", "tests/benchmarks/trl_real.py long --smoke", "rloo_llm.py, prompts not shared |"),
+    ("trl_real", "benchmarks/trl_real.py time --smoke", "rloo_llm, ours, seed 11"),
+    ("trl_real", "benchmarks/trl_real.py long --smoke", "| rloo_llm.py, prompts not shared |"),
     (
         "paired_step",
-        "tests/benchmarks/paired_step.py HEAD --steps 6 --warm 1 --no-write --scripts grpo_llm",
+        "benchmarks/paired_step.py HEAD --steps 6 --warm 1 --no-write --scripts grpo_llm",
         "| 6 of 6 |",
     ),
     (
         "paired_step",
-        "tests/benchmarks/paired_step.py HEAD --steps 6 --warm 1 --no-write --scripts dapo_llm",
+        "benchmarks/paired_step.py HEAD --steps 6 --warm 1 --no-write --scripts dapo_llm",
         "| 6 of 6 |",
     ),
     (
         "classic_speed",
-        'tests/benchmarks/classic_speed.py --job {"script":"ppo","shape":{},"steps":4000}',
+        'benchmarks/classic_speed.py --job {"script":"ppo","shape":{},"steps":4000}',
         '"acting": … "environment": … "update": … "steps a second": ',
     ),
-    *((name, f"tests/benchmarks/cures.py --smoke --only {name}", f"{name}: ") for name in VERDICTS),
 ]
+SMOKE += [(name, f"experiments/cures.py --smoke --only {name}", f"{name}: ") for name in VERDICTS]
 
 
 @pytest.mark.slow
@@ -61,10 +62,10 @@ def test_it_runs_at_smoke_size(name, command, expected, pretrained):
     """Without TRL where that is not installed, without pictures where matplotlib is not."""
     if name in RESTING:
         pytest.skip(RESTING[name])
-    words = command.replace("PRETRAINED", pretrained).split()
+    words = f"tests/{command}".replace("PRETRAINED", pretrained).split()
     if name == "trl_real":  # it starts processes, which one that is forked off must not
-        command = [sys.executable, *words]
-        shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        shown = subprocess.run([sys.executable, *words], cwd=ROOT, **streams).stdout
     else:
         shown = run(*words).stdout
     assert all(part in shown for part in expected.split(" … ")), shown
@@ -88,11 +89,11 @@ def test_every_experiment_has_numbers_a_figure_and_a_finding():
     """The page says what was found, in the order of the lineage."""
     assert sorted(VERDICTS) == sorted(FINDINGS) == sorted(sum(cures.PARTS.values(), ()))
     for ending in ("json", "png"):
-        found = FOLDER.glob(f"results/cures_*.{ending}")
+        found = EXPERIMENTS.glob(f"results/*.{ending}")
         assert {path.stem.removeprefix("cures_") for path in found} == VERDICTS.keys()
-    page = " ".join((FOLDER / "EXPERIMENTS.md").read_text().split())
+    page = " ".join((EXPERIMENTS / "EXPERIMENTS.md").read_text().split())
     for name, verdict in VERDICTS.items():
-        found = json.loads((FOLDER / f"results/cures_{name}.json").read_text())
+        found = json.loads((EXPERIMENTS / f"results/cures_{name}.json").read_text())
         claim, measure = found["claim"].replace("|", "\\|"), found["measure"]
         assert f"| [{claim}](#{name}) | {verdict} |" in page
         said = f"**{verdict.capitalize()}.** {fill(FINDINGS[name], summary(found))}"
@@ -102,19 +103,19 @@ def test_every_experiment_has_numbers_a_figure_and_a_finding():
 
 
 def test_the_index_names_every_script_and_result():
-    index = (FOLDER / "README.md").read_text()
-    files = [*FOLDER.glob("*.py"), *FOLDER.glob("results/*")]
+    index = (BENCHMARKS / "README.md").read_text()
+    files = [*BENCHMARKS.glob("*.py"), *BENCHMARKS.glob("results/*")]
     named = set(re.findall(r"[\w*]+\.(?:py|md|json|png)", index)) | {"README.md"}
     assert [path.name for path in files if not any(map(path.match, named))] == []
-    assert all((FOLDER / link).exists() for link in re.findall(r"\]\(([\w./]+)\)", index))
+    assert all((BENCHMARKS / link).exists() for link in re.findall(r"\]\(([\w./]+)\)", index))
 
 
 def test_data_are_those_that_their_script_makes():
     """And right; and no two sums have the same numbers, or one held out could be trained on."""
-    made = runpy.run_path(str(FOLDER / "data/make.py"))
+    made = runpy.run_path(str(EXAMPLES / "data/make.py"))
     sums, dates = made["sums"](), made["dates"]()
     for name, problems in {"sums": sums, "dates": dates}.items():
-        assert made["jsonl"](problems) == (FOLDER / f"data/{name}.jsonl").read_text()
+        assert made["jsonl"](problems) == (EXAMPLES / f"data/{name}.jsonl").read_text()
     seen = set()
     for question, answer in sums:
         a, b = map(int, re.fullmatch(r"What is (\d\d) \+ (\d\d)\?", question).groups())

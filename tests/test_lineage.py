@@ -131,7 +131,7 @@ def test_a_new_script_hears_once_of_what_only_some_have():
 @pytest.fixture
 def copy(tmp_path):
     """A copy of the scripts in a repository of its own."""
-    (tmp_path / "tests/benchmarks").mkdir(parents=True)
+    (tmp_path / "tests/examples").mkdir(parents=True)
     for path in [*(PATHS[name] for name in LIMITS), "tests/lineage.py", "tests/carry.py"]:
         shutil.copy(ROOT / path, tmp_path / path)
     git(tmp_path, "init", "-q")

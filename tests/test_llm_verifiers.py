@@ -204,9 +204,9 @@ def test_what_is_no_number_ends_in_one_line(returned, tmp_path, refused):
     assert f"--verifier {name}: verify must return a number" in error
 
 
-# ---------------------------------------------------------------- the files of tests/benchmarks
+# ----------------------------------------------------------------- the files of tests/examples
 
-EXAMPLES = ROOT / "tests/benchmarks/verifiers"
+EXAMPLES = ROOT / "tests/examples/verifiers"
 # File: rows of an answer, a reward, and completions that earn it, with ~ between them.
 CASES = {
     "exact_text": [

@@ -75,7 +75,7 @@ def test_headline_numbers_are_those_measured():
 
 
 def test_the_map_says_sizes_and_verdicts_of_all_scripts():
-    page = (ROOT / "tests/benchmarks/EXPERIMENTS.md").read_text()
+    page = (ROOT / "tests/experiments/EXPERIMENTS.md").read_text()
     verdicts = dict(re.findall(r"\]\(#(\w+)\) \| (.+) \|", page))
     row = r"^\| \[(\w+)\.py\]\(\1\.py\), .+ \| (\d+) \| (\d+|–) \| .+ \| \[(.+)\]\(.+#(\w+)\) \|$"
     rows = re.findall(row, README, re.M)
@@ -138,9 +138,7 @@ def test_flags_named_exist():
 
 def test_files_named_exist():
     for path in re.findall(r"\]\(([\w./]+)\)|(tests/[\w/]+\.\w+)|(\w+\.py)\b", README):
-        assert (ROOT / next(filter(None, path))).exists() or (
-            ROOT / "tests/benchmarks" / next(filter(None, path))
-        ).exists(), path
+        assert (ROOT / next(filter(None, path))).exists(), path
 
 
 SHELL = [text.replace("\\\n", "") for kind, text in BLOCKS if not kind]  # a command, a line
@@ -157,7 +155,7 @@ def test_every_command_has_flags_that_the_script_takes(command):
 
 
 def test_the_verifier_shown_is_the_file_named():
-    code = (ROOT / "tests/benchmarks/verifiers/exact_text.py").read_text().split('"""\n\n\n')[1]
+    code = (ROOT / "tests/examples/verifiers/exact_text.py").read_text().split('"""\n\n\n')[1]
     assert ("python", code) in BLOCKS
 
 

@@ -155,7 +155,7 @@ def test_a_copied_script_brings_its_dependencies(name):
 
 def test_pin_changes_a_version_everywhere(tmp_path):
     """In a copy: torch in all files, gymnasium in four scripts, and what is no pin stays."""
-    (tmp_path / "tests/benchmarks").mkdir(parents=True)
+    (tmp_path / "tests/examples").mkdir(parents=True)
     for path in [
         "requirements.txt",
         "tests/lineage.py",

@@ -24,7 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 CPU = torch.device("cpu")
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), f"{ROOT}/tests/examples", f"{ROOT}/tests/experiments"]
 
 # --------------------------------------------------------------------------------------- Methods
 

@@ -1,6 +1,6 @@
 """Every figure, from the numbers in results/.
 
-    python tests/benchmarks/draw.py                   # all of them, into results/
+    python tests/benchmarks/draw.py                   # all of them
     python tests/benchmarks/draw.py cures_clip curves_llm
 
 Lines are medians over the seeds, bands reach from the worst seed to the best. Needs matplotlib.
@@ -13,6 +13,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 from bench import BLUE, COLORS, GREY, LLM, RED, RESULTS, label
+from cures import RESULTS as EXPERIMENTS
 from cures import VERDICTS, experiment
 from cures_tools import band, labels, picture, smooth, titles
 
@@ -77,22 +78,22 @@ def draw_real(figure, cells):
 
 
 def figures() -> dict:
-    """{name of the figure: (its data in results/, the part drawn, how, size)}"""
+    """{name of the figure: (its data, beside which it lies, the part drawn, how, size)}"""
     found = {
-        "curves_llm": ("llm_curves", "curves", draw_llm, (8, 3)),
-        "real_model": ("real_model", "cells", draw_real, (11, 3)),
+        "curves_llm": (RESULTS / "llm_curves.json", "curves", draw_llm, (8, 3)),
+        "real_model": (RESULTS / "real_model.json", "cells", draw_real, (11, 3)),
     }
     for name in VERDICTS:
         chosen = experiment(name)
-        found[f"cures_{name}"] = (f"cures_{name}", "runs", chosen.draw, chosen.size)
+        path = EXPERIMENTS / f"cures_{name}.json"
+        found[path.stem] = (path, "runs", chosen.draw, chosen.size)
     return found
 
 
 def main(names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()):
     for name in names or figures():
-        data, part, draw, size = figures()[name]
-        numbers = json.loads((RESULTS / f"{data}.json").read_text())[part]
-        picture(RESULTS / f"{name}.png", draw, numbers, size)
+        path, part, draw, size = figures()[name]
+        picture(path.with_name(f"{name}.png"), draw, json.loads(path.read_text())[part], size)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Every cure shown: an experiment for each claim of the lineage.
 
-    python tests/benchmarks/cures.py                     # all: 70 minutes on two cores
-    python tests/benchmarks/cures.py --only clip baseline
-    python tests/benchmarks/cures.py --smoke             # each at toy size, without writing
+    python tests/experiments/cures.py                    # all: 70 minutes on two cores
+    python tests/experiments/cures.py --only clip baseline
+    python tests/experiments/cures.py --smoke            # each at toy size, without writing
 
 Each experiment imports the scripts, changes one thing at a time, and runs several seeds, each run
 in a process with one thread. What each one does stands beside it, in cures_classic.py,
@@ -20,6 +20,7 @@ import io
 import json
 import multiprocessing
 import os
+import sys
 import time
 import zlib
 from importlib import import_module
@@ -27,10 +28,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # two runs beside each other use two cores
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import torch
 import tyro
-from bench import RESULTS, footer
+from bench import footer
 from cures_findings import FINDINGS, VERDICTS, fill, lines, summary
 from cures_tools import Experiment, picture
 
@@ -42,6 +44,7 @@ PARTS = {  # where each experiment is
     "cures_llm_tokens": ("cliphigher", "ratio", "silenced", "critic"),
     "cures_llm_more": ("hacking",),
 }
+RESULTS = Path(__file__).parent / "results"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "policy-gradients-cures"
 
 
