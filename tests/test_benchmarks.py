@@ -23,7 +23,8 @@ RESTING = {}
 
 # Name, command behind `python tests/`, and what the output must hold, with … between.
 SMOKE = [
-    ("gpu", "benchmarks/gpu.py --smoke", "processes: 1 … processes: 2"),
+    ("gpu", "benchmarks/gpu.py --smoke --parts a", "| a | cispo_llm, bfloat16"),
+    ("gpu", "benchmarks/gpu.py --smoke --parts b c d e", "processes: 1 … processes: 2"),
     ("shared_prefix", "benchmarks/shared_prefix.py --smoke --dtype bfloat16", "| 9 + 16 |"),
     (
         "precision",
