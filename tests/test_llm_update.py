@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import LLM_SCRIPTS, Characters, random_model, script, with_critic
-from oracles import clipped_share
+from oracles import clipped_share, gradient_of_step, row_by_row
 
 grpo, rloo = script("grpo_llm"), script("rloo_llm")
 
@@ -17,7 +17,7 @@ def moved(name, model=None, **flags):
     reference, for PPO of each token, and with returns; and the script's flags, of which these
     differ from the defaults."""
     module, model = script(name), with_critic(name, model or random_model("llama"))
-    args = module.Args(temperature=0.7, group_size=4, **flags)
+    args = module.Args(**{"temperature": 0.7, "group_size": 4, "max_grad_norm": 1e9} | flags)
     torch.manual_seed(3)
     batch = module.generate(model, [[3, 4], [5, 6, 7, 8], [9]], 4, 8, args.temperature)
     batch["advantages"] = torch.randn(12)
@@ -29,16 +29,39 @@ def moved(name, model=None, **flags):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.02 * torch.randn_like(parameter)
+            parameter.grad = torch.ones_like(parameter)  # left by a step before
     assert batch["mask"].sum(1).unique().numel() > 2, "or a wrong normalisation stays hidden"
     return model, batch, args
 
 
 def step(name, model, batch, args, rate=0.0):
-    """One step of SGD; returns the gradient before its norm is brought down, and what is logged."""
+    """One step of SGD; returns its gradient, and what is logged."""
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     stats = script(name).train_minibatch(model, optimizer, batch, args)
-    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
-    return gradient * max(1.0, (stats["grad_norm"] + 1e-6) / args.max_grad_norm), stats
+    return torch.cat([p.grad.flatten() for p in model.parameters()]), stats
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_gradient_of_a_step_is_the_oracles_through_plain_passes(name, beta):
+    """By every weight. With β, the KL is also of rows without an advantage; RLOO's and PPO's is in
+    the reward, and adds nothing here."""
+    flags = {"beta": beta, "micro_batch_size": 4}
+    if name == "ppo_llm":
+        flags["ent_coef"] = 0.2
+    model, batch, args = moved(name, random_model("gpt2").double(), **flags)
+    if beta > 0:
+        batch["advantages"][:5] = 0.0
+    gradient, stats = step(name, model, batch, args)
+    loss, expected = gradient_of_step(name, model, batch, args)
+    assert expected.abs().max() > 1e-2
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
+    assert stats["loss"] == pytest.approx(loss, abs=1e-5)
+    logprobs = row_by_row(model, batch, args.temperature)
+    tensors = [batch[key] for key in ("old_logprobs", "advantages", "mask")]
+    clipped = clipped_share(name, logprobs, *tensors, args)
+    assert stats.get("clip_ratio", 0.0) == pytest.approx(clipped)
+    assert 0.05 < clipped < 0.95 or name == "rloo_llm"
 
 
 @pytest.mark.parametrize("rows", [range(12), [11, 4, 0, 5, 3, 9, 8, 1]], ids=["all", "any"])
