@@ -3,20 +3,11 @@
 import pytest
 import torch
 from conftest import Characters, random_model, script
+from oracles import row_by_row
 
 grpo = script("grpo_llm")
 PROMPTS = [[3, 4], [5, 6, 7, 8, 9], [10]]
 KINDS = ["llama", "qwen2", "gpt2"]
-
-
-def plain_logprobs(model, prompt, completion, temperature):
-    """log π of each token of `completion`:
-    one full forward per token, no cache, no padding, no mask."""
-    out = []
-    for t, token in enumerate(completion):
-        logits = model(torch.tensor([prompt + completion[:t]])).logits[0, -1].double() / temperature
-        out.append(logits.log_softmax(-1)[token].item())
-    return torch.tensor(out)
 
 
 @torch.no_grad()
@@ -28,14 +19,10 @@ def test_logprobs_of_sampler_and_trainer_are_the_models(kind, temperature):
     model = random_model(kind)
     torch.manual_seed(1)
     batch = grpo.generate(model, PROMPTS, 3, 10, temperature)
-    trained = grpo.token_logprobs(model, batch, temperature)
     assert batch["mask"].sum(1).unique().numel() > 2
-    for i in range(9):
-        completion = batch["completion_ids"][i][batch["mask"][i].bool()].tolist()
-        expected = plain_logprobs(model, PROMPTS[i // 3], completion, temperature)
-        for found in (batch["old_logprobs"], trained):
-            torch.testing.assert_close(found[i, : len(completion)], expected, rtol=0, atol=1e-5)
-            assert (found[i, len(completion) :] == 0).all()
+    expected = row_by_row(model, batch, temperature)
+    for found in (batch["old_logprobs"], grpo.token_logprobs(model, batch, temperature)):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
