@@ -172,7 +172,7 @@ def saved(tmp_path, quick):
     return save
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gpt2", "qwen3_5_text"])
 def test_one_step_by_main(kind, saved, monkeypatch):
     """Load, check, evaluate, train with a KL penalty, save: on rewards that differ."""
     monkeypatch.setattr(grpo, "verify", lambda completion, answer: len(completion) % 3 / 2)

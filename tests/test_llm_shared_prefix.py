@@ -83,20 +83,3 @@ def test_each_prompt_is_read_once_for_its_neighbours(monkeypatch, rows, prompts)
     monkeypatch.setattr(model, "forward", lambda x, **k: shapes.append(x.shape) or forward(x, **k))
     grpo.token_logprobs(model, batch, 1.0)
     assert shapes == [(prompts, 5), (len(rows), width - 1)]
-
-
-def test_micro_batches_take_whole_groups_as_far_as_they_fit():
-    """Else a prompt is read twice as often as it must be."""
-    for size, group_size, parts in [
-        (8, 4, [8, 4]),
-        (7, 4, [4, 4, 4]),
-        (4, 4, [4, 4, 4]),
-        (3, 4, [3, 3, 3, 3]),
-        (128, 6, [12]),
-        (1, 2, [1] * 12),
-    ]:
-        args = grpo.Args(micro_batch_size=size, group_size=group_size)
-        found = grpo.micro_batches(torch.arange(12), args)
-        assert [len(part) for part in found] == parts
-        assert torch.cat(found).tolist() == list(range(12))
-    assert grpo.micro_batches(torch.arange(0), grpo.Args()) == []

@@ -46,33 +46,6 @@ def test_gae_against_its_definition(decays):
         assert not found[i, length:].any()
 
 
-def buffer_of_baselines3(rewards, values, starts, last_value, gamma, lam):
-    """The advantages of one environment, by the rule of Stable-Baselines3's RolloutBuffer: the next
-    step is of the same episode unless it is a start. Here an episode ends with the buffer."""
-    found, following = [0.0] * len(rewards), 0.0
-    for step in range(len(rewards) - 1, -1, -1):
-        is_last = step == len(rewards) - 1
-        goes_on = 0.0 if is_last else 1.0 - starts[step + 1]
-        next_value = last_value if is_last else values[step + 1]
-        delta = rewards[step] + gamma * next_value * goes_on - values[step]
-        following = delta + gamma * lam * goes_on * following
-        found[step] = following
-    return found
-
-
-@pytest.mark.parametrize("decays", DECAYS)
-def test_gae_against_the_buffer_of_stable_baselines3(decays):
-    """The completions one after the other, as episodes; whatever V says where the last one ends."""
-    rewards, values, mask = made_up(1)
-    written = mask > 0
-    starts = torch.zeros_like(mask)
-    starts[:, 0] = 1
-    columns = [tensor[written].tolist() for tensor in (rewards, values, starts)]
-    expected = buffer_of_baselines3(*columns, 77.0, *decays)
-    found = ppo.compute_advantages(rewards, values, mask, args_of(decays))
-    assert found[written].tolist() == pytest.approx(expected)
-
-
 def test_with_both_decays_at_one_the_critic_is_a_baseline():
     """Of what follows, reward by reward, V of the token is taken, and no other."""
     rewards, values, mask = made_up(2)
@@ -280,13 +253,3 @@ def test_one_completion_of_each_question(quick):
     for name in ("reward", "reward_std", "loss", "value_loss", "explained_variance", "grad_norm"):
         found = scalars(folder, name)
         assert len(found) == 2 and all(value == value for value in found), name
-
-
-def test_what_no_run_can_use(refused):
-    for flag in ("gamma", "gae_lambda"):
-        line = refused(ppo.check_args, ppo.Args(**{flag: 1.01}))
-        assert f"--{flag.replace('_', '-')}" in line
-    for flag in ("gamma", "gae_lambda", "vf_coef", "ent_coef"):
-        ppo.check_args(ppo.Args(**{flag: 0.0}))
-        assert f"--{flag.replace('_', '-')}" in refused(ppo.check_args, ppo.Args(**{flag: -0.1}))
-    ppo.check_args(ppo.Args(group_size=1))
