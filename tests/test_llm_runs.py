@@ -1,6 +1,5 @@
 """Whole runs: learning, repeatability, the cache, real models and data, and a user's errors."""
 
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -139,21 +138,16 @@ def test_corrupt_cache_is_named(small_tiny, refused):
     load()
 
 
-def test_a_cache_that_cannot_be_written_is_not_the_output_folder(tmp_path, quick):
+def test_a_cache_that_cannot_be_written_is_not_the_output_folder(
+    small_tiny, quick, tmp_path, monkeypatch, capsys
+):
     (tmp_path / "file").touch()
-    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "file")}
-    program = tmp_path / "short.py"
-    program.write_text(f"""
-import grpo_llm as grpo
-real = grpo.make_tiny_model
-def make_tiny_model():
-    return real(2)
-grpo.make_tiny_model = make_tiny_model
-grpo.main(grpo.Args(**{quick!r}))
-""")
-    done = Launched(program, environment=environment)
-    assert done.wait() != 0 and "output-dir" not in done.stderr
-    assert str(tmp_path / "file") in done.stderr and not Path(quick["output_dir"]).exists()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises((OSError, SystemExit)) as caught:
+        grpo.main(grpo.Args(**quick))
+    said = f"{caught.value} {capsys.readouterr().err}"
+    assert str(tmp_path / "file") in said and "output-dir" not in said
+    assert not Path(quick["output_dir"]).exists()
 
 
 def test_one_process_of_each_machine_makes_the_tiny_model(small_tiny, monkeypatch):
@@ -161,28 +155,23 @@ def test_one_process_of_each_machine_makes_the_tiny_model(small_tiny, monkeypatc
     saved = []
     monkeypatch.setattr(grpo, "save_model", lambda *args: saved.append(args[2]))
     monkeypatch.setattr(grpo, "RANK", 2)
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    folder = grpo.tiny_model_folder()
-    assert saved == []
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    assert grpo.tiny_model_folder() == folder and saved == [folder]
+    for local_rank, times in (("1", 0), ("0", 1)):
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+        assert saved == [grpo.tiny_model_folder()] * times
 
 
-@pytest.mark.parametrize("part", ["make_tiny_model", "demonstration", "make_sum"])
+@pytest.mark.parametrize("part", ["make_tiny_model", "demonstration", "make_sum", "versions"])
 def test_cache_key_holds_what_shapes_the_weights(part, monkeypatch):
     """The source of each of the three functions, and the versions of torch and transformers."""
     monkeypatch.setattr(grpo, "save_model", lambda *args: None)
     monkeypatch.setattr(grpo, "make_tiny_model", lambda: ())
     before = grpo.tiny_model_folder()
     assert grpo.tiny_model_folder() == before
-    with monkeypatch.context() as patched:
-        patched.setattr(grpo, part, lambda: ("another",))
-        assert grpo.tiny_model_folder() != before
-    for library in (torch, transformers):
+    parts = [(torch, "__version__"), (transformers, "__version__")]
+    for module, name in parts if part == "versions" else [(grpo, part)]:
         with monkeypatch.context() as patched:
-            patched.setattr(library, "__version__", "0")
+            patched.setattr(module, name, lambda: ("another",))
             assert grpo.tiny_model_folder() != before
-    assert grpo.tiny_model_folder() == before
 
 
 # ---------------------------------------------------------------------------- reference and dropout
