@@ -101,13 +101,20 @@ def test_linear_in_the_length(piece):
         assert time.perf_counter() - start < 1.0
 
 
-def test_fuzz_never_raises_and_agrees_with_gsm8ks_own_regex():
+@pytest.mark.parametrize(
+    "alphabet,count",
+    [
+        ("0123,.$*{- \nx٣", 100_000),
+        pytest.param("0123,.$*{- \nx٣７²e}\x00🙂", 1_000_000, marks=pytest.mark.slow),
+    ],
+)
+def test_fuzz_never_raises_and_agrees_with_gsm8ks_own_regex(alphabet, count):
     """Random strings of the verifier's alphabet. Where the regex that came with GSM8K finds the
     right number after the last marker, so do we; where we find it, it stands there."""
     official = re.compile(r"#### (\-?[0-9\.\,]+)")
     rng, rewarded, agreed = random.Random(0), 0, 0
-    for _ in range(100_000):
-        text = "#### " + "".join(rng.choice("0123,.$*{- \nx٣") for _ in range(rng.randint(0, 6)))
+    for _ in range(count):
+        text = "#### " + "".join(rng.choice(alphabet) for _ in range(rng.randint(0, 6)))
         found = grpo.verify(text, "12")
         theirs = official.match(text)
         if theirs and theirs[1].replace(",", "") == "12" and "," not in theirs[1][:-1]:
@@ -119,21 +126,6 @@ def test_fuzz_never_raises_and_agrees_with_gsm8ks_own_regex():
             digits = text.removeprefix("####").lstrip(" $*{\n")
             assert re.match(r"0*12(?![0-9])(?!\.[0-9]*[1-9])", digits), repr(text)
     assert rewarded > 50 and agreed > 20
-
-
-PIECES = ["#", "####", "7", "1,234", "\\boxed{", "}", "$", "٣", "７", "²", "-", ".", "e9"]
-PIECES += ["\n", " ", "\x00", "🙂", "9**9**9", "NaN", "inf"]
-
-
-@pytest.mark.parametrize("count", [10_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
-def test_hostile_completions_earn_nothing(count):
-    """Made of pieces like these and random bytes."""
-    rng = random.Random(0)
-    for _ in range(count):
-        text = "".join(rng.choices(PIECES, k=rng.randint(0, 12)))
-        text += rng.randbytes(rng.randint(0, 20)).decode("utf-8", "replace")
-        for verify in (grpo.verify, grpo.verify_flexible):
-            assert verify(text, "-31337") == 0.0, repr(text)
 
 
 # ---------------------------------------------------------------------------------- --verifier
