@@ -225,7 +225,7 @@ def test_what_lies_beside_a_checkpoint_is_left_alone(begun):
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
-def test_kill_at_any_instant_leaves_a_whole_checkpoint(quick, kills):
+def test_kill_at_any_instant_leaves_a_whole_checkpoint(kills, quick):
     """Each time it goes on from a checkpoint that is whole, and no older than the last that was
     complete at the kill. The run that ends leaves two checkpoints and logs, nothing half-made."""
     quick |= {"steps": 100_000, "eval_every": 1}

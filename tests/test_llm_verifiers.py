@@ -128,21 +128,6 @@ def test_fuzz_never_raises_and_agrees_with_gsm8ks_own_regex(alphabet, count):
     assert rewarded > 50 and agreed > 20
 
 
-PIECES = ["#", "####", "7", "1,234", "\\boxed{", "}", "$", "٣", "７", "²", "-", ".", "e9"]
-PIECES += ["\n", " ", "\x00", "🙂", "9**9**9", "NaN", "inf"]
-
-
-@pytest.mark.parametrize("count", [10_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
-def test_hostile_completions_earn_nothing(count):
-    """Made of pieces like these and random bytes."""
-    rng = random.Random(0)
-    for _ in range(count):
-        text = "".join(rng.choices(PIECES, k=rng.randint(0, 12)))
-        text += rng.randbytes(rng.randint(0, 20)).decode("utf-8", "replace")
-        for verify in (grpo.verify, grpo.verify_flexible):
-            assert verify(text, "-31337") == 0.0, repr(text)
-
-
 # ---------------------------------------------------------------------------------- --verifier
 
 
