@@ -8,6 +8,7 @@ import sys
 from datetime import datetime
 from math import prod
 
+pytestmark = pytest.mark.usefixtures("tiny_model")
 import cures
 import pytest
 import real_model

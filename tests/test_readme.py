@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("tiny_model")
 import pytest
 import tyro
 from conftest import ROOT, script
