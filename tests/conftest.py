@@ -6,11 +6,12 @@ seconds (torchrun, every command of the README). Each of these behaviours keeps 
 always runs. `python -m pytest -q tests --slow` runs everything, `python -m pytest -q tests --slow
 -m slow` the slow ones alone.
 
-What would be paid in every test is paid once, beside the first tests: the imports of the scripts'
-processes (see launch.py), and the warm start of the tiny model. With -n 2 (pytest-xdist) two
-workers share the tests, and the first of them makes the tiny model for both.
+What would be paid in every test is paid once: the imports of the scripts' processes (launch.py) and
+the warm start of the tiny model. With -n 2 (pytest-xdist) two workers share the tests, and the
+first of them that needs the tiny model makes it for both.
 """
 
+import fcntl
 import functools
 import importlib
 import json
@@ -20,7 +21,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import launch
 import pytest
 import tokenizers
 import torch
@@ -30,13 +30,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 # the same tests on every machine; tests/benchmarks/gpu.py is for GPUs
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
-sys.path[:0] = [str(ROOT), str(ROOT / "tests/benchmarks")]
-LAUNCHES = {"Launched", "run", "side_by_side"}  # a module that imports one of these starts scripts
-WITH_TINY_MODEL = {"test_benchmarks", "test_ppo_llm", "test_readme"}
-WITH_TINY_MODEL |= {f"test_llm_{of}" for of in ("check", "evaluation", "flags")}
-WITH_TINY_MODEL |= {f"test_llm_{of}" for of in ("parallel", "resume", "runs")}
-WARM_START = pytest.StashKey[launch.Launched]()
-WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, …; none without -n
+for room in (".", "tests/benchmarks", "tests/examples", "tests/experiments"):
+    sys.path.insert(0, str(ROOT / room))
 
 
 def pytest_addoption(parser):
@@ -46,7 +41,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: takes long, and is run with --slow only")
     # One cache for the whole session and its processes: the warm start is made once.
-    if not WORKER:  # the workers inherit it
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers inherit it
         folder = tempfile.mkdtemp(prefix="policy-gradients-cache-")
         config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
         os.environ["XDG_CACHE_HOME"] = folder
@@ -60,24 +55,6 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
-
-
-def pytest_collection_finish(session):
-    """The fork server imports its packages beside the first tests, if any will need it; and when
-    the whole suite runs, it makes the tiny model next. A few tests make it when they need it."""
-    launching = any(LAUNCHES & vars(item.module).keys() for item in session.items)
-    if launching and not session.config.option.collectonly:
-        launch.start_server()
-        if len(session.items) > 200 and WORKER in ("", "gw0"):
-            session.config.stash[WARM_START] = launch.Launched("tests/warm_start.py")
-
-
-def pytest_runtest_setup(item):
-    if len(item.session.items) > 200 and item.module.__name__ in WITH_TINY_MODEL:
-        made = Path(os.environ["XDG_CACHE_HOME"], "tiny_model_is_made")
-        maker = item.config.stash.get(WARM_START, None)
-        launch.wait_for(lambda: made.exists() or (maker and maker.process.exitcode), 600)
-        assert made.exists(), maker.stderr
 
 
 def script(name: str):
@@ -121,14 +98,17 @@ def with_critic(name, model):
     return model
 
 
-@pytest.fixture
-def cache():
-    """Where the tiny model lies."""
-    return Path(os.environ["XDG_CACHE_HOME"]) / "torch/hub"
+@pytest.fixture(scope="session")
+def tiny_model():
+    """Puts the tiny model into the cache, where all scripts find it; a second worker waits."""
+    with open(Path(os.environ["XDG_CACHE_HOME"], "tiny_model.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        grpo = script("grpo_llm")
+        grpo.load_policy(grpo.Args(), torch.device("cpu"))
 
 
 @pytest.fixture
-def quick(tmp_path):
+def quick(tmp_path, tiny_model):
     """Flags of a run of seconds: two small steps."""
     return {
         "steps": 2,

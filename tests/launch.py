@@ -7,9 +7,9 @@ to the slow tests, which start real commands.
 """
 
 import contextlib
+import functools
 import multiprocessing
 import os
-import resource
 import runpy
 import signal
 import socket
@@ -35,8 +35,9 @@ PACKAGES = [
 ]
 
 
+@functools.cache
 def start_server():
-    """Let the imports begin, beside whatever comes next."""
+    """Once, before the first process: the imports."""
     before = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = f"{ROOT / 'tests'}:{before}"
     FORKS.set_forkserver_preload(PACKAGES)
@@ -44,7 +45,7 @@ def start_server():
     os.environ["PYTHONPATH"] = before
 
 
-def become(command: list[str], environment: dict, streams: list, largest_file: int | None):
+def become(command: list[str], environment: dict, streams: list):
     """In the new process: run the script, which writes to these pipes."""
     for number, stream in enumerate(streams, start=1):
         os.dup2(stream.fileno(), number)
@@ -53,8 +54,6 @@ def become(command: list[str], environment: dict, streams: list, largest_file: i
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)  # two threads in each of two processes would wait for each other
-    if largest_file is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     tqdm.set_lock(threading.RLock())  # its own is a semaphore, which a killed process leaves behind
     os.chdir(ROOT)
     sys.argv = command
@@ -65,12 +64,12 @@ def become(command: list[str], environment: dict, streams: list, largest_file: i
 class Launched:
     """A running script; stdout and stderr hold what it has written so far."""
 
-    def __init__(self, *command, environment: dict | None = None, largest_file: int | None = None):
+    def __init__(self, *command, environment: dict | None = None):
+        start_server()
         pipes = [FORKS.Pipe(duplex=False) for _ in range(2)]
         inputs = ([str(part) for part in command], environment or dict(os.environ))
-        self.process = FORKS.Process(
-            target=become, args=(*inputs, [end for _, end in pipes], largest_file), daemon=True
-        )
+        streams = [end for _, end in pipes]
+        self.process = FORKS.Process(target=become, args=(*inputs, streams), daemon=True)
         self.process.start()
         self.written = [bytearray(), bytearray()]
         self.readers = []

@@ -28,7 +28,7 @@ LIMITS = {
 }
 # Where each script is, from ROOT. PPO for language models is there for the experiments alone.
 PATHS = {path.stem: path.name for path in ROOT.glob("*.py")}
-PATHS["ppo_llm"] = "tests/benchmarks/ppo_llm.py"
+PATHS["ppo_llm"] = "tests/examples/ppo_llm.py"
 # All scripts there are, those of LIMITS first and in its order.
 SCRIPTS = sorted(PATHS)
 SCRIPTS.sort(key=lambda name: [*LIMITS, name].index(name))

@@ -1,5 +1,6 @@
 """Each algorithm once more, in plain floats and a token at a time, as its paper writes it: no
-autograd, no tensor algebra. The tests hold every *_llm.py to its entry in ORACLES."""
+autograd, no tensor algebra. The tests hold every *_llm.py to its entry in ORACLES. And log-probs by
+plain passes over single rows, with the gradient of a whole step through them."""
 
 import math
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from typing import NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.autograd.graph import allow_mutation_on_saved_tensors
 
 
 class Oracle(NamedTuple):
@@ -79,6 +82,7 @@ ORACLES = {
     "dapo_llm": Oracle(z_scores, token_mean, clipped_token),
     "ppo_llm": Oracle(gae, token_mean, clipped_token),
 }
+KL_IN_REWARD = ("rloo_llm", "ppo_llm")
 
 
 def oracle(name):
@@ -98,12 +102,17 @@ def tokens(logprobs, old, advantages, mask):
             yield i, t, (math.exp(log), s, logprobs[i, t].item(), advantages[i, t].item())
 
 
-def value_and_gradient(name, logprobs, old, advantages, mask, args):
-    """The objective of a minibatch and its gradient by log π, (B, T)."""
+def value_and_gradient(name, logprobs, old, advantages, mask, args, ref=None):
+    """The objective of a minibatch and its gradient by log π, (B, T). With a reference, and where
+    the KL is no reward, each token has β k3 less."""
     lengths = mask.sum(1).int().tolist()
     value, gradient = 0.0, torch.zeros_like(mask)
     for i, t, inputs in tokens(logprobs, old, advantages, mask):
         objective, slope = oracle(name).token(*inputs, args)
+        if ref is not None and name not in KL_IN_REWARD:
+            d = ref[i, t].item() - logprobs[i, t].item()
+            objective -= args.beta * (math.exp(d) - d - 1)
+            slope -= args.beta * (1 - math.exp(d))
         share = oracle(name).share(lengths[i], lengths, args)
         value += share * objective
         gradient[i, t] = share * slope
@@ -116,3 +125,66 @@ def clipped_share(name, logprobs, old, advantages, mask, args):
     token, free = oracle(name).token, replace(args, **bounds)
     given = [inputs for *_, inputs in tokens(logprobs, old, advantages, mask)]
     return mean(token(*inputs, args) != token(*inputs, free) for inputs in given)
+
+
+# ------------------------------------------------------------------------------------ whole models
+
+
+def single_rows(model, batch):
+    """Of each row: the ids of its completion and their logits, (|o|, V), by a plain pass over it
+    alone, without padding, cache or shared prompt."""
+    for i, mask in enumerate(batch["mask"]):
+        prompt = batch["prompt_ids"][i][batch["prompt_mask"][i] > 0]
+        ids = batch["completion_ids"][i][mask > 0]
+        row = torch.cat([prompt, ids])[None]
+        yield ids, model(row, use_cache=False).logits[0, len(prompt) - 1 : -1]
+
+
+def row_by_row(model, batch, temperature=1.0):
+    """log π of each completion token, with gradient: (B, T), 0 where the mask is 0."""
+    found = []
+    for ids, logits in single_rows(model, batch):
+        logprobs = (logits / temperature).log_softmax(-1).gather(1, ids[:, None])[:, 0]
+        found.append(F.pad(logprobs, (0, batch["mask"].shape[1] - len(ids))))
+    return torch.stack(found)
+
+
+def check_logprobs(module, model, batch, temperature=1.0, atol=1e-5):
+    """A script's token_logprobs, and the gradient through them, are those of plain passes."""
+    weights = torch.randn(batch["mask"].shape, generator=torch.Generator().manual_seed(0))
+    alone, gradients = row_by_row(model, batch, temperature), []
+    with allow_mutation_on_saved_tensors():  # recurrent layers overwrite their states
+        found = module.token_logprobs(model, batch, temperature)
+        torch.testing.assert_close(found, alone, rtol=0, atol=atol)
+        for values in (found, alone):
+            parameters, total = list(model.parameters()), (values * weights).sum()
+            parts = torch.autograd.grad(total, parameters, materialize_grads=True)
+            gradients.append(torch.cat([part.flatten() for part in parts]))
+    assert (gradients[0] - gradients[1]).abs().max() < 1e-4 * gradients[1].abs().max()
+
+
+def gradient_of_step(name, model, batch, args):
+    """The loss of a minibatch, and its gradient by all weights: from slopes by log π, by autograd
+    through plain passes."""
+    logprobs = row_by_row(model, batch, args.temperature)
+    tensors = [batch[key] for key in ("old_logprobs", "advantages", "mask")]
+    value, slopes = value_and_gradient(name, logprobs, *tensors, args, batch["ref_logprobs"])
+    loss = -(slopes * logprobs).sum()
+    if name == "ppo_llm":
+        bonus, critic = entropy_and_critic(model, batch, args)
+        value, loss = value + bonus.item(), loss - bonus + critic
+    gradient = torch.autograd.grad(loss, list(model.parameters()))
+    return -value, torch.cat([each.flatten() for each in gradient])
+
+
+def entropy_and_critic(model, batch, args):
+    """PPO's entropy bonus and the loss of its critic, means over tokens, by their weights."""
+    bonus, loss, tokens = 0.0, 0.0, batch["mask"].sum()
+    for _, logits in single_rows(model, batch):
+        logprobs = (logits / args.temperature).log_softmax(-1)
+        bonus -= args.ent_coef * (logprobs.exp() * logprobs).sum() / tokens
+    rows = zip(single_rows(model.critic, batch), batch["returns"], strict=True)
+    for (ids, values), returns in rows:
+        error = values[:, 0] - returns[: len(ids)]
+        loss += args.vf_coef * error.square().sum() / 2 / tokens
+    return bonus, loss

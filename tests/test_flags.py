@@ -43,13 +43,25 @@ def test_no_value_of_a_flag_shows_a_traceback(name, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", LLM_SCRIPTS + CLASSIC_SCRIPTS)
-def test_not_a_number_is_no_value(name, refused):
+RANGES = [  # script, flag, a value at the bound, one beyond
+    ("dapo_llm", "overlong_cache", 0, 25),
+    ("ppo_llm", "gamma", 0.0, 1.01),
+    ("ppo_llm", "gae_lambda", 0.0, 1.01),
+    ("ppo_llm", "vf_coef", 0.0, float("nan")),
+    ("ppo_llm", "ent_coef", 0.0, -0.1),
+    ("ppo", "gae_lambda", 1.0, 2.0),
+    ("ppo", "ent_coef", 0.0, -0.1),
+    ("trpo", "max_kl", 0.01, 0.0),
+    ("trpo", "cg_steps", 1, -5),
+]
+
+
+@pytest.mark.parametrize("name,flag,fits,beyond", RANGES)
+def test_ranges_of_what_few_have(name, flag, fits, beyond, refused):
     module = script(name)
-    for field in dataclasses.fields(module.Args):
-        if field.type is float:
-            args = dataclasses.replace(module.Args(), **{field.name: float("nan")})
-            assert f"--{field.name.replace('_', '-')}" in refused(module.check_args, args)
+    module.check_args(module.Args(**{flag: fits}))
+    line = refused(module.check_args, module.Args(**{flag: beyond}))
+    assert f"--{flag.replace('_', '-')}" in line
 
 
 @pytest.mark.parametrize("name", ["grpo_llm", "ppo"])

@@ -1,7 +1,6 @@
 """What a run shows: scores, a group of completions, and what is wrong; --steps 0 evaluates."""
 
 import html
-import math
 import re
 from pathlib import Path
 
@@ -191,33 +190,22 @@ def test_long_and_hostile_completions_do_not_break_the_terminal():
 
 
 def test_scores_are_means_of_any_reward(quick, monkeypatch):
-    """pass@1: of all samples; pass@8: of each problem's best; greedy: of another rollout."""
+    """pass@1: of all samples, drawn at the policy's temperature; pass@8: of each problem's best;
+    greedy: of another rollout."""
     rollouts, real = [], grpo.rollout
     monkeypatch.setattr(grpo, "verify", lambda completion, answer: len(completion) ** 2 / -7)
-    monkeypatch.setattr(grpo, "rollout", lambda *a: rollouts.append(real(*a)) or rollouts[-1])
-    result = grpo.main(grpo.Args(**quick | {"steps": 0}))
-    (_, completions, rewards), (_, greedy, _) = rollouts
+    monkeypatch.setattr(
+        grpo, "rollout", lambda *a: rollouts.append((a, real(*a))) or rollouts[-1][1]
+    )
+    result = grpo.main(grpo.Args(**quick | {"steps": 0, "temperature": 1.5}))
+    (sampled, (_, completions, rewards)), (most_likely, (_, greedy, _)) = rollouts
+    assert sampled[3:5] == (8, 1.5) and most_likely[3:5] == (1, 0.0)
     values = [[len(completions[8 * i + j]) ** 2 / -7 for j in range(8)] for i in range(8)]
     assert rewards.unique().numel() > 5
     assert result["eval/pass@1"] == pytest.approx(sum(map(sum, values)) / 64)
     assert result["eval/pass@8"] == pytest.approx(sum(map(max, values)) / 8)
     expected = sum(len(text) ** 2 / -7 for text in greedy) / 8
     assert result["eval/pass@1_greedy"] == pytest.approx(expected)
-
-
-def test_evaluation_is_at_the_policy_s_temperature(quick, monkeypatch):
-    """And one greedy completion of each problem."""
-    asked, real = [], grpo.generate
-
-    def generate(model, prompts, num_samples, max_new_tokens, temperature):
-        asked.append((len(prompts), num_samples, temperature))
-        return real(model, prompts, num_samples, max_new_tokens, temperature)
-
-    monkeypatch.setattr(grpo, "generate", generate)
-    own = {"temperature": 0.7, "steps": 1, "prompts_per_step": 8, "eval_problems": 8}
-    grpo.main(grpo.Args(**quick | own))
-    check, *asked = asked
-    assert asked == [(8, 8, 0.7), (8, 1, 0.0), (8, 4, 0.7), (8, 8, 0.7), (8, 1, 0.0)]
 
 
 @pytest.mark.parametrize("verifier,lenient", [("strict", True), ("flexible", True), (None, False)])
@@ -237,40 +225,13 @@ def test_lenient_is_scored_where_answers_are_numbers(verifier, lenient, quick, t
 FORM, HARD, CUT, SAME = "--verifier flexible", "--dataset", "--max-new-tokens", "--temperature"
 
 
-def never(completion, answer):
-    return 0.0
-
-
-def half(completion, answer):
-    return 0.5
-
-
-def some(completion, answer):
-    return float(completion[-1:] in "01234")
-
-
-@pytest.mark.parametrize(
-    "fault,hint",
-    [
-        ({"verify": never}, FORM),  # the number is there, but never after a `#`
-        ({"verify": some, "verify_flexible": lambda *_: 1.0}, FORM),
-        ({"verify": never, "verify_flexible": never}, HARD),
-        ({"verify": some, "verify_flexible": never, "max_new_tokens": 2}, CUT),
-        ({"verify": half, "verify_flexible": never}, SAME),
-    ],
-)
-def test_a_run_says_what_is_wrong(fault, hint, quick, monkeypatch, capsys):
-    """One line after each evaluation, that names the flag."""
-    for name in {"verify", "verify_flexible"} & fault.keys():
-        monkeypatch.setattr(grpo, name, fault[name])
-    own = {"steps": 1, "max_new_tokens": fault.get("max_new_tokens", 24), "learning_rate": 1e-9}
-    grpo.main(grpo.Args(**quick | own))
-    out = capsys.readouterr().out
-    evaluations = out.split(": held-out ")[1:]
-    assert len(evaluations) == 2
-    for text in evaluations:
-        (line,) = [line for line in text.splitlines() if ": try " in line]
-        assert hint in line and line.startswith("  ")
+def test_a_run_says_what_is_wrong(quick, monkeypatch, capsys):
+    """One line after each evaluation, that names the flag: the numbers are right, but never after
+    a `#`."""
+    monkeypatch.setattr(grpo, "verify", lambda completion, answer: 0.0)
+    grpo.main(grpo.Args(**quick | {"steps": 1}))
+    _, *evaluations = capsys.readouterr().out.split(": held-out ")
+    assert [FORM in text and text.count(": try ") == 1 for text in evaluations] == [True, True]
 
 
 def test_a_good_run_is_not_told_what_to_try(quick, capsys):
@@ -303,9 +264,3 @@ def test_hints_without_lenient():
     assert HARD in grpo.diagnose(scores) and not grpo.diagnose(scores | {"eval/pass@8": 0.1})
     below = {"eval/pass@1": -0.75, "eval/pass@8": -0.1}  # rewards of which 0 is the best
     assert not grpo.diagnose(scores | below)
-
-
-def test_scores_are_finite_numbers(quick):
-    result = grpo.main(grpo.Args(**quick | {"steps": 0}))
-    assert {f"eval/{name}" for name in SCORES} <= result.keys()
-    assert all(math.isfinite(result[f"eval/{name}"]) for name in SCORES)

@@ -84,40 +84,18 @@ def test_resumed_is_straight(name, begun, tmp_path):
             assert scalars(straight["folder"], key)[2:] == scalars(folder, key)
 
 
-def test_log_goes_on_in_the_same_folder(begun):
-    """What the cut run had logged after its checkpoint is replaced, not doubled."""
-    args, straight, _ = begun()
-    logged = {key: scalars(straight["folder"], key) for key in ("reward", "eval/pass@1")}
-    resumed = grpo.main(replace(args, resume=f"{straight['folder']}/step-000002"))
-    assert resumed["folder"] == straight["folder"] and len(logged["reward"]) == 4
-    for key, values in logged.items():
-        assert scalars(straight["folder"], key) == values
-
-
 def test_data_set_goes_on_where_it_was(begun, monkeypatch):
     """Passes over a data set: the second half of a pass must not be the first half again."""
     train = [(f"{i}+1", str(i + 1)) for i in range(10)]
     monkeypatch.setattr(grpo, "load_data", lambda args: (train, [("1+1", "2")]))
     asked, real = [], grpo.rollout
-    monkeypatch.setattr(
-        grpo,
-        "rollout",
-        lambda m, t, problems, *rest: asked.append(problems) or real(m, t, problems, *rest),
-    )
+    monkeypatch.setattr(grpo, "rollout", lambda *a: asked.append(a[2]) or real(*a))
     args, _, path = begun()
     training = [problems for problems in asked if len(problems) == 4]
     asked.clear()
     grpo.main(replace(args, resume=path))
     assert len(training) == 4
     assert [problems for problems in asked if len(problems) == 4] == training[2:]
-
-
-def test_resume_with_less_memory(begun):
-    """The numbers stay the same but for rounding."""
-    args, straight, path = begun()
-    again = grpo.main(replace(args, resume=path, micro_batch_size=3))
-    expected = scalars(straight["folder"], "grad_norm")[2:]
-    assert scalars(again["folder"], "grad_norm") == pytest.approx(expected, rel=1e-3)
 
 
 # ------------------------------------------------------------------------------ flags given anew
@@ -200,25 +178,19 @@ def test_what_is_no_checkpoint(begun, tmp_path, refused, monkeypatch):
         assert files(torn) == before
 
 
-OTHERS = [name for name in LLM_SCRIPTS if name != "grpo_llm"]
-PAIRS = [(name, "grpo_llm") for name in OTHERS] + [("grpo_llm", name) for name in OTHERS]
-
-
-@pytest.mark.parametrize("name,other", PAIRS)
+@pytest.mark.parametrize(
+    "name,other",
+    [("cispo_llm", "grpo_llm"), ("grpo_llm", "cispo_llm"), ("grpo_llm", "ppo_llm")],
+)
 def test_checkpoint_of_another_script(name, other, begun, refused):
     """By main, and by the command line, whether or not the other has the flags that it was begun
     with: GRPO has all that CISPO has."""
-    module = script(other)
     _, _, path = begun(name, steps=2)
     before = files(Path(path).parent)
-    line = refused(module.main, module.Args(resume=path))
-    if {*vars(script(name).Args())} <= {*vars(module.Args())}:
-        assert f"--resume {path}: the run was begun by {name}.py" in line
-    else:
-        assert f"--resume {path}: not a checkpoint of this script" in line
+    line = refused(script(other).main, script(other).Args(resume=path))
     done = Launched(PATHS[other], "--resume", path)
     assert done.wait() == 2 and done.stderr.splitlines()[-1] == line
-    assert files(Path(path).parent) == before
+    assert f"--resume {path}: " in line and files(Path(path).parent) == before
 
 
 def test_checkpoint_with_a_flag_that_is_no_more(begun, refused):
@@ -231,21 +203,14 @@ def test_checkpoint_with_a_flag_that_is_no_more(begun, refused):
     assert done.wait() == 2 and done.stderr.splitlines()[-1].startswith(f"error: --resume {path}")
 
 
-# ------------------------------------------------------------------------- kills and full disks
+# --------------------------------------------------------------------------------------- kills
 
 
 def test_the_last_two_are_kept_and_nothing_else(quick):
-    result = grpo.main(grpo.Args(**quick | {"steps": 5, "eval_every": 1}))
+    """Of those made with each evaluation, and after the last step."""
+    result = grpo.main(grpo.Args(**quick | {"steps": 5, "eval_every": 2}))
     names = sorted(path.name for path in Path(result["folder"]).iterdir())
     assert names[1:] == ["step-000004", "step-000005"] and names[0].startswith("events")
-
-
-def test_a_checkpoint_with_each_evaluation(quick, monkeypatch):
-    """And after the last step."""
-    saved = []
-    monkeypatch.setattr(grpo, "save_checkpoint", lambda *args: saved.append(args[4]["step"]))
-    result = grpo.main(grpo.Args(**quick | {"steps": 5, "eval_every": 2}))
-    assert saved == [2, 4, 5] and len(scalars(result["folder"], "eval/pass@1")) == 4
 
 
 def test_what_lies_beside_a_checkpoint_is_left_alone(begun):
@@ -259,7 +224,8 @@ def test_what_lies_beside_a_checkpoint_is_left_alone(begun):
     assert all(other.exists() for other in others) and steps == ["step-000003", "step-000004"]
 
 
-def test_kill_at_any_instant_leaves_a_whole_checkpoint(quick, kills=3):
+@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
+def test_kill_at_any_instant_leaves_a_whole_checkpoint(kills, quick):
     """Each time it goes on from a checkpoint that is whole, and no older than the last that was
     complete at the kill. The run that ends leaves two checkpoints and logs, nothing half-made."""
     quick |= {"steps": 100_000, "eval_every": 1}
@@ -308,13 +274,6 @@ def test_an_error_while_saving_leaves_whole_checkpoints(stage, quick, monkeypatc
     assert [path.name for path in folder.glob("step-*")] == ["step-000001"]
     grpo.main(grpo.Args(**quick | {"resume": str(folder / "step-000001")}))
     assert not list(folder.glob("*.tmp"))
-
-
-def test_full_disk(quick):
-    """No file may grow beyond 400 kB: the weights (340 kB) fit, the optimizer's state (680 kB) does
-    not. A checkpoint that is not whole has no name."""
-    done = Launched("grpo_llm.py", *flags(quick), largest_file=400_000)
-    assert done.wait() == 1 and not list(Path(quick["output_dir"]).glob("*/step-*"))
 
 
 # ------------------------------------------------------------------------------------------- faults

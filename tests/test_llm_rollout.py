@@ -3,20 +3,11 @@
 import pytest
 import torch
 from conftest import Characters, random_model, script
+from oracles import row_by_row, single_rows
 
 grpo = script("grpo_llm")
 PROMPTS = [[3, 4], [5, 6, 7, 8, 9], [10]]
 KINDS = ["llama", "qwen2", "gpt2"]
-
-
-def plain_logprobs(model, prompt, completion, temperature):
-    """log π of each token of `completion`:
-    one full forward per token, no cache, no padding, no mask."""
-    out = []
-    for t, token in enumerate(completion):
-        logits = model(torch.tensor([prompt + completion[:t]])).logits[0, -1].double() / temperature
-        out.append(logits.log_softmax(-1)[token].item())
-    return torch.tensor(out)
 
 
 @torch.no_grad()
@@ -28,14 +19,10 @@ def test_logprobs_of_sampler_and_trainer_are_the_models(kind, temperature):
     model = random_model(kind)
     torch.manual_seed(1)
     batch = grpo.generate(model, PROMPTS, 3, 10, temperature)
-    trained = grpo.token_logprobs(model, batch, temperature)
     assert batch["mask"].sum(1).unique().numel() > 2
-    for i in range(9):
-        completion = batch["completion_ids"][i][batch["mask"][i].bool()].tolist()
-        expected = plain_logprobs(model, PROMPTS[i // 3], completion, temperature)
-        for found in (batch["old_logprobs"], trained):
-            torch.testing.assert_close(found[i, : len(completion)], expected, rtol=0, atol=1e-5)
-            assert (found[i, len(completion) :] == 0).all()
+    expected = row_by_row(model, batch, temperature)
+    for found in (batch["old_logprobs"], grpo.token_logprobs(model, batch, temperature)):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -72,24 +59,17 @@ def test_samples_follow_the_models_distribution(temperature):
     assert chi_square < 30.1  # 6 degrees of freedom: passed with probability 1 − 4e-5
 
 
+@torch.no_grad()
 def test_greedy_takes_the_most_likely():
     model = random_model("gpt2")
-    batch = grpo.generate(model, PROMPTS, 1, 6, 0.0)
-    for i, prompt in enumerate(PROMPTS):
-        for token in batch["completion_ids"][i][batch["mask"][i].bool()].tolist():
-            logits = model(torch.tensor([prompt])).logits[0, -1]
-            assert token == logits.argmax()
-            prompt = prompt + [token]
+    for ids, logits in single_rows(model, grpo.generate(model, PROMPTS, 1, 6, 0.0)):
+        assert torch.equal(ids, logits.argmax(1))
 
 
 def check_mask(batch, stops):
     """1 up to and including the first stop token; ended exactly where there is one."""
-    for ids, mask, ended in zip(
-        batch["completion_ids"].tolist(),
-        batch["mask"].tolist(),
-        batch["ended"].tolist(),
-        strict=True,
-    ):
+    columns = [batch[key].tolist() for key in ("completion_ids", "mask", "ended")]
+    for ids, mask, ended in zip(*columns, strict=True):
         length = int(sum(mask))
         assert mask == [1.0] * length + [0.0] * (len(mask) - length) and length >= 1
         assert not set(ids[: length - 1]) & set(stops)
@@ -118,15 +98,11 @@ def test_a_pad_token_that_was_sampled_is_trained_on_like_any_other():
     check_mask(batch, (1,))
 
 
-def test_stop_at_once_and_never():
-    at_once = grpo.generate(random_model("llama", stops=range(11)), PROMPTS, 5, 8, 1.0)
-    assert (
-        at_once["mask"].shape == (15, 1) and at_once["ended"].all() and (at_once["mask"] == 1).all()
-    )
-    never = grpo.generate(random_model("llama", stops=(99,)), PROMPTS, 5, 8, 1.0)
-    assert (
-        never["mask"].shape == (15, 8) and not never["ended"].any() and (never["mask"] == 1).all()
-    )
+@pytest.mark.parametrize("stops,width", [(range(11), 1), ([99], 8)])
+def test_stop_at_once_and_never(stops, width):
+    batch = grpo.generate(random_model("llama", stops=stops), PROMPTS, 5, 8, 1.0)
+    assert batch["mask"].shape == (15, width) and batch["mask"].all()
+    assert batch["ended"].tolist() == [width == 1] * 15
 
 
 def test_prompts_are_left_padded_and_grouped():
@@ -140,22 +116,11 @@ def test_prompt_is_read_once_and_finished_rows_leave(monkeypatch):
     """The rows of each forward pass: P for the prompts, then only what is still being written."""
     model, rows = random_model("llama"), []
     forward = model.forward
-    monkeypatch.setattr(
-        model,
-        "forward",
-        lambda input_ids, **k: rows.append(len(input_ids)) or forward(input_ids=input_ids, **k),
-    )
+    monkeypatch.setattr(model, "forward", lambda x, **k: rows.append(len(x)) or forward(x, **k))
     torch.manual_seed(0)
     batch = grpo.generate(model, PROMPTS, 8, 12, 1.0)
-    assert rows[0] == 3
-    going = [
-        int(
-            (batch["mask"].sum(1) > t + 1).sum()
-            + ((batch["mask"].sum(1) == t + 1) & ~batch["ended"]).sum()
-        )
-        for t in range(batch["mask"].shape[1] - 1)
-    ]
-    assert rows[1:] == going
+    lengths = batch["mask"].sum(1)
+    assert rows == [3, *(int((lengths > t).sum()) for t in range(1, batch["mask"].shape[1]))]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -208,10 +173,6 @@ def test_rewards_are_those_of_their_completions(monkeypatch):
 def test_no_more_questions_at_a_time_than_in_a_step(monkeypatch):
     """Else an evaluation on 256 questions of 8 samples would need the memory of 2048 rows."""
     sizes, real = [], grpo.generate
-    monkeypatch.setattr(
-        grpo,
-        "generate",
-        lambda model, part, *rest: sizes.append(len(part)) or real(model, part, *rest),
-    )
+    monkeypatch.setattr(grpo, "generate", lambda *a: sizes.append(len(a[1])) or real(*a))
     _, (batch, _, rewards) = rolled_out(monkeypatch, 2, prompts_per_step=2)
     assert sizes == [2, 2, 1] and rewards.shape == (5, 2) and len(batch["ended"]) == 10

@@ -1,7 +1,5 @@
 """Whole runs: learning, repeatability, the cache, real models and data, and a user's errors."""
 
-import os
-import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -20,16 +18,17 @@ from conftest import (
     script,
     weights,
 )
-from launch import Launched, flags, run
+from launch import Launched, run
 
 grpo = script("grpo_llm")
+pytestmark = pytest.mark.usefixtures("tiny_model")
 
 
 # ----------------------------------------------------------------------------------------- learning
 
 
 @pytest.fixture(scope="session")
-def learned(tmp_path_factory):
+def learned(tmp_path_factory, tiny_model):
     """The default warm start and 30 of the default's 200 steps."""
     folder = str(tmp_path_factory.mktemp("runs"))
     return grpo.main(grpo.Args(steps=30, eval_every=15, eval_problems=128, output_dir=folder))
@@ -40,10 +39,7 @@ def test_learns(learned):
     instead of rising."""
     assert learned["eval/pass@1_initial"] < 0.35
     assert learned["eval/pass@1"] > 0.8 and learned["eval/pass@1_greedy"] > 0.9
-    assert (
-        learned["eval/pass@8"] >= learned["eval/pass@1"]
-        and learned["eval/pass@1_lenient"] >= learned["eval/pass@1"]
-    )
+    assert min(learned["eval/pass@8"], learned["eval/pass@1_lenient"]) >= learned["eval/pass@1"]
 
 
 @pytest.mark.parametrize(
@@ -62,20 +58,6 @@ def test_each_script_learns(name, steps, at_least, tmp_path):
     assert result["eval/pass@1"] > at_least
 
 
-def test_all_start_from_the_same_cached_model(cache):
-    grpo.load_policy(grpo.Args(), torch.device("cpu"))
-    made = set(cache.iterdir())
-    for name in LLM_SCRIPTS:
-        module = script(name)
-        module.load_policy(module.Args(), torch.device("cpu"))
-    assert set(cache.iterdir()) == made
-
-
-def test_answers_grow_longer(learned):
-    lengths = scalars(learned["folder"], "completions/mean_length")
-    assert lengths[-1] > lengths[0] + 1.5
-
-
 def test_clip_is_live_and_logs_are_complete(learned):
     names = "reward reward_std frac_reward_zero_std completions/mean_length clip_ratio approx_kl"
     names += " completions/clipped_ratio learning_rate kl entropy grad_norm step_time num_tokens"
@@ -90,18 +72,6 @@ def test_clip_is_live_and_logs_are_complete(learned):
     )
     assert logged["approx_kl"][-1] > 0 and logged["learning_rate"][9] == pytest.approx(4e-4)
     assert logged["num_tokens"] == sorted(logged["num_tokens"])
-
-
-def test_first_minibatch_has_ratio_one():
-    """On the real default rollout: what the KV cache sampled with is what the training forward
-    sees."""
-    args = grpo.Args()
-    model, tokenizer = grpo.load_policy(args, torch.device("cpu"))
-    problems = [grpo.make_sum(random.Random(i)) for i in range(32)]
-    batch, _, rewards = grpo.rollout(model, tokenizer, problems, 8, 1.0, args)
-    logprobs = grpo.token_logprobs(model, batch, 1.0)
-    assert rewards.shape == (32, 8) and batch["prompt_mask"].sum(1).unique().numel() == 3
-    assert ((logprobs - batch["old_logprobs"]).exp() - 1).abs().max() < 1e-5
 
 
 def test_saved_model_loads_and_solves(learned):
@@ -129,9 +99,7 @@ def test_same_seed_same_run_with_and_without_cache(quick, small_tiny):
 def test_each_step_and_each_seed_has_dice_of_its_own(quick, monkeypatch):
     """The same question at every step: with the same dice, the answers would be the same, too."""
     seen, real = [], grpo.rollout
-    monkeypatch.setattr(
-        grpo, "rollout", lambda *args: seen.append(torch.initial_seed()) or real(*args)
-    )
+    monkeypatch.setattr(grpo, "rollout", lambda *a: seen.append(torch.initial_seed()) or real(*a))
     for seed in (1, 2):
         grpo.main(grpo.Args(**quick | {"steps": 4, "eval_every": 100, "seed": seed}))
     training = [dice for dice in seen if dice]  # an evaluation's dice are those of seed 0
@@ -170,21 +138,16 @@ def test_corrupt_cache_is_named(small_tiny, refused):
     load()
 
 
-def test_a_cache_that_cannot_be_written_is_not_the_output_folder(tmp_path, quick):
+def test_a_cache_that_cannot_be_written_is_not_the_output_folder(
+    small_tiny, quick, tmp_path, monkeypatch, capsys
+):
     (tmp_path / "file").touch()
-    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "file")}
-    program = tmp_path / "short.py"
-    program.write_text(f"""
-import grpo_llm as grpo
-real = grpo.make_tiny_model
-def make_tiny_model():
-    return real(2)
-grpo.make_tiny_model = make_tiny_model
-grpo.main(grpo.Args(**{quick!r}))
-""")
-    done = Launched(program, environment=environment)
-    assert done.wait() != 0 and "output-dir" not in done.stderr
-    assert str(tmp_path / "file") in done.stderr and not Path(quick["output_dir"]).exists()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises((OSError, SystemExit)) as caught:
+        grpo.main(grpo.Args(**quick))
+    said = f"{caught.value} {capsys.readouterr().err}"
+    assert str(tmp_path / "file") in said and "output-dir" not in said
+    assert not Path(quick["output_dir"]).exists()
 
 
 def test_one_process_of_each_machine_makes_the_tiny_model(small_tiny, monkeypatch):
@@ -192,28 +155,23 @@ def test_one_process_of_each_machine_makes_the_tiny_model(small_tiny, monkeypatc
     saved = []
     monkeypatch.setattr(grpo, "save_model", lambda *args: saved.append(args[2]))
     monkeypatch.setattr(grpo, "RANK", 2)
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    folder = grpo.tiny_model_folder()
-    assert saved == []
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    assert grpo.tiny_model_folder() == folder and saved == [folder]
+    for local_rank, times in (("1", 0), ("0", 1)):
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+        assert saved == [grpo.tiny_model_folder()] * times
 
 
-@pytest.mark.parametrize("part", ["make_tiny_model", "demonstration", "make_sum"])
+@pytest.mark.parametrize("part", ["make_tiny_model", "demonstration", "make_sum", "versions"])
 def test_cache_key_holds_what_shapes_the_weights(part, monkeypatch):
     """The source of each of the three functions, and the versions of torch and transformers."""
     monkeypatch.setattr(grpo, "save_model", lambda *args: None)
     monkeypatch.setattr(grpo, "make_tiny_model", lambda: ())
     before = grpo.tiny_model_folder()
     assert grpo.tiny_model_folder() == before
-    with monkeypatch.context() as patched:
-        patched.setattr(grpo, part, lambda: ("another",))
-        assert grpo.tiny_model_folder() != before
-    for library in (torch, transformers):
+    parts = [(torch, "__version__"), (transformers, "__version__")]
+    for module, name in parts if part == "versions" else [(grpo, part)]:
         with monkeypatch.context() as patched:
-            patched.setattr(library, "__version__", "0")
+            patched.setattr(module, name, lambda: ("another",))
             assert grpo.tiny_model_folder() != before
-    assert grpo.tiny_model_folder() == before
 
 
 # ---------------------------------------------------------------------------- reference and dropout
@@ -238,15 +196,6 @@ def test_reference_stays_and_is_not_loaded_without_kl(quick, monkeypatch):
 # ----------------------------------------------------------------------------- real models and data
 
 
-def test_real_model_and_data_from_the_command_line(pretrained, gsm_file, quick):
-    values = {"model": pretrained, "dataset": gsm_file, "max_new_tokens": 6}
-    done = run("grpo_llm.py", *flags(quick | values))
-    last = done.stdout.splitlines()[-1]
-    assert "→" in last and "model and logs in" in last
-    (folder,) = Path(quick["output_dir"]).glob("grpo_llm__1__*")
-    assert weights(folder)["model.embed_tokens.weight"].shape[0] > 300
-
-
 def test_tokenizer_of_another_model(pretrained, gsm_file, tmp_path, quick, refused):
     """Ids that the model has no embedding for:
     an index error within, or on CUDA a device-side assertion."""
@@ -258,60 +207,21 @@ def test_tokenizer_of_another_model(pretrained, gsm_file, tmp_path, quick, refus
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
 def test_three_architectures(kind, pretrained, gsm_file, tmp_path, quick, monkeypatch):
-    """A base model: no chat template, no pad token;
-    GPT-2's positions are learned, its embeddings tied."""
+    """A base model: no chat template, no pad token; GPT-2's positions are learned, its embeddings
+    tied. Some models come with a generation config that loads, but that save_pretrained refuses."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
     tokenizer.chat_template, tokenizer.pad_token = None, None
+    tokenizer.save_pretrained(tmp_path)
     model = random_model(kind, vocab=len(tokenizer), stops=(tokenizer.eos_token_id,))
-    if kind == "gpt2":
-        assert model.lm_head.weight is model.transformer.wte.weight
-        model = transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(**model.config.to_dict() | {"n_positions": 256})
-        )
-    for part in (model, tokenizer):
-        part.save_pretrained(tmp_path / kind)
-    # Some models come with a generation config that loads, but that save_pretrained refuses.
-    (tmp_path / kind / "generation_config.json").write_text(
-        '{"do_sample": false, "temperature": 0.6, "top_p": 0.9}'
-    )
+    model.save_pretrained(tmp_path)
+    own = '{"do_sample": false, "temperature": 0.6, "top_p": 0.9}'
+    (tmp_path / "generation_config.json").write_text(own)
     monkeypatch.setattr(grpo, "verify", lambda completion, answer: float(len(completion) % 2))
-    args = grpo.Args(
-        **quick
-        | {
-            "model": str(tmp_path / kind),
-            "dataset": gsm_file,
-            "max_new_tokens": 6,
-            "learning_rate": 1e-3,
-        }
-    )
-    run = grpo.main(args)
-    after = weights(run["folder"])
-    assert (
-        sum(not torch.equal(after[name], tensor) for name, tensor in model.state_dict().items())
-        > len(after) / 2
-    )
-
-
-def test_bf16_products_leave_float32_log_probs_and_updates():
-    """In weights of bf16, updates of a millionth would all but vanish."""
-    model = random_model("qwen2")
-    torch.manual_seed(0)
-    exact = grpo.token_logprobs(
-        model, batch := grpo.generate(model, [[3, 4], [5, 6, 7]], 4, 8, 1.0), 1.0
-    )
-    moved = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        model = random_model("qwen2").to(dtype)
-        before = [p.detach().clone() for p in model.parameters()]
-        model.in_bf16 = True
-        logprobs = grpo.token_logprobs(model, batch, 1.0)
-        batch |= {"advantages": torch.randn(8), "ref_logprobs": batch["old_logprobs"]}
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0)
-        grpo.train_minibatch(model, optimizer, batch, grpo.Args())
-        assert logprobs.dtype == torch.float32 and (logprobs - exact).abs().max() < 0.3
-        changed = sum((a != b).sum() for a, b in zip(before, model.parameters(), strict=True))
-        moved[dtype] = changed / sum(p.numel() for p in before)
-    assert moved[torch.float32] > 0.8 and moved[torch.bfloat16] < 0.1
+    quick |= {"model": str(tmp_path), "dataset": gsm_file, "prompt": "{question}"}
+    args = grpo.Args(**quick | {"max_new_tokens": 6, "learning_rate": 1e-3})
+    after, before = weights(grpo.main(args)["folder"]), model.state_dict()
+    moved = [name for name in before if not torch.equal(after[name], before[name])]
+    assert len(moved) > len(before) / 2
 
 
 def test_stop_ids_and_dropout(pretrained):
@@ -383,29 +293,17 @@ def test_bos_comes_once_and_missing_pad_is_mended(pretrained, tmp_path):
 # ---------------------------------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize(
-    "flags,named",
-    [
-        ({"group_size": 1}, "--group-size"),
-        ({"minibatches": 7}, "--minibatches"),
-        ({"minibatches": 8}, "--minibatches"),  # more than there are groups
-        ({"update_epochs": 0}, "--update-epochs"),
-        ({"steps": -1}, "--steps"),
-        ({"learning_rate": float("nan")}, "--learning-rate"),
-        ({"temperature": 0.0}, "--temperature"),
-        ({"clip_low": -0.1}, "--clip-low"),
-        ({"beta": float("inf")}, "--beta"),
-        ({"max_new_tokens": -5}, "--max-new-tokens"),
-        ({"seed": -1}, "--seed"),
-        ({"dataset": "x.jsonl"}, "--dataset"),
-        ({"eval_dataset": "x.jsonl"}, "--eval-dataset: needs"),
-        ({"model": "/nowhere/at/all"}, "--model"),
-        ({"verifier": "lenient"}, "--verifier"),
-        ({"prompt": "{frage}"}, "--prompt"),
-    ],
-)
-def test_bad_flags(quick, refused, flags, named):
-    assert named in refused(grpo.main, grpo.Args(**quick | flags))
+BAD = {"group_size": [1], "minibatches": [7, 8], "update_epochs": [0], "steps": [-1]}
+BAD |= {"learning_rate": [float("nan")], "temperature": [0.0], "clip_low": [-0.1], "seed": [-1]}
+BAD |= {"beta": [float("inf")], "max_new_tokens": [-5], "dataset": ["x.jsonl"], "prompt": ["{q}"]}
+BAD |= {"eval_dataset": ["x.jsonl"], "model": ["/nowhere/at/all"], "verifier": ["lenient"]}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_flags(quick, refused, name):
+    for value in BAD[name]:
+        line = refused(grpo.main, grpo.Args(**quick | {name: value}))
+        assert f"--{name.replace('_', '-')}" in line
 
 
 def test_tokenizer_that_cannot_read_the_prompt(quick, refused, learned, gsm_file):
@@ -451,13 +349,10 @@ def test_a_run_leaves_nothing_outside_its_folder(quick, tmp_path, monkeypatch):
     """With the default --output-dir: one folder of the run, in runs, in the working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    del quick["output_dir"]
-    before = {*ROOT.iterdir()}
-    grpo.main(grpo.Args(**quick))
+    before = {*ROOT.iterdir(), ROOT / "__pycache__"}
+    grpo.main(grpo.Args(**quick | {"output_dir": "runs"}))
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
-    assert len([*tmp_path.glob("runs/*")]) == 1 and {*ROOT.iterdir()} - before <= {
-        ROOT / "__pycache__"
-    }
+    assert len([*tmp_path.glob("runs/*")]) == 1 and {*ROOT.iterdir()} <= before
 
 
 def test_every_tensor_is_on_the_model_s_device():

@@ -4,36 +4,11 @@ those of single rows, without padding or cache."""
 import pytest
 import torch
 from conftest import random_model, script
+from oracles import check_logprobs
 
 grpo = script("grpo_llm")
 KINDS = ["llama", "qwen2", "gpt2"]
 PROMPTS = [[3, 4], [5, 6, 7, 8, 9], [10]]
-
-
-def row_by_row(model, batch, temperature, weights):
-    """The same as token_logprobs, and the gradient of its weighted sum, one plain row at a time."""
-    values, total = torch.zeros_like(batch["mask"]), 0.0
-    for i, mask in enumerate(batch["mask"]):
-        prompt = batch["prompt_ids"][i][batch["prompt_mask"][i] > 0]
-        completion = batch["completion_ids"][i][mask > 0]
-        row = torch.cat([prompt, completion])[None]
-        logits = model(row, use_cache=False).logits[0, len(prompt) - 1 : -1] / temperature
-        found = logits.log_softmax(-1).gather(1, completion[:, None])[:, 0]
-        values[i, : len(completion)] = found.detach()
-        total = total + (found * weights[i, : len(completion)]).sum()
-    return values, torch.autograd.grad(total, list(model.parameters()))
-
-
-def compare(model, batch, temperature=0.7):
-    weights = torch.randn(batch["mask"].shape, generator=torch.Generator().manual_seed(0))
-    found = grpo.token_logprobs(model, batch, temperature)
-    assert found.shape == batch["mask"].shape and not found[batch["mask"] == 0].any()
-    slopes = torch.autograd.grad((found * weights).sum(), list(model.parameters()))
-    values, expected = row_by_row(model, batch, temperature, weights)
-    torch.testing.assert_close(found.detach(), values, rtol=0, atol=1e-5)
-    scale = max(slope.abs().max() for slope in expected)
-    for one, other in zip(slopes, expected, strict=True):
-        assert (one - other).abs().max() < 1e-4 * scale
 
 
 def drawn(model, prompts=PROMPTS, num_samples=4, length=9):
@@ -58,7 +33,7 @@ ROWS = {
 def test_any_rows_share_a_prompt_and_change_nothing(rows, kind):
     """Catches rows that get the prompt of another, and a cache that keeps the gradient back."""
     model = random_model(kind)
-    compare(model, grpo.take_rows(drawn(model), torch.tensor(rows)))
+    check_logprobs(grpo, model, grpo.take_rows(drawn(model), torch.tensor(rows)), 0.7)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -67,7 +42,7 @@ def test_the_same_ids_are_two_prompts_if_their_masks_differ(kind):
     model = random_model(kind, pad=0)
     batch = drawn(model, [[3, 4], [0, 3, 4], [3, 4]], num_samples=2)
     assert (batch["prompt_ids"] == batch["prompt_ids"][0]).all()
-    compare(model, batch)
+    check_logprobs(grpo, model, batch, 0.7)
     plain = grpo.token_logprobs(model, batch, 0.7)
     swapped = batch | {"prompt_mask": batch["prompt_mask"].roll(2, 0)}
     assert (plain - grpo.token_logprobs(model, swapped, 0.7)).abs().max() > 0.01
@@ -78,10 +53,10 @@ def test_the_same_ids_are_two_prompts_if_their_masks_differ(kind):
 def test_completions_of_one_token(kind, length):
     """After the prompts nothing is left to read: an empty forward pass would raise."""
     model = random_model(kind, stops=range(11))
-    compare(model, drawn(model, length=1))
+    check_logprobs(grpo, model, drawn(model, length=1), 0.7)
     batch = drawn(random_model(kind))
     cut = {name: batch[name][:, :length] for name in ("completion_ids", "mask", "old_logprobs")}
-    compare(random_model(kind), batch | cut)
+    check_logprobs(grpo, random_model(kind), batch | cut, 0.7)
 
 
 def test_short_rows_are_read_at_the_width_of_the_rollout(monkeypatch):
@@ -92,7 +67,7 @@ def test_short_rows_are_read_at_the_width_of_the_rollout(monkeypatch):
     lengths, T = batch["mask"].sum(1), batch["mask"].shape[1]
     some = grpo.take_rows(batch, (lengths < lengths.max()).nonzero()[:, 0])
     assert 2 < some["mask"].sum(1).max() < T
-    compare(model, some)
+    check_logprobs(grpo, model, some, 0.7)
     shapes, forward = [], model.forward
     monkeypatch.setattr(model, "forward", lambda x, **k: shapes.append(x.shape) or forward(x, **k))
     grpo.token_logprobs(model, some, 1.0)
@@ -108,20 +83,3 @@ def test_each_prompt_is_read_once_for_its_neighbours(monkeypatch, rows, prompts)
     monkeypatch.setattr(model, "forward", lambda x, **k: shapes.append(x.shape) or forward(x, **k))
     grpo.token_logprobs(model, batch, 1.0)
     assert shapes == [(prompts, 5), (len(rows), width - 1)]
-
-
-def test_micro_batches_take_whole_groups_as_far_as_they_fit():
-    """Else a prompt is read twice as often as it must be."""
-    for size, group_size, parts in [
-        (8, 4, [8, 4]),
-        (7, 4, [4, 4, 4]),
-        (4, 4, [4, 4, 4]),
-        (3, 4, [3, 3, 3, 3]),
-        (128, 6, [12]),
-        (1, 2, [1] * 12),
-    ]:
-        args = grpo.Args(micro_batch_size=size, group_size=group_size)
-        found = grpo.micro_batches(torch.arange(12), args)
-        assert [len(part) for part in found] == parts
-        assert torch.cat(found).tolist() == list(range(12))
-    assert grpo.micro_batches(torch.arange(0), grpo.Args()) == []

@@ -1,4 +1,4 @@
-"""The README's commands, flags, files and quoted lines; benchmarks/quotes.py has its numbers."""
+"""The README's commands, flags, files, quoted lines and numbers."""
 
 import os
 import re
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("tiny_model")
 import pytest
 import tyro
 from conftest import ROOT, script
@@ -19,9 +20,87 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.S | re.M)
 QUOTES = re.findall(r"^(`\w(?:.+\n)+?)```python\n((?:.+\n)+?)```$", README, re.M)
 
 
-def test_readme_stays_short():
-    """What is more belongs on a page of tests/benchmarks, or in CONTRIBUTING."""
-    assert len(README.splitlines()) <= 190 and len(README.split()) <= 2300
+# -------------------------------------------------------------------------------------- Numbers
+
+SCRIPTS = {name: path for name, path in PATHS.items() if "/" not in path}
+PARENTS = {child: parent for parent, child, _ in BUDGETS if child in SCRIPTS}
+RESULTS = ROOT / "tests/benchmarks/results"
+UNTRAINED = "untrained, 128 tokens"
+
+
+def lines_of(name: str) -> int:
+    return len((ROOT / SCRIPTS[name]).read_text().splitlines())
+
+
+def changed(name: str) -> int:
+    """Lines of the diff to the parent."""
+    command = ["diff", SCRIPTS[PARENTS[name]], SCRIPTS[name]]
+    diff = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    return len(re.findall("^[<>]", diff, re.M))
+
+
+def cells(name: str) -> dict[str, dict[str, str]]:
+    """{first cell of the row: {column: cell}} of a table in results/."""
+    lines = (RESULTS / f"{name}.md").read_text().splitlines()
+    header, _, *rows = [line.strip("| ").split(" | ") for line in lines if line[:1] == "|"]
+    return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
+
+
+def test_headline_numbers_are_those_measured():
+    """All twenty of the first screen. Where one has moved, read its sentence again."""
+    llm = sorted(lines_of(name) for name in SCRIPTS if name.endswith("_llm"))
+    classic = sorted(lines_of(name) for name in SCRIPTS if not name.endswith("_llm"))
+    diffs = sorted(map(changed, PARENTS))
+    seeds, cartpole = cells("classic_seeds"), cells("classic_cartpole")
+    (solved,) = {row["solved"] for row in seeds.values()}
+    seconds = sorted(float(row["seconds to 475, median"]) for row in seeds.values())
+    faster = sorted(float(cartpole[name]["times faster"]) for name in list(cartpole)[1:])
+    sums = cells("llm_compare")["grpo_llm"]
+    start, end = float(sums["pass@1 before"]), float(sums["after"])
+    trained, untrained = map(cells("real_model").get, ("largest, GRPO", f"largest, {UNTRAINED}"))
+    before, after = float(untrained["greedy"]), float(trained["greedy"].split()[-1])
+    rates = [row["ratio"] for name, row in cells("trl_speed").items() if "per second" in name]
+    said = [
+        f"{classic[0]} to {classic[-1]} lines per classic script",
+        f"{llm[0]:,} to {llm[-1]:,} per language-model script",
+        f"diffs of {diffs[0]} to {diffs[-1]} lines",
+        f"on {solved} seeds by all four, in {seconds[0]:.0f} to {seconds[-1]:.0f} s",
+        f"{start:.0%} → {end:.0%} in {sums['seconds']} s",
+        f"on {before:.0%} of unseen questions",
+        f"on {after:.0%} after {float(trained['minutes on one core']):.0f} minutes",
+        f"in a {faster[0]:.0f}th to a {faster[-1]:.0f}th of Stable-Baselines3's time",
+        f"{rates[0]} (GRPO) and {rates[1]} (RLOO) times TRL's",
+    ]
+    text = " ".join(README.replace(" %", "%").split())
+    assert [each for each in said if each not in text] == []
+
+
+def test_the_map_says_sizes_and_verdicts_of_all_scripts():
+    page = (ROOT / "tests/experiments/EXPERIMENTS.md").read_text()
+    verdicts = dict(re.findall(r"\]\(#(\w+)\) \| (.+) \|", page))
+    row = r"^\| \[(\w+)\.py\]\(\1\.py\), .+ \| (\d+) \| (\d+|–) \| .+ \| \[(.+)\]\(.+#(\w+)\) \|$"
+    rows = re.findall(row, README, re.M)
+    assert sorted(name for name, *_ in rows) == sorted(SCRIPTS)
+    for name, lines, diff, verdict, experiment in rows:
+        expected = (str(lines_of(name)), str(changed(name)) if name in PARENTS else "–")
+        assert (lines, diff, verdict) == (*expected, verdicts[experiment]), name
+
+
+def test_tables_are_those_measured():
+    """README's of the pretrained model, cell by cell; RESULTS.md's, each with its footer."""
+    found, expected = cells("real_model"), []
+    for task in ("products", "largest", "sums", "dates"):
+        trained, untrained = found[f"{task}, GRPO"], found[f"{task}, {UNTRAINED}"]
+        scores = ("held out, sampled: before → after (worst)", "greedy", "pass@8")
+        row = [f"{untrained[name]} → {trained[name].split(' → ')[1]}" for name in scores]
+        expected.append(" | ".join([trained["seeds"], *row, trained["minutes on one core"]]))
+    assert re.findall(r"^\| \*.+ rollouts \| (.+) \|$", README, re.M) == expected
+    page = (RESULTS.parent / "RESULTS.md").read_text()
+    for name in ("classic_cartpole", "classic_speed", "classic_beyond", "llm_compare"):
+        assert (RESULTS / f"{name}.md").read_text() in page, name
+
+
+# ------------------------------------------------------------------------ Lines, flags, commands
 
 
 @pytest.mark.parametrize("command,quote", QUOTES, ids=[quote[0][1:40] for quote in QUOTES])
@@ -60,9 +139,7 @@ def test_flags_named_exist():
 
 def test_files_named_exist():
     for path in re.findall(r"\]\(([\w./]+)\)|(tests/[\w/]+\.\w+)|(\w+\.py)\b", README):
-        assert (ROOT / next(filter(None, path))).exists() or (
-            ROOT / "tests/benchmarks" / next(filter(None, path))
-        ).exists(), path
+        assert (ROOT / next(filter(None, path))).exists(), path
 
 
 SHELL = [text.replace("\\\n", "") for kind, text in BLOCKS if not kind]  # a command, a line
@@ -79,7 +156,7 @@ def test_every_command_has_flags_that_the_script_takes(command):
 
 
 def test_the_verifier_shown_is_the_file_named():
-    code = (ROOT / "tests/benchmarks/verifiers/exact_text.py").read_text().split('"""\n\n\n')[1]
+    code = (ROOT / "tests/examples/verifiers/exact_text.py").read_text().split('"""\n\n\n')[1]
     assert ("python", code) in BLOCKS
 
 

@@ -1,4 +1,4 @@
-"""How the scripts are written: sizes, plain statements, order, help texts, dependencies.
+"""How the scripts are written: sizes, density, order, help texts, dependencies.
 
 Counted is what a reader must take in: code tokens, not lines, which a formatter makes and unmakes;
 comments and docstrings do not count, so that a good explanation costs nothing.
@@ -7,9 +7,6 @@ comments and docstrings do not count, so that a good explanation costs nothing.
 import ast
 import io
 import re
-import shutil
-import subprocess
-import sys
 import tokenize
 import tomllib
 
@@ -19,7 +16,7 @@ from lineage import LIMITS, PATHS
 
 SCRIPTS = LLM_SCRIPTS + CLASSIC_SCRIPTS
 MOST_TOKENS_A_LINE = 11
-LONGEST_FUNCTION = 60
+LONGEST_FUNCTION = 55
 
 LLM_PACKAGES = ["torch", "transformers", "tyro", "tensorboard", "tqdm"]
 CLASSIC_PACKAGES = ["torch", "gymnasium[classic-control]", "tyro", "tensorboard", "tqdm"]
@@ -36,17 +33,6 @@ def is_text(statement) -> bool:
     """A docstring: of a module, class or function, or under a field."""
     value = statement.value if isinstance(statement, ast.Expr) else None
     return isinstance(value, ast.Constant) and isinstance(value.value, str)
-
-
-def hidden_control_flow(text: str) -> list[int]:
-    """Lines whose statement is an expression, but no call, docstring, yield or await: `x and f()`,
-    `f() if x else g()`, `[f(y) for y in z]`. Ruff's E731 sees lambdas that are given a name."""
-    plain = (ast.Call, ast.Yield, ast.YieldFrom, ast.Await)
-    return [
-        node.lineno
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Expr) and not isinstance(node.value, plain) and not is_text(node)
-    ]
 
 
 def code_tokens(text: str) -> list[tokenize.TokenInfo]:
@@ -68,12 +54,6 @@ def code_tokens(text: str) -> list[tokenize.TokenInfo]:
             found.append(token)
         inside += token.type == opening
     return found
-
-
-def long_functions(text: str) -> list[str]:
-    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
-    lengths = {node.name: node.end_lineno - node.lineno + 1 for node in functions}
-    return [f"{name}: {n} lines" for name, n in lengths.items() if n > LONGEST_FUNCTION]
 
 
 def poor_help(text: str) -> list[str]:
@@ -106,13 +86,10 @@ def metadata(text: str) -> dict:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_no_hidden_control_flow(name):
-    assert not hidden_control_flow(source(name)), f"{name}.py, at these lines"
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
 def test_no_function_is_longer_than_a_screen(name):
-    assert not long_functions(source(name))
+    functions = [n for n in ast.walk(ast.parse(source(name))) if isinstance(n, ast.FunctionDef)]
+    lines = {node.name: node.end_lineno - node.lineno + 1 for node in functions}
+    assert max(lines.values()) <= LONGEST_FUNCTION, max(lines, key=lines.get)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -151,107 +128,6 @@ def test_a_copied_script_brings_its_dependencies(name):
     expected = [pin for pin in pins if pin.partition("==")[0] in packages]
     assert found["requires-python"] == ">=3.11"
     assert sorted(found["dependencies"]) == sorted(expected) and len(expected) == len(packages)
-
-
-def test_pin_changes_a_version_everywhere(tmp_path):
-    """In a copy: torch in all files, gymnasium in four scripts, and what is no pin stays."""
-    (tmp_path / "tests/benchmarks").mkdir(parents=True)
-    for path in [
-        "requirements.txt",
-        "tests/lineage.py",
-        "tests/pin.py",
-        *PATHS.values(),
-    ]:
-        shutil.copy(ROOT / path, tmp_path / path)
-    for package, files in (("torch", 1 + len(SCRIPTS)), ("gymnasium", 1 + len(CLASSIC_SCRIPTS))):
-        command = [sys.executable, "tests/pin.py", package, "99.1.0"]
-        said = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
-        assert said.stdout.startswith(f"{package}==99.1.0 in requirements.txt, ")
-        assert said.stdout.count(".py") + 1 == files
-    for name in ["requirements.txt", *PATHS.values()]:
-        old, new = ((folder / name).read_text().splitlines() for folder in (ROOT, tmp_path))
-        changed = [line for line, before in zip(new, old, strict=True) if line != before]
-        assert all(re.search(r"(torch|gymnasium\[classic-control\])==99\.1\.0", x) for x in changed)
-        classic = name in [f"{each}.py" for each in CLASSIC_SCRIPTS]
-        assert len(changed) == 1 + (classic or name == "requirements.txt")
-    assert subprocess.run([*command[:2], "nothing", "1"], cwd=tmp_path).returncode == 1
-
-
-# ---------------------------------------------------------------------------- what the checkers see
-
-
-HIDDEN = (
-    "x and f(); x or y or f(); f() if x else g(); [f(y) for y in z]; {f(y) for y in z}; f(), g()"
-)
-
-
-@pytest.mark.parametrize("statement", HIDDEN.split("; "))
-def test_planted_control_flow_is_seen(statement):
-    assert hidden_control_flow(f"x = y = z = []\n{statement}\n") == [2 + statement.count("\n")]
-
-
-def test_plain_statements_are_not_accused():
-    text = '''
-"""A docstring."""
-class Args:
-    steps: int = 1
-    """A docstring under a field."""
-async def f(x):
-    """A docstring."""
-    if x:
-        f(x)
-    g(lambda y: y)
-    y = [z for z in x]
-    del y
-    x += 1
-    await g()
-    yield x
-'''
-    assert hidden_control_flow(text) == []
-
-
-@pytest.mark.parametrize(
-    "text,count",
-    [
-        ('"""Not counted."""\n\n# nor this\nx = f"{y:.3f} {z!r}" + "s"  # nor this\n', 5),
-        ("x = f(\n    1,\n    2,\n)\n", 9),
-        ('class Args:\n    n: int = 1\n    """Not counted."""\n    s: str = """Counted."""\n', 13),
-        ('def f():\n    """Not\n    counted."""\n    return """Counted."""\n', 7),
-    ],
-)
-def test_tokens_by_hand(text, count):
-    assert len(code_tokens(text)) == count
-
-
-def test_long_functions_are_seen():
-    text = "def f():\n" + "    g()\n" * LONGEST_FUNCTION
-    assert long_functions(text) == [f"f: {LONGEST_FUNCTION + 1} lines"]
-    assert not long_functions(text.removesuffix("    g()\n"))
-
-
-def test_poor_help_is_seen():
-    text = '''
-class Args:
-    """Its docstring is not a field's."""
-    good: int = 1
-    """Steps of the optimizer in one epoch."""
-    short: int = 1
-    """Number of steps."""
-    leaning: int = 1
-    """Likewise, but for the critic alone."""
-    bare: int = 1
-    last: int = 1
-'''
-    assert poor_help(text) == ["short", "leaning", "bare", "last"]
-
-
-def test_metadata_is_read_as_uv_reads_it():
-    block = '# /// script\n# requires-python = ">=3.11"\n'
-    block += '# dependencies = [\n#     "a==1",\n# ]\n# ///\n'
-    assert metadata(f"x = 1\n\n{block}") == {"requires-python": ">=3.11", "dependencies": ["a==1"]}
-    for wrong in (f"{block}x = 1\n", f"{block}\n{block}", "x = 1\n", block.replace("script", "x")):
-        with pytest.raises((AssertionError, ValueError)):
-            metadata(wrong)
 
 
 # ------------------------------------------------------------------------------------------ tooling

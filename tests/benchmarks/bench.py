@@ -24,7 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 CPU = torch.device("cpu")
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), f"{ROOT}/tests/examples", f"{ROOT}/tests/experiments"]
 
 # --------------------------------------------------------------------------------------- Methods
 
@@ -44,7 +44,6 @@ COLORS = {  # one for each method in all figures; a new one is entered here
     "GSPO": ORANGE,
     "CISPO": GREEN,
     # variants, in the experiments of cures.py
-    "reinforce, 1 environment": BROWN,
     "plain step": OLIVE,
     "no clip": PINK,
     "penalty": SKY,
@@ -61,8 +60,6 @@ COLORS = {  # one for each method in all figures; a new one is entered here
     "RLOO in GRPO": GREY,
     "DAPO in GRPO": BLUE,
     "CISPO in GRPO": GREEN,
-    "in the reward": GREY,  # RLOO's KL
-    "in the loss": BROWN,
     "PPO 1": SKY,
     "PPO 0.95": PINK,
     "PPO 0.95, no groups": PURPLE,
@@ -107,9 +104,12 @@ def footer(*packages: str, note: str = "") -> str:
 
 
 def write_table(name: str, lines: list[str], *packages: str, note: str = ""):
-    """Into results/NAME.md, with a footer."""
-    text = "\n".join([*lines, "", footer(*packages, note=note)])
-    (RESULTS / f"{name}.md").write_text(text + "\n")
+    """Into results/NAME.md, with a footer, and in RESULTS.md in place of what was there before."""
+    path, page = RESULTS / f"{name}.md", RESULTS.parent / "RESULTS.md"
+    text = "\n".join([*lines, "", footer(*packages, note=note)]) + "\n"
+    if path.exists():
+        page.write_text(page.read_text().replace(path.read_text(), text))
+    path.write_text(text)
     print(text)
 
 

@@ -5,9 +5,8 @@
     python tests/benchmarks/classic_compare.py --beyond --only LunarLander-v3 --scripts trpo
 
 Theirs have the settings that RL Baselines3 Zoo tuned for these environments. On CartPole ours and
-theirs run in turns, 5 seeds of each, and so does jax_ppo.py, PPO in the manner of PureJaxRL. Each
-run is a process of its own with one thread. Beyond CartPole each run is kept in
-results/classic_beyond.json, and what is there is not run again. Needs
+theirs run in turns, 5 seeds of each. Each run is a process of its own with one thread. Beyond
+CartPole each run is kept in results/classic_beyond.json, and what is there is not run again. Needs
 tests/benchmarks/requirements.txt. Prints tables in Markdown and writes them, with machine and
 versions, into tests/benchmarks/results/.
 """
@@ -146,7 +145,6 @@ LABELS = {
     "PPO": "SB3 PPO",
     "A2C": "SB3 A2C",
     "TRPO": "sb3-contrib TRPO",
-    "JAX PPO": "PPO compiled by JAX",
 }
 PACKAGES = ("gymnasium", "stable-baselines3", "sb3-contrib")
 PEERS = {"ppo": "PPO", "trpo": "TRPO", "actor_critic": "A2C"}
@@ -265,14 +263,9 @@ def theirs(algorithm: str, env_id: str, seed: int, steps: int, until_solved: boo
 
 
 def measure(**job) -> dict:
-    """A run in a process of its own."""
+    """A run in a process of its own, and its seconds of all, imports included."""
     command = [sys.executable, __file__, "--job", json.dumps(job)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return timed(command, environment)
-
-
-def timed(command: list[str], environment: dict) -> dict:
-    """What the command prints last, and its seconds of all, imports included."""
     start = time.perf_counter()
     output = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
@@ -280,21 +273,8 @@ def timed(command: list[str], environment: dict) -> dict:
     return json.loads(output.splitlines()[-1]) | {"wall": time.perf_counter() - start}
 
 
-def measure_jax(seed: int) -> dict:
-    """PPO as one compiled JAX program, in the terms of the other rows."""
-    command = [sys.executable, "tests/benchmarks/jax_ppo.py", "--seed", str(seed)]
-    found = timed(command, {**os.environ, "OMP_NUM_THREADS": "1"})
-    steps = found["run_seconds"] * found["steps_per_second"]
-    share = found["solved_step"] / steps if found["solved_step"] else None
-    return found | {
-        "solved_seconds": share and share * found["run_seconds"],
-        "seconds": found["run_seconds"],
-        "eval/return": found["final_mean_return"],
-    }
-
-
 def from_the_command(run: dict) -> float:
-    """Seconds from the start of the process to a return of 475: with imports, and compilation."""
+    """Seconds from the start of the process to a return of 475, imports included."""
     if run["solved_seconds"] is None:
         return float("inf")
     return run["wall"] - run["seconds"] + run["solved_seconds"]
@@ -320,7 +300,6 @@ def run_cartpole(seeds: int):
                 }
                 runs.setdefault(PEERS[script], []).append(measure(**job, until_solved=True))
             print(f"seed {seed} {script} {seconds_of(runs[script])[-1]:.2f} s", flush=True)
-        runs.setdefault("JAX PPO", []).append(measure_jax(seed))
     lines = [*cartpole_table(runs), "", *cartpole_rest(runs)]
     note = f"one thread, {seeds} seeds; theirs with the zoo's tuned settings"
     write_table("classic_cartpole", lines, *PACKAGES, note=note)
@@ -342,20 +321,17 @@ def cartpole_table(runs: dict[str, list[dict]]) -> list[str]:
 
 
 def cartpole_rest(runs: dict[str, list[dict]]) -> list[str]:
-    """Sentences: who solved it, the compiled one, and the seconds from the command."""
+    """Sentences: who solved it, and the seconds from the command."""
     solved, totals = [], []
     for name, done in runs.items():
         count = sum(run["solved_step"] is not None for run in done)
         solved.append(f"{LABELS.get(name, name)} {count} of {len(done)}")
         total = median(from_the_command(run) for run in done)
         totals.append(f"{LABELS.get(name, name)} {shown(total, '.1f')}")
-    seconds, steps = solved_cells(runs["JAX PPO"])
     return [
         f"Solved: {', '.join(solved)}.",
         "",
-        f"{LABELS['JAX PPO']}, compilation left out: {seconds} s, {steps} steps.",
-        "",
-        f"Seconds from the command, imports and compilation included: {', '.join(totals)}.",
+        f"Seconds from the command, imports included: {', '.join(totals)}.",
     ]
 
 

@@ -1,41 +1,21 @@
 """Every figure, from the numbers in results/.
 
-    python tests/benchmarks/draw.py                   # all of them, into results/
-    python tests/benchmarks/draw.py cures_clip curves_llm --folder /tmp
+    python tests/benchmarks/draw.py                   # all of them
+    python tests/benchmarks/draw.py cures_clip curves_llm
 
 Lines are medians over the seeds, bands reach from the worst seed to the best. Needs matplotlib.
 """
 
 import json
 from collections import defaultdict
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import tyro
 from bench import BLUE, COLORS, GREY, LLM, RED, RESULTS, label
-from cures import EXPERIMENTS
+from cures import RESULTS as EXPERIMENTS
+from cures import VERDICTS, experiment
 from cures_tools import band, labels, picture, smooth, titles
-
-
-def before(steps, returns, window=10_000) -> list[float]:
-    """The mean of each return and of those in the `window` steps before it: of many rollouts, or of
-    this one alone, as in REINFORCE."""
-    return [returns[(steps > step - window) & (steps <= step)].mean() for step in steps]
-
-
-def draw_classic(figure, curves):
-    """curves: for each script and seed a list of (step, return)."""
-    axes = figure.subplots()
-    for name, seeds in curves.items():
-        seeds = [np.array(seed).T for seed in seeds]
-        # rollouts end at other steps for each seed: onto one grid
-        x = np.linspace(0, min(steps[-1] for steps, _ in seeds), 200)
-        runs = [np.interp(x, steps, before(steps, returns)) for steps, returns in seeds]
-        band(axes, x, runs, COLORS[name])
-    axes.set_ylim(0, 515)
-    labels(axes, curves, 0.98, 0.05)
-    titles(axes, "CartPole-v1: return of the training episodes", "environment steps")
 
 
 def draw_llm(figure, curves):
@@ -98,22 +78,22 @@ def draw_real(figure, cells):
 
 
 def figures() -> dict:
-    """{name of the figure: (its data in results/, the part drawn, how, size)}"""
+    """{name of the figure: (its data, beside which it lies, the part drawn, how, size)}"""
     found = {
-        "curves_classic": ("classic_curves", "curves", draw_classic, (8, 3)),
-        "curves_llm": ("llm_curves", "curves", draw_llm, (8, 3)),
-        "real_model": ("real_model", "cells", draw_real, (11, 3)),
+        "curves_llm": (RESULTS / "llm_curves.json", "curves", draw_llm, (8, 3)),
+        "real_model": (RESULTS / "real_model.json", "cells", draw_real, (11, 3)),
     }
-    for name, each in EXPERIMENTS.items():
-        found[f"cures_{name}"] = (f"cures_{name}", "runs", each.draw, each.size)
+    for name in VERDICTS:
+        chosen = experiment(name)
+        path = EXPERIMENTS / f"cures_{name}.json"
+        found[path.stem] = (path, "runs", chosen.draw, chosen.size)
     return found
 
 
-def main(names: Annotated[tuple[str, ...], tyro.conf.Positional] = (), folder: Path = RESULTS):
+def main(names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()):
     for name in names or figures():
-        data, part, draw, size = figures()[name]
-        numbers = json.loads((RESULTS / f"{data}.json").read_text())[part]
-        picture(folder / f"{name}.png", draw, numbers, size)
+        path, part, draw, size = figures()[name]
+        picture(path.with_name(f"{name}.png"), draw, json.loads(path.read_text())[part], size)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from statistics import fmean, median
 import torch
 import transformers
 import tyro
-from bench import CPU, LLM, RESULTS, label, run_script, table, write_table
+from bench import CPU, LLM, RESULTS, ROOT, label, run_script, table, write_table
 from cures_tools import smooth
 
 import grpo_llm
@@ -121,7 +121,7 @@ def larger() -> list[tuple[str, str]]:
 
 def from_file(name: str) -> list[tuple[str, str]]:
     """One of the files of README's commands."""
-    lines = (FOLDER / "data" / name).read_text().splitlines()
+    lines = (EXAMPLES / "data" / name).read_text().splitlines()
     return [(row["question"], row["answer"]) for row in map(json.loads, lines)]
 
 
@@ -136,8 +136,8 @@ class Task:
     temperature: float = 1.0
 
 
-FOLDER = Path(__file__).parent
-VERIFIERS = FOLDER / "verifiers"
+EXAMPLES = ROOT / "tests/examples"
+VERIFIERS = EXAMPLES / "verifiers"
 TASKS = {
     "products": Task(products(), 16),
     "largest": Task(largest(), 48),

@@ -2,7 +2,6 @@
 
     python tests/benchmarks/trl_real.py time --model FOLDER
     python tests/benchmarks/trl_real.py long --model FOLDER --gsm8k train.jsonl
-    python tests/benchmarks/trl_real.py profile --model FOLDER
 
 FOLDER is SmolLM2-135M-Instruct in Hugging Face's format. Ours and theirs have the same weights,
 prompts (token by token), batch, minibatches, learning rate and warm-up; matrix products are in
@@ -22,8 +21,6 @@ long     The questions of GSM8K (grade_school_math/data/train.jsonl of the repos
          also of ours where each row reads its own prompt in training. Such a model solves hardly
          any, and our scripts leave out groups without a signal; so that they train on as much as
          TRL, the rewards are arbitrary here. Writes results/trl_real_long.md.
-profile  Where the time of a rollout goes, by phase and by operator. Writes
-         results/trl_real_profile.md.
 
 With --smoke the tiny model at toy size, without writing, and without TRL where it is not installed.
 """
@@ -34,19 +31,16 @@ import multiprocessing
 import random
 import resource
 import tempfile
-import time
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, median
-from unittest.mock import patch
 
 import torch
-import trl_time
 import tyro
 from bench import RESULTS, table, write_table
-from trl_time import TRL, Clock, grpo_llm, ours, theirs, trl_classes
+from trl_time import TRL, grpo_llm, ours, theirs, trl_classes
 
 SCRIPTS = ("grpo_llm", "rloo_llm")
 TARGET = 0.80
@@ -287,122 +281,5 @@ def run_long(
     finish("trl_real_long", table(header, rows), note, smoke)
 
 
-# ----------------------------------------------------------------------------------- (c) profile
-
-
-class Phases:
-    """Seconds within functions that are watched; of two, one inside the other, the outer counts."""
-
-    def __init__(self):
-        self.seconds, self.inside = defaultdict(float), False
-
-    def watch(self, owner, name: str, phase: str, without_gradient: str = ""):
-        """From now on owner.name counts as this phase; or as another where it has no gradient."""
-        function = getattr(owner, name)
-
-        def timed(*args, **kwargs):
-            if self.inside:
-                return function(*args, **kwargs)
-            own = phase if torch.is_grad_enabled() else without_gradient or phase
-            start, self.inside = time.perf_counter(), True
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.inside = False
-                self.seconds[own] += time.perf_counter() - start
-
-        setattr(owner, name, timed)
-
-
-def after_the_first(begin, name: str, side: str, args) -> Clock:
-    """A run that calls begin() after its first rollout: there, Adam makes its averages."""
-
-    class Late(Clock):
-        def after_rollout(self):
-            met = super().after_rollout()
-            if len(self.laps) == 1:
-                begin()
-            return met
-
-    with patch.object(trl_time, "Clock", Late):
-        return SIDES[side](importlib.import_module(name), args, None)
-
-
-def phases_of(name: str, side: str, args) -> dict[str, float]:
-    """Seconds a rollout by phase."""
-    script, phases = importlib.import_module(name), Phases()
-    forward = ("training, forward", "old log-probs")
-    if side == "TRL":
-        trainer, _ = trl_classes(script)
-        phases.watch(trainer, "_generate", "rollout")
-        phases.watch(trainer, "_get_per_token_logps_and_entropies", *forward)
-    else:
-        phases.watch(script, "rollout", "rollout")
-        phases.watch(script, "token_logprobs", *forward)
-    phases.watch(torch.Tensor, "backward", "training, backward")
-    phases.watch(torch.optim.AdamW, "step", "optimizer")
-    clock = after_the_first(phases.seconds.clear, name, side, args)
-    rest = sum(clock.laps[1:]) - sum(phases.seconds.values())
-    seconds = phases.seconds | {"all else": rest}
-    return {phase: value / (args.steps - 1) for phase, value in seconds.items()}
-
-
-def operators_of(name: str, side: str, args) -> dict[str, float]:
-    """Seconds a rollout by operator, without what it calls; from torch.profiler, which itself
-    takes time."""
-    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
-    after_the_first(profiler.start, name, side, args)
-    profiler.stop()
-    found = profiler.key_averages()
-    return {each.key: each.self_cpu_time_total / 1e6 / (args.steps - 1) for each in found}
-
-
-def profile_rows(found: dict, most: int) -> list[list[str]]:
-    """Seconds and share on each side, of those where all sides together are longest."""
-    totals = defaultdict(float)
-    for seconds in found.values():
-        for what, own in seconds.items():
-            totals[what] += own
-    rows = []
-    for what in sorted(totals, key=totals.get, reverse=True)[:most]:
-        cells = [what]
-        for seconds in found.values():
-            own = seconds.get(what, 0.0)
-            cells.append(f"{own:.2f} ({own / sum(seconds.values()):.0%})")
-        rows.append(cells)
-    return rows
-
-
-def run_profile(
-    model: str = "",
-    steps: int = 4,
-    micro_batch_size: int = 32,
-    trl_micro_batch_size: int = 16,
-    smoke: bool = False,
-):
-    """Where the time of a rollout of GRPO goes.
-
-    Args:
-        model: a folder in Hugging Face's format
-    """
-    sizes, name, lines = {"ours": micro_batch_size}, "grpo_llm", []
-    if WITH_TRL:
-        sizes["TRL"] = trl_micro_batch_size
-    with tempfile.TemporaryDirectory() as folder:
-        data = write_sums(Path(folder), "{a}+{b}=" if smoke else "What is {a} + {b}?")
-        for work, most, rollouts in ((phases_of, 9, steps), (operators_of, 20, 1)):
-            found = {}
-            for side, size in sizes.items():
-                chosen = {"steps": 1 + rollouts, "micro_batch_size": size, "learning_rate": 1e-5}
-                args = grpo_llm.Args(**flags(model, smoke, **data, **chosen))
-                found[side] = in_own_process(work, name, side, args)
-            what = "phase" if work is phases_of else "operator"
-            header = [what, *(f"{title(name, side)}, s (share)" for side in sizes)]
-            lines += [*table(header, profile_rows(found, most)), ""]
-    note = f"a rollout of 8 × 8 with its updates, means of {steps}; under torch.profiler one"
-    finish("trl_real_profile", lines[:-1], note, smoke)
-
-
 if __name__ == "__main__":
-    commands = {"time": run_time, "long": run_long, "profile": run_profile}
-    tyro.extras.subcommand_cli_from_dict(commands)
+    tyro.extras.subcommand_cli_from_dict({"time": run_time, "long": run_long})

@@ -24,8 +24,8 @@ Weakness. The critic is as large as the policy, in memory and in time, and learn
 rewards. With λ = 1 it is a baseline and no more; with a smaller λ its errors bias the policy. Even
 where all rewards are equal, they move it. GRPO asks the group instead, and has KL in the loss.
 
-    python tests/benchmarks/ppo_llm.py              # a tiny model learns to reason, on a laptop
-    python tests/benchmarks/ppo_llm.py --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
+    python tests/examples/ppo_llm.py               # a tiny model learns to reason, on a laptop
+    python tests/examples/ppo_llm.py --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
 
 Schulman et al. 2017, arXiv:1707.06347. GAE: Schulman et al. 2015, arXiv:1506.02438. On language
 models: Stiennon et al. 2020, arXiv:2009.01325; Ouyang et al. 2022, InstructGPT, arXiv:2203.02155.

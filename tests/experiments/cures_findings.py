@@ -2,7 +2,7 @@
 
 Every measured number is a field, {row / column} of the experiment's table in results/cures.md: the
 median over the seeds, or with `/ low` or `/ high` an end of their range. A format may follow, as in
-{psi return / variance :,.0f}. quotes.py writes the outcome into the pages.
+{psi return / variance :,.0f}. cures.py writes the outcome into results/cures.md.
 """
 
 import re
@@ -35,22 +35,6 @@ FINDINGS = {
     "{script actor_critic / steps to 475 / high :,.0f}). In updates of the policy it is "
     "{script reinforce / updates to 475 :.0f} and {script actor_critic / updates to 475 :.0f}. "
     "A guess: while the critic is rough, its bias costs what the smaller variance gains.",
-    "endless": "On a CartPole that never ends, where a pole that falls is put up again, REINFORCE "
-    "makes {method reinforce / updates :.0f} updates in 160,000 steps: 24 environments play 1,000 "
-    "steps each, where the script cuts them off. It is at 2 falls per 1,000 steps after "
-    "{method reinforce / steps to 2 falls :,.0f} "
-    "({method reinforce / steps to 2 falls / low :,.0f} to "
-    "{method reinforce / steps to 2 falls / high :,.0f}, and 160,000 means not yet); the "
-    "actor-critic, with {method actor_critic / updates :.0f} updates, after "
-    "{method actor_critic / steps to 2 falls :,.0f} "
-    "({method actor_critic / steps to 2 falls / low :,.0f} to "
-    "{method actor_critic / steps to 2 falls / high :,.0f}). But REINFORCE in a single environment "
-    "makes {method reinforce, 1 environment / updates :.0f} updates and is there after "
-    "{method reinforce, 1 environment / steps to 2 falls :,.0f} "
-    "({method reinforce, 1 environment / steps to 2 falls / low :,.0f} to "
-    "{method reinforce, 1 environment / steps to 2 falls / high :,.0f}). So what costs is the wait "
-    "for 24,000 steps; with as many updates REINFORCE is no slower than the actor-critic in its "
-    "16. It, too, lets V stand for what follows the cut.",
     "step": "In one loop, where only the policy's step differs, the worst of five seeds ends at "
     "{form ppo, value 0.003 / greedy_return / low :.0f}, "
     "{form ppo, value 0.01 / greedy_return / low :.0f} and "
@@ -110,15 +94,6 @@ FINDINGS = {
     "gradient. In GSPO one token of 20 moves their mean so little that at r = 0.5 it still counts "
     "{method GSPO / A+ r=0.5 :.2f} times; but bounds as narrow as its own silence the whole "
     "answer before r = 2.",
-    "line": "After one update the KL is {/ kl x=1 :.3f} nats, and along the line L^CLIP is largest "
-    "at {/ x of the largest L^CLIP :.2f} times the update ({/ x of the largest L^CLIP / low :.2f} "
-    "to {/ x of the largest L^CLIP / high :.2f}). The unclipped surrogate rises on: at four times "
-    "the update, where the KL is {/ kl x=4 :.2f}, it promises {/ r A x=4 :.3f} instead of "
-    "{/ r A x=1 :.3f}, and L^CLIP {/ L^CLIP x=4 :.3f} instead of {/ L^CLIP x=1 :.3f}. The return "
-    "goes from {/ return x=0 :.0f} to {/ return x=1 :.0f} at the update and "
-    "{/ return x=4 :.0f} at four times that, but there it is {/ return x=4 / low :.0f} in the "
-    "worst seed and {/ return x=4 / high :.0f} in the best: on CartPole the clip is careful, "
-    "and a longer step a gamble that mostly pays.",
     "entropy": "On 11 stairs, where stopping pays 1 on average and the top "
     "{height 11, coefficient 1.0 / greedy_return :.1f}, the greedy return ends at "
     "{height 11, coefficient 0.0 / greedy_return :.1f} in the median without the bonus "
@@ -174,13 +149,6 @@ FINDINGS = {
     "{method CISPO, passes 8, learning_rate 0.0012 / pass@1 :.2f} "
     "({method CISPO, passes 8, learning_rate 0.0012 / pass@1 / low :.2f}) with CISPO, the best of "
     "the other scripts.",
-    "kl": "Both lie on one curve of pass@1 against KL, but the same β means another thing: "
-    "0.3 leaves {method in the reward, beta 0.3 / KL of an answer :.1f} nats and a pass@1 of "
-    "{method in the reward, beta 0.3 / pass@1 :.2f} in the reward, "
-    "{method in the loss, beta 0.3 / KL of an answer :.1f} and "
-    "{method in the loss, beta 0.3 / pass@1 :.2f} in the loss. At β 1 it is the reward that holds "
-    "closer, with {method in the reward, beta 1.0 / KL of an answer :.2f} nats and "
-    "{method in the loss, beta 1.0 / KL of an answer :.2f}.",
     "hacking": "Without KL GRPO's reward climbs to {method GRPO, beta 0.0 / proxy :.2f}, while "
     "right answers, {method GRPO, beta 0.0 / best true :.2f} of all after "
     "{method GRPO, beta 0.0 / rollouts to best :.0f} rollouts, fall to "
@@ -259,13 +227,6 @@ FINDINGS = {
     "{method DAPO / pass@1 :.3f}, with a single draw at {method DAPO, one draw / pass@1 :.3f}. "
     "It costs {method DAPO / completions :,.0f} completions instead of "
     "{method DAPO, one draw / completions :,.0f}: progress per update, paid in samples.",
-    "overlong": "Under a limit of 12 tokens {cut_off penalty, limit 12 / cut off at the end :.1%} "
-    "of the answers are cut off at the end with the penalty, "
-    "{cut_off wrong, limit 12 / cut off at the end :.1%} where each counts as wrong. But pass@1 is "
-    "{cut_off penalty, limit 12 / pass@1 :.2f} with it and "
-    "{cut_off wrong, limit 12 / pass@1 :.2f} so: the price is right answers. Read like any other "
-    "answer, those cut off do as little harm ({cut_off read, limit 12 / pass@1 :.2f}); left out of "
-    "the training, they grow to {cut_off left out, limit 12 / cut off at the end :.0%}.",
     "ratio": "After 16 passes over a rollout the log-ratio has a spread of "
     "{passes 16 / token :.2f} at a token, {passes 16 / sum :.1f} over a whole answer and "
     "{passes 16 / mean :.2f} in an answer's mean. With the advantage, along which the policy is "
@@ -297,64 +258,27 @@ FINDINGS = {
     "{method GRPO, no clip, guess_rate 0.999, passes 8 / rollouts to 0.5, or 1 more than all "
     ":.0f} (best {method GRPO, no clip, guess_rate 0.999, passes 8 / "
     "rollouts to 0.5, or 1 more than all / low :.0f}).",
-    "temperature": "Before training both rise with the temperature of sampling: from 0.3 to 1.5 "
-    "pass@1 goes from {trained_at None / pass@1, T 0.3 :.2f} to "
-    "{trained_at None / pass@1, T 1.5 :.2f}, pass@8 from "
-    "{trained_at None / pass@8, T 0.3 :.2f} to {trained_at None / pass@8, T 1.5 :.2f}, as the "
-    "skill lies under a habit of guessing. After training at T = 1 pass@1 falls with it, from "
-    "{trained_at 1.0 / pass@1, T 0.3 :.2f} over {trained_at 1.0 / pass@1, T 1.0 :.2f} at T = 1 to "
-    "{trained_at 1.0 / pass@1, T 1.5 :.2f}, and pass@8 is {trained_at 1.0 / pass@8, T 0.3 :.2f} "
-    "at every temperature. Training at 0.7, 1 and 1.2 makes half of the answers "
-    "right after {trained_at 0.7 / rollouts to 0.5 :.0f}, "
-    "{trained_at 1.0 / rollouts to 0.5 :.0f} and {trained_at 1.2 / rollouts to 0.5 :.0f} rollouts. "
-    "Sampled at T = 1, these policies end at {trained_at 0.7 / pass@1, T 1.0 :.2f}, "
-    "{trained_at 1.0 / pass@1, T 1.0 :.2f} and {trained_at 1.2 / pass@1, T 1.0 :.2f} (at worst "
-    "{trained_at 0.7 / pass@1, T 1.0 / low :.2f}, {trained_at 1.0 / pass@1, T 1.0 / low :.2f} and "
-    "{trained_at 1.2 / pass@1, T 1.0 / low :.2f}); sampled at 0.3, at "
-    "{trained_at 0.7 / pass@1, T 0.3 :.2f}, {trained_at 1.0 / pass@1, T 0.3 :.2f} and "
-    "{trained_at 1.2 / pass@1, T 0.3 :.2f}.",
-    "group": "At the start groups of 4 and 8 give the least noise: variance over squared mean is "
-    "{after 0 / noise, G 2 :.2f} for groups of 2, {after 0 / noise, G 4 :.2f} for 4, "
-    "{after 0 / noise, G 8 :.2f} for 8 and {after 0 / noise, G 64 :.2f} for 64. Of the groups of 2 "
-    "only {after 0 / groups with a signal, G 2 :.0%} have a signal, of those of 8 "
-    "{after 0 / groups with a signal, G 8 :.0%}; with groups of 64 a rollout asks 4 questions. "
-    "After 10 rollouts small ones are no longer worse: {after 10 / noise, G 2 :.2f}, "
-    "{after 10 / noise, G 4 :.2f}, {after 10 / noise, G 8 :.2f} and "
-    "{after 10 / noise, G 64 :.2f}. Nor do they learn less: pass@1 after 10 rollouts is "
-    "{group_size 2 / pass@1 after 10 :.2f} with groups of 2, "
-    "{group_size 8 / pass@1 after 10 :.2f} with 8 and {group_size 64 / pass@1 after 10 :.2f} with "
-    "64 (at worst {group_size 2 / pass@1 after 10 / low :.2f}, "
-    "{group_size 8 / pass@1 after 10 / low :.2f} and "
-    "{group_size 64 / pass@1 after 10 / low :.2f}), after 30 rollouts "
-    "{group_size 2 / pass@1 at the end :.2f}, {group_size 8 / pass@1 at the end :.2f} and "
-    "{group_size 64 / pass@1 at the end :.2f}. What costs is a group too large.",
 }
 
 SHOWN, PARTLY, NOT_SHOWN = "shown", "partly", "not at this size"
 VERDICTS = {  # whether the claim was seen to hold
     "psi": SHOWN,
     "bootstrap": NOT_SHOWN,
-    "endless": PARTLY,
     "step": SHOWN,
     "lambda": PARTLY,
     "surrogate": SHOWN,
-    "line": SHOWN,
     "clip": SHOWN,
     "entropy": SHOWN,
     "baseline": PARTLY,
     "critic": SHOWN,
     "passes": SHOWN,
-    "kl": PARTLY,
     "hacking": SHOWN,
     "length": NOT_SHOWN,
     "difficulty": PARTLY,
     "cliphigher": PARTLY,
     "dynamic": SHOWN,
-    "overlong": PARTLY,
     "ratio": PARTLY,
     "silenced": PARTLY,
-    "temperature": PARTLY,
-    "group": PARTLY,
 }
 
 

@@ -9,12 +9,11 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from unittest.mock import patch
 
 import ppo_llm
 import torch
-from bench import BLUE, COLORS, CPU, GREEN, GREY, RED, SKY, evaluate, train
+from bench import COLORS, CPU, GREY, SKY, evaluate, train
 from cures_tools import Experiment, band, dots, grid, labels, select, smooth, titles
 
 import cispo_llm
@@ -144,91 +143,6 @@ def draw_cliphigher(figure, results):
     labels(left, names, 0.98, 0.05, names)
     titles(left, "16 passes: the rare style, working it out", "rollouts", "probability")
     titles(right, "A wider clip keeps no more entropy", "rollouts", "nats a token")
-
-
-# -------------------------------------------------------------------------------------- Overlong
-
-CUT_OFF = {"penalty": BLUE, "read": GREY, "wrong": RED, "left out": GREEN}
-ROLLOUT, TRAIN_MINIBATCH = dapo_llm.rollout, dapo_llm.train_minibatch
-
-
-def rollout_cut_off_wrong(*inputs):
-    """dapo_llm's, but what was cut off is wrong, even if the right number already stood there."""
-    batch, completions, rewards = ROLLOUT(*inputs)
-    return batch, completions, rewards * batch["ended"].view_as(rewards)
-
-
-def rollout_cut_off_left_out(*inputs):
-    """dapo_llm's, but what was cut off is not trained on; the paper's overlong filtering."""
-    batch, completions, rewards = ROLLOUT(*inputs)
-    kept = {name: batch[name] * batch["ended"][:, None] for name in ("mask", "old_logprobs")}
-    return batch | kept, completions, rewards
-
-
-def train_what_is_left(model, optimizer, batch, args):
-    """dapo_llm's train_minibatch, but no step where all that has an advantage was left out."""
-    if not (batch["mask"] * batch["advantages"][:, None]).any():
-        return {}
-    return TRAIN_MINIBATCH(model, optimizer, batch, args)
-
-
-def run_overlong(cut_off, limit, seed, steps=30, warm=1000):
-    """Claim: to count every cut-off answer as wrong is a noisy reward; a penalty by degrees helps.
-
-    The model meanders: it may say a running total several times, so that right answers have many
-    lengths, and the limit cuts some of them. Changed: what becomes of a cut-off answer in DAPO.
-    penalty:  --overlong-cache, a fifth of the limit, as by default: longer answers earn less;
-    read:     --overlong-cache 0: a cut-off answer is read like any other, so one that already says
-              the right number is right, most are wrong;
-    wrong:    the same, but each that was cut off is wrong;
-    left out: the same, but no token of these is trained on.
-    Measured on held-out sums: cut-off answers, and right answers among all.
-    """
-    model, tokenizer = warm_start("meander", warm)
-    args = dapo_llm.Args(max_new_tokens=limit, seed=seed, steps=steps)
-    if cut_off != "penalty":
-        args.overlong_cache = 0
-    rollouts = {"wrong": rollout_cut_off_wrong, "left out": rollout_cut_off_left_out}
-    right = []
-
-    def each_step(step, policy, metrics):
-        right.append(evaluate(dapo_llm, policy, tokenizer, args, 64, 4)["pass@1"])
-
-    # The scores during training are the script's own in all conditions.
-    step = dapo_llm.dynamic_rollout
-
-    def dynamic_rollout(*inputs):
-        with patch.object(dapo_llm, "rollout", rollouts.get(cut_off, ROLLOUT)):
-            return step(*inputs)
-
-    changed = {"dynamic_rollout": dynamic_rollout, "train_minibatch": train_what_is_left}
-    with patch.multiple(dapo_llm, **changed):
-        result = train(dapo_llm, args, each_step=each_step, model=(model, tokenizer))
-    cut = result["completions/clipped_ratio"]
-    last = evaluate(dapo_llm, model, tokenizer, args, 128)
-    return {
-        "cut off, over the run": sum(cut) / len(cut),
-        "cut off at the end": sum(cut[-5:]) / len(cut[-5:]),
-        "pass@1, over the run": sum(right) / len(right),
-        "pass@1": result["pass@1"],
-        "tokens at the end": last["mean_length"],
-        "cut off": cut,
-        "right": right,
-    }
-
-
-def draw_overlong(figure, results):
-    left, right = figure.subplots(1, 2)
-    limit = max(settings["limit"] for settings, _ in results)
-    for cut_off, color in CUT_OFF.items():
-        runs = select(results, cut_off=cut_off, limit=limit)
-        if runs:
-            x = range(1, len(runs[0]["right"]) + 1)
-            band(left, x, [smooth(run["cut off"]) for run in runs], color)
-            band(right, x, [run["right"] for run in runs], color)
-    labels(right, list(CUT_OFF), 0.98, 0.05, CUT_OFF)
-    titles(left, f"With the penalty, fewer are cut off at {limit} tokens", "rollouts", "share")
-    titles(right, "but fewer are right", "rollouts", "held-out pass@1")
 
 
 # ----------------------------------------------------------------------------------------- Ratio
@@ -471,71 +385,6 @@ def draw_silenced(figure, results):
     titles(right, f"To half right, from {rate:.1%} guesses", "", "rollouts (above the line: never)")
 
 
-# -------------------------------------------------------------------------------------------- KL
-
-KL_METHODS = ["in the reward", "in the loss", "GRPO"]
-
-
-def leave_one_out(rewards, args):
-    return rloo_llm.compute_advantages(rewards, rloo_llm.Args())
-
-
-def run_kl(method, beta, seed, steps=40, learning_rate=1e-3):
-    """Claim: GRPO moves the KL penalty from the reward into the loss.
-
-    in the reward: RLOO as it is, one gradient step a rollout;
-    in the loss:   the same RLOO, but with GRPO's β k3 in the loss and none in the reward (that is
-                   grpo_llm with RLOO's advantages and weights; one step, so its ratio stays 1);
-    GRPO:          grpo_llm as it is, z-score, four steps.
-    Both penalties are β KL over the mean length for the first two, so their β are comparable;
-    GRPO's z-score makes its β weigh less. Measured on held-out sums: KL(π ‖ π_ref) of an answer, a
-    sum over its tokens, and pass@1.
-    """
-    script = rloo_llm if method == "in the reward" else grpo_llm
-    args = script.Args(beta=beta, seed=seed, steps=steps, learning_rate=learning_rate)
-    changed = {name: getattr(grpo_llm, name) for name in ("compute_advantages", "token_weights")}
-    if method == "in the loss":
-        args.minibatches = 1
-        changed = {"compute_advantages": leave_one_out, "token_weights": rloo_llm.token_weights}
-    if method == "GRPO":
-        args.learning_rate = 4e-4
-    with patch.multiple(grpo_llm, **changed):
-        result = train(script, args)
-    policy, tokenizer = result["model"], result["tokenizer"]
-    reference = script.load_policy(args, CPU)[0]
-    problems = script.load_data(args)[1][:128]
-    torch.manual_seed(0)
-    batch = script.rollout(policy, tokenizer, problems, 8, 1.0, args)[0]
-    log_ratio = batch["old_logprobs"] - script.batch_logprobs(reference, batch, args)
-    return {
-        "KL of an answer": log_ratio.sum(1).mean().item(),
-        "pass@1": result["pass@1"],
-        "pass@8": result["pass@8"],
-        "length": batch["mask"].sum(1).mean().item(),
-        "reward": result["reward"],
-    }
-
-
-def draw_kl(figure, results):
-    left, right = figure.subplots(1, 2)
-    betas = sorted({settings["beta"] for settings, _ in results})
-    for i, method in enumerate(KL_METHODS):
-        color = COLORS[method]
-        runs = [select(results, method=method, beta=beta) for beta in betas]
-        if not all(runs):
-            continue
-        moved = [[run["KL of an answer"] for run in group] for group in runs]
-        right_answers = [[run["pass@1"] for run in group] for group in runs]
-        at = min(i + 1, len(betas) - 1)
-        band(left, range(len(betas)), list(zip(*moved, strict=True)), color, method, at)
-        right.plot(sum(moved, []), sum(right_answers, []), ".", color=color, alpha=0.4)
-        middle = [list(map(median, column)) for column in (moved, right_answers)]
-        right.plot(*middle, color=color, linewidth=1.8)
-    left.set_xticks(range(len(betas)), [f"{beta:g}" for beta in betas])
-    titles(left, "KL to the reference, at the end", "β", "nats an answer")
-    titles(right, "What it costs: pass@1 against that KL", "nats an answer", "held-out pass@1")
-
-
 # ------------------------------------------------------------------------------ Critic or group?
 
 
@@ -631,18 +480,6 @@ EXPERIMENTS = [
         draw_cliphigher,
     ),
     Experiment(
-        "overlong",
-        "Counting every cut-off answer as wrong is a noisy reward: the penalty grows by degrees.",
-        "DAPO on a model that meanders, under a tight limit: cut-off answers, held-out pass@1.",
-        run_overlong,
-        grid(SEEDS, cut_off=list(CUT_OFF), limit=[12]),
-        [
-            {"cut_off": "penalty", "limit": 12, "seed": 1, "steps": 2, "warm": 2},
-            {"cut_off": "left out", "limit": 12, "seed": 1, "steps": 2, "warm": 2},
-        ],
-        draw_overlong,
-    ),
-    Experiment(
         "ratio",
         "Token ratios are mostly noise; the mean over a completion varies far less.",
         "GRPO, answers of many lengths: spread of log-ratios of tokens, answers and their means.",
@@ -668,18 +505,6 @@ EXPERIMENTS = [
             },
         ],
         draw_silenced,
-    ),
-    Experiment(
-        "kl",
-        "KL in the reward mixes it into the credit of all tokens; GRPO moves it into the loss.",
-        "By β, at the end: KL to the reference of an answer, and held-out pass@1.",
-        run_kl,
-        grid(SEEDS, method=KL_METHODS, beta=[0.0, 0.1, 0.3, 1.0]),
-        [
-            {"method": "in the reward", "beta": 0.1, "seed": 1, "steps": 2},
-            {"method": "in the loss", "beta": 0.1, "seed": 1, "steps": 2},
-        ],
-        draw_kl,
     ),
     Experiment(
         "critic",

@@ -1,4 +1,4 @@
-"""From REINFORCE to the trust region: Ψ, the TD error, endless episodes, the step, λ."""
+"""From REINFORCE to the trust region: Ψ, the TD error, the step, λ."""
 
 import contextlib
 import importlib
@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from bench import BLUE, BROWN, COLORS, GREEN, GREY, ORANGE, SKY
 from cures_tools import Experiment, band, grid, labels, select, smooth, titles
-from gymnasium.envs.classic_control import CartPoleEnv
 
 import actor_critic
 import ppo
@@ -237,66 +236,7 @@ def draw_bootstrap(figure, results):
     titles(panels[1], "… for four times the updates", "updates of the policy")
 
 
-# ------------------------------------------------------------------------- 3. Endless episodes
-
-
-class EndlessPole(CartPoleEnv):
-    """CartPole as a task without an end (Sutton & Barto, example 3.4): a pole that falls is put up
-    again, and costs a point."""
-
-    def step(self, action):
-        obs, _, fallen, _, _ = super().step(action)
-        if fallen:
-            obs, _ = self.reset()
-        return obs, -float(fallen), False, False, {}
-
-
-gym.register("EndlessPole-v0", EndlessPole)
-
-ENDLESS = {
-    "reinforce": ("reinforce", {"learning_rate": 1.6e-2}),
-    "reinforce, 1 environment": ("reinforce", {"learning_rate": 4e-3, "num_envs": 1}),
-    "actor_critic": ("actor_critic", {"learning_rate": 6e-3}),
-}
-
-
-def endless(method, seed, steps=160_000):
-    """Falls per 1,000 steps of the endless pole, for each of 40 equal parts of the steps.
-
-    reinforce.py cuts an episode without end off after 1,000 steps, in each of 24 environments, and
-    lets V stand for the rest; actor_critic.py learns after 64 steps in each of 16. The rates are
-    the better one of the script's default and about four times that, on seed 101.
-    """
-    script, flags = ENDLESS[method]
-    history = []
-    with patch.object(importlib.import_module(script), "evaluate", return_value=0.0):
-        flags = flags | {"env_id": "EndlessPole-v0", "total_timesteps": steps, "seed": seed}
-        train(script, history=history, **flags)
-    ends = np.array([0] + [step for step, _, _ in history])
-    falls = -np.diff(ends) * [reward for _, reward, _ in history]
-    bounds = np.linspace(0, steps, POINTS + 1)
-    counts = np.diff(np.interp(bounds, ends, np.cumsum([0, *falls])))
-    curve = counts / (steps / POINTS) * 1000
-    few = np.flatnonzero(curve <= 2)
-    return {
-        "falls": curve.tolist(),
-        "last falls": float(curve[-1]),
-        "updates": len(history) - 1,
-        "steps to 2 falls": float(bounds[few[0] + 1]) if len(few) else float(steps),
-    }
-
-
-def draw_endless(figure, results):
-    axes = figure.subplots()
-    for method in ENDLESS:
-        runs = [smooth(run["falls"]) for run in select(results, method=method)]
-        if runs:
-            band(axes, curve_x(runs[0], 160_000), runs, COLORS[method])
-    labels(axes, list(ENDLESS), 0.98, 0.7)
-    titles(axes, "CartPole without an end: falls per 1,000 steps", "thousands of steps")
-
-
-# ------------------------------------------------------------------------- 4. Control of the step
+# ------------------------------------------------------------------------- 3. Control of the step
 
 RATES = [1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
 DELTAS = [1e-4, 1e-3, 1e-2, 1e-1, 1.0]  # steps up to 100 times as long too: the length is ~ √δ
@@ -380,7 +320,7 @@ def draw_step(figure, results):
     titles(panels[1], "", "δ, the KL allowed per step")
 
 
-# --------------------------------------------------------------------------------- 5. GAE's λ
+# --------------------------------------------------------------------------------- 4. GAE's λ
 
 LAMBDAS = [0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0]
 
@@ -496,15 +436,6 @@ EXPERIMENTS = [
         jobs=grid(SEEDS, script=["reinforce", "actor_critic"]),
         smoke=grid([1], script=["reinforce", "actor_critic"], steps=[4000]),
         draw=draw_bootstrap,
-    ),
-    Experiment(
-        name="endless",
-        claim="REINFORCE must wait for the end of an episode; the actor-critic need not.",
-        measure="falls per 1,000 steps of a CartPole without an end",
-        run=endless,
-        jobs=grid(SEEDS, method=list(ENDLESS)),
-        smoke=grid([1], method=["reinforce", "actor_critic"], steps=[30_000]),
-        draw=draw_endless,
     ),
     Experiment(
         name="step",

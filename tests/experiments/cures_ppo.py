@@ -1,13 +1,11 @@
-"""PPO: its objective drawn, where one update leads, the clip, the entropy bonus."""
+"""PPO: its objective drawn, the clip, the entropy bonus."""
 
 import gymnasium as gym
 import numpy as np
 import torch
-from bench import COLORS, GREY, OLIVE, PURPLE, RED
+from bench import COLORS, OLIVE, PURPLE, RED
 from cures_classic import SEEDS, curve_x, train
 from cures_tools import Experiment, band, dots, grid, labels, select, titles
-from torch.distributions import kl_divergence
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import cispo_llm
 import grpo_llm
@@ -66,69 +64,7 @@ def draw_surrogate(figure, results):
     titles(right, "Weight of a token's gradient (dashed: A < 0)", "r of the token, 1 at the others")
 
 
-# ----------------------------------------------------------------- 2. The line from π_old to π
-
-ALONG = [0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0]
-
-LINES = {"r A": COLORS["no clip"], "L^CLIP": COLORS["ppo"], "KL": GREY}
-
-
-def line(seed, steps=8_000, epochs=4, episodes=400):
-    """What the surrogates promise along θ_old + x (θ_new − θ_old), and what the policy there earns.
-
-    θ_new comes from one update of ppo.py on one rollout, at its defaults, of an agent that has
-    learned for 8,000 steps. The surrogates are means over that rollout, less their value at θ_old;
-    the return is the mean of 400 episodes; kl is KL(π_old ‖ π), a mean over the rollout's states.
-    """
-    _, agent = train("ppo", total_timesteps=steps, seed=seed)
-    args = ppo.Args(seed=seed + 500, update_epochs=epochs)
-    rollout, _ = next(ppo.rollouts(ppo.make_envs(args.env_id, args.num_envs), agent, args))
-    batch = ppo.prepare(agent, rollout, args)
-    parameters = list(agent.actor.parameters())
-    start = parameters_to_vector(parameters).detach()
-    with torch.no_grad():
-        old_policy = agent.policy(batch["obs"])
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate)
-    ppo.update(agent, optimizer, batch, 0.0, args)
-    step = parameters_to_vector(parameters).detach() - start
-    advantages = batch["advantages"] / agent.return_norm.std
-    unclipped = ppo.Args(clip_low=1e9, clip_high=1e9)
-    result = {"r A": [], "L^CLIP": [], "kl": [], "return": []}
-    with torch.no_grad():
-        for x in ALONG:
-            vector_to_parameters(start + x * step, parameters)
-            policy = agent.policy(batch["obs"])
-            logprobs = policy.log_prob(batch["actions"])
-            for name, chosen in (("r A", unclipped), ("L^CLIP", args)):
-                gains = ppo.surrogate(logprobs, batch["logprobs"], advantages, chosen) - advantages
-                result[name].append(gains.mean().item())
-            result["kl"].append(kl_divergence(old_policy, policy).mean().item())
-            torch.manual_seed(seed)
-            result["return"].append(float(ppo.evaluate(agent, args, False, episodes)))
-    best = {
-        f"x of the largest {name}": ALONG[int(np.argmax(result[name]))]
-        for name in ("r A", "L^CLIP", "return")
-    }
-    at = {"x=0": 0, "x=1": ALONG.index(1.0), "x=4": ALONG.index(4.0)}
-    numbers = {f"{key} {x}": result[key][i] for key in result for x, i in at.items()}
-    return result | best | numbers
-
-
-def draw_line(figure, results):
-    left, right = figure.subplots(1, 2)
-    runs = [run for _, run in results]
-    for name, color in LINES.items():
-        band(left, ALONG, [run[name.lower() if name == "KL" else name] for run in runs], color)
-    band(right, ALONG, [run["return"] for run in runs], COLORS["ppo"])
-    left.axvline(1, color=GREY, linestyle=":")
-    left.set_xlim(0, 2.5)
-    left.set_ylim(-0.06, 0.12)
-    labels(left, list(LINES), 0.03, 0.72, LINES)
-    titles(left, "L^CLIP is largest at PPO's update, x = 1", "x, from π_old along the update")
-    titles(right, "True return: the worst seed falls past 1.25", "x")
-
-
-# ------------------------------------------------------------------------------- 3. The clip
+# ------------------------------------------------------------------------------- 2. The clip
 
 EPOCHS = [1, 4, 10, 20]
 FORMS = {
@@ -179,7 +115,7 @@ def draw_clip(figure, results):
     titles(panels[1], "Largest KL(π_old ‖ π) of a rollout", "passes over each rollout", "nats")
 
 
-# ---------------------------------------------------------------------------- 4. Entropy
+# ---------------------------------------------------------------------------- 3. Entropy
 
 HEIGHTS = [10, 11]
 COEFFICIENTS = {0.0: RED, 0.1: PURPLE, 1.0: OLIVE}
@@ -262,15 +198,6 @@ EXPERIMENTS = [
         jobs=grid([1], method=["PPO", *WEIGHTS]),
         smoke=grid([1], method=["PPO", *WEIGHTS]),
         draw=draw_surrogate,
-    ),
-    Experiment(
-        name="line",
-        claim="The unclipped surrogate promises ever more; L^CLIP is largest close to π_old.",
-        measure="surrogates, KL and true return along the line from π_old to the updated policy",
-        run=line,
-        jobs=grid(SEEDS),
-        smoke=grid([1], steps=[3000], epochs=[1], episodes=[4]),
-        draw=draw_line,
     ),
     Experiment(
         name="clip",
