@@ -8,7 +8,6 @@ import sys
 from datetime import datetime
 from math import prod
 
-pytestmark = pytest.mark.usefixtures("tiny_model")
 import cures
 import pytest
 import real_model
@@ -16,6 +15,7 @@ from conftest import ROOT
 from cures_findings import FINDINGS, VERDICTS, fill, summary
 from launch import run
 
+pytestmark = pytest.mark.usefixtures("tiny_model")
 TESTS = ROOT / "tests"
 BENCHMARKS, EXAMPLES, EXPERIMENTS = TESTS / "benchmarks", TESTS / "examples", TESTS / "experiments"
 

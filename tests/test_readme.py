@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("tiny_model")
 import pytest
 import tyro
 from conftest import ROOT, script
@@ -15,6 +14,7 @@ from launch import Launched
 from lineage import PATHS
 from test_lineage import BUDGETS
 
+pytestmark = pytest.mark.usefixtures("tiny_model")
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.S | re.M)
 QUOTES = re.findall(r"^(`\w(?:.+\n)+?)```python\n((?:.+\n)+?)```$", README, re.M)
