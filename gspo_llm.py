@@ -27,6 +27,7 @@ Zheng et al. 2025, Group Sequence Policy Optimization, arXiv:2507.18071.
 """
 
 import functools
+import importlib
 import inspect
 import json
 import math
@@ -41,7 +42,6 @@ from collections import defaultdict
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from importlib.util import module_from_spec, spec_from_file_location
 from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Literal
@@ -211,20 +211,26 @@ def train_step(model, reference, tokenizer, optimizer, problems, rng, args):
     """
     drawn = list(islice(problems, args.prompts_per_step // WORLD))
     batch, _, rewards = rollout(model, tokenizer, drawn, args.group_size, args.temperature, args)
-    num_tokens = batch["mask"].sum() * WORLD  # so that its mean over the processes is their sum
-    records = [{"reward": rewards, "reward_std": rewards.std(1), "num_tokens": num_tokens}]
-    records.append(rollout_metrics(batch, rewards))
+    tokens = batch["mask"] > 0
+    record = {
+        "reward": rewards,
+        "reward_std": rewards.std(1),
+        "frac_reward_zero_std": rewards.amax(1) == rewards.amin(1),
+        "completions/mean_length": batch["mask"].sum(1),
+        "completions/clipped_ratio": ~batch["ended"],
+        "entropy": -batch["old_logprobs"][tokens],  # an estimate, from the samples
+        "num_tokens": tokens.sum() * WORLD,  # so that its mean over processes is their sum
+    }
     if model.in_bf16:  # sampler and training pass round differently: take π_old from the latter
-        recomputed = batch_logprobs(model, batch, args)
-        gap = (recomputed - batch["old_logprobs"]).abs()[batch["mask"] > 0]
-        records.append({"sampling/sampling_logp_difference/mean": gap})
-        batch["old_logprobs"] = recomputed
+        sampled, batch["old_logprobs"] = batch["old_logprobs"], batch_logprobs(model, batch, args)
+        gap = (batch["old_logprobs"] - sampled).abs()
+        record["sampling/sampling_logp_difference/mean"] = gap[tokens]
     if args.beta > 0:
         batch["ref_logprobs"] = batch_logprobs(reference, batch, args)
-        kl = kl_k3(batch["old_logprobs"], batch["ref_logprobs"])
-        records.append({"kl": kl[batch["mask"] > 0]})
+        record["kl"] = kl_k3(batch["old_logprobs"], batch["ref_logprobs"])[tokens]
     batch["advantages"] = compute_advantages(rewards, args).flatten()
 
+    records = [record]
     groups = torch.arange(rewards.numel()).view_as(rewards)  # row numbers
     for _ in range(args.update_epochs):
         order = rng.sample(range(len(groups)), len(groups))
@@ -429,16 +435,6 @@ def rollout(model, tokenizer, problems, num_samples, temperature, args):
     return batch, completions, rewards.view(-1, num_samples)
 
 
-def rollout_metrics(batch, rewards):
-    """What to log of a rollout, for each completion, group or token: global_means averages it."""
-    return {
-        "completions/mean_length": batch["mask"].sum(1),
-        "completions/clipped_ratio": ~batch["ended"],
-        "frac_reward_zero_std": rewards.amax(1) == rewards.amin(1),
-        "entropy": -batch["old_logprobs"][batch["mask"] > 0],  # an estimate, from the samples
-    }
-
-
 # ------------------------------------------------------------------------------------ Evaluation
 
 
@@ -456,13 +452,20 @@ def evaluate(model, tokenizer, problems, args, writer, step):
         part = problems[start : start + size]
         batch, completions, rewards = rollout(model, tokenizer, part, 8, args.temperature, args)
         _, _, greedy_rewards = rollout(model, tokenizer, part, 1, 0.0, args)
-        record = {"pass@1": rewards, "pass@8": rewards.amax(1), "pass@1_greedy": greedy_rewards}
+        record = {
+            "eval/pass@1": rewards,
+            "eval/pass@8": rewards.amax(1),
+            "eval/pass@1_greedy": greedy_rewards,
+            "eval/mean_length": batch["mask"].sum(1),
+            "eval/clipped_ratio": ~batch["ended"],
+            "eval/frac_reward_zero_std": rewards.amax(1) == rewards.amin(1),
+        }
         if args.verifier in ("strict", "flexible"):
             answers = [answer for _, answer in part for _ in range(8)]
-            record["pass@1_lenient"] = list(map(load_verifier("flexible"), completions, answers))
-        records.append(record | rollout_metrics(batch, rewards))
-    means = global_means(records, model.device)
-    scores = {"eval/" + name.removeprefix("completions/"): mean for name, mean in means.items()}
+            lenient = map(load_verifier("flexible"), completions, answers)
+            record["eval/pass@1_lenient"] = list(lenient)
+        records.append(record)
+    scores = global_means(records, model.device)
     log(writer, scores, step)
     advantages = compute_advantages(rewards, args)
     if RANK == 0:
@@ -516,15 +519,11 @@ def load_verifier(name):
     if name in ("strict", "flexible"):
         return functools.partial(verify, flexible=name == "flexible")
     path = Path(name).resolve()
+    sys.path.append(str(path.parent))  # for what it imports, and for processes that it starts
     with blame(f"--verifier {name}: must be strict, flexible, or a file that defines verify"):
-        if path.stem not in sys.modules:
-            spec = spec_from_file_location(path.stem, path)
-            sys.modules[path.stem] = module_from_spec(spec)  # where a pool of processes looks
-            sys.path.append(str(path.parent))  # for imports of files beside it
-            spec.loader.exec_module(sys.modules[path.stem])
-        module = sys.modules[path.stem]
+        module = importlib.import_module(path.stem)
         if module.__file__ != str(path):
-            raise ImportError("another module has its name")
+            raise ImportError("there is another module of its name")
         return module.verify
 
 
@@ -636,12 +635,9 @@ def tiny_model_folder(steps=1000):
 
 
 def load_policy(args, device):
-    """The model of --resume or --model, and its tokenizer.
-
-    What others need to know of it travels on them: the model's generation_config has every stop
-    id, for generate; its in_bf16 says whether --dtype wants matrix products in bf16; and the
-    tokenizer's model_max_length is the model's context.
-    """
+    """The model of --resume or --model, and its tokenizer. On them travels what others need: every
+    stop id in generation_config, whether --dtype wants matrix products in bf16 in in_bf16, and the
+    model's context in the tokenizer's model_max_length."""
     source = args.resume or args.model
     if source == "tiny":
         source = tiny_model_folder()
@@ -682,20 +678,19 @@ def check_exact(model, source):
 def encode_prompts(problems, tokenizer, args):
     """Token ids of --prompt with each question in it, in the chat template if there is one."""
     texts = [args.prompt.replace("{question}", question) for question, _ in problems]
-    chat = tokenizer.chat_template is not None
+    chat, end, unk = tokenizer.chat_template, tokenizer.eos_token_id, tokenizer.unk_token_id
     with blame("--model: its tokenizer or chat template fails"):
         if chat:
             turns = [[{"role": "user", "content": text}] for text in texts]
             texts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         prompts = tokenizer(texts, add_special_tokens=not chat)["input_ids"]
-    end, unk = tokenizer.eos_token_id, tokenizer.unk_token_id
-    for i, ids in enumerate(prompts):
-        if not chat and ids[-1:] == [end]:  # some tokenizers end every text
-            prompts[i] = ids = ids[:-1]
+    if not chat:  # some tokenizers end every text
+        prompts = [ids[:-1] if ids[-1:] == [end] else ids for ids in prompts]
+    for text, ids in zip(texts, prompts, strict=True):
         if not ids or (unk in ids and unk != end):
-            stop(f"--prompt: the tokenizer of --model {args.model} cannot read {texts[i][:60]!r}")
+            stop(f"--prompt: the tokenizer of --model {args.model} cannot read {text[:60]!r}")
         if len(ids) + args.max_new_tokens > tokenizer.model_max_length:
-            stop(f"--max-new-tokens: no room for {args.max_new_tokens} after {texts[i][:60]!r}")
+            stop(f"--max-new-tokens: no room for {args.max_new_tokens} after {text[:60]!r}")
     return prompts
 
 
