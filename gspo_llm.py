@@ -742,7 +742,7 @@ def start_device(args):
     torch.backends.cuda.enable_cudnn_sdp(False)  # its gradients can be NaN: pytorch issue 196678
     transformers.utils.logging.disable_progress_bar()
     if WORLD > 1:
-        dist.init_process_group(device_id=device)
+        dist.init_process_group(device_id=device if device.type == "cuda" else None)
     return device
 
 
