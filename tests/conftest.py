@@ -15,6 +15,7 @@ import fcntl
 import functools
 import importlib
 import json
+import math
 import os
 import shutil
 import sys
@@ -86,6 +87,7 @@ def random_model(kind: str = "llama", vocab: int = 11, stops=(1,), pad: int = 0,
         )
     model.generation_config.eos_token_id = list(stops)
     model.generation_config.pad_token_id = pad
+    model.in_bf16 = False
     return model.eval()
 
 
@@ -197,15 +199,16 @@ def gsm_file(tmp_path):
 
 class Characters:
     """A tokenizer for random_model(): a question's characters are its tokens, and enough of it for
-    encode_prompt() and rollout()."""
+    encode_prompts() and rollout()."""
 
-    chat_template, unk_token_id = None, None
+    chat_template = eos_token_id = unk_token_id = None
+    model_max_length = math.inf
 
-    def encode(self, text):
-        return [3 + ord(c) % 7 for c in text]
+    def __call__(self, texts, add_special_tokens=True):
+        return {"input_ids": [[3 + ord(c) % 7 for c in text] for text in texts]}
 
-    def batch_decode(self, ids, skip_special_tokens):
-        return [f"#{sum(row) % 3}" for row in ids]
+    def decode(self, ids, skip_special_tokens):
+        return f"#{int(sum(ids)) % 3}"
 
 
 def last_checkpoint(folder) -> Path:
