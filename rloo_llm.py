@@ -48,7 +48,7 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # imported after the process group, it would keep threads alive
+import torch.distributed.nn  # imported later, it would keep gloo's threads alive at the exit
 import torch.nn.functional as F
 import transformers
 import tyro
@@ -59,7 +59,7 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
 
 SCRIPT = Path(__file__).stem
-# torchrun starts one process per GPU and tells each its rank among how many. Each samples, scores
+# torchrun starts one process per GPU and tells each its rank and their number. Each samples, scores
 # and learns from groups of its own; their gradients are summed.
 RANK = int(os.environ.get("RANK", 0))
 WORLD = int(os.environ.get("WORLD_SIZE", 1))
@@ -75,28 +75,30 @@ class Args:
     group_size: int = 8  # completions drawn per question (G)
     prompts_per_step: int = 32  # questions per training step, of all processes together (P)
     steps: int = 200  # training steps, each a rollout and the updates on it; 0: only evaluate
-    learning_rate: float | None = None  # AdamW's peak; if not given, tiny 1.2e-3, any other 1e-6
+    learning_rate: float | None = None  # AdamW's peak; if not given, 1.2e-3 for tiny, else 1e-6
     warmup_steps: int = 10  # steps in which the rate rises to its peak; then it falls towards 0
     max_grad_norm: float = 1.0  # longer gradients are scaled down to this norm
     temperature: float = 1.0  # softmax temperature of the policy: in rollout, loss and evaluation
-    max_new_tokens: int | None = None  # completions are cut off here; if not given, sums 24, or 256
+    max_new_tokens: int | None = (
+        None  # completions are cut off here; default: 24 for sums, else 256
+    )
     model: str = "tiny"  # hub id, local folder, or "tiny": the embedded model after its warm start
     dataset: str = "arithmetic"  # sums; or a JSONL file with "question" and "answer" on each line
-    eval_dataset: str = ""  # JSONL file to evaluate on; if not given, a tenth of --dataset, to 256
+    eval_dataset: str = ""  # JSONL file to evaluate on; if not given, a tenth of --dataset
     # strict: the number after the last #, as in GSM8K; flexible: the last number anywhere; or
     # FILE.py, where verify(completion, answer) returns the reward, any number
     verifier: str = "strict"
-    # template with {question}; if not given, the question, and for strict a request to end in #
+    # template; if not given, {question}= for sums, else the question, with a request to end in ####
     prompt: str | None = None
     device: str = "auto"  # cpu, cuda, mps …; auto: the CPU for the tiny model, else a GPU if any
-    # of matrix products; weights stay in float32; auto: bfloat16 on CUDA cards that have it
+    # dtype of matrix products; weights stay in float32; auto: bfloat16 on CUDA cards that have it
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     micro_batch_size: int | None = (
         None  # completions per training pass; if not given, tiny 256, or 8
     )
     eval_every: int = 50  # training steps between evaluations, and between checkpoints
     eval_problems: int = 256  # questions per evaluation, at most
-    resume: str = ""  # checkpoint to go on from, with its own flags but for those given anew
+    resume: str = ""  # checkpoint to go on from, with its own flags, unless given anew
     seed: int = 1  # same seed, same run, bit for bit (on a CPU)
     output_dir: str = "runs"  # each run gets a folder of its own in here, for log and checkpoints
 
@@ -129,13 +131,13 @@ def compute_advantages(rewards, args):
 
 
 def token_weights(mask, args):
-    """Every token of a minibatch, in all processes, counts the same: its mask (B, T) → weights
-    (B, T)."""
+    """Each token's weight in J, 1 / Σ_i |o_i| over a minibatch in all processes: its mask (B, T) →
+    weights (B, T)."""
     return mask / sum_over_processes(mask.sum())
 
 
 def surrogate(logprobs, old_logprobs, advantages, mask, args):
-    """REINFORCE's objective of each token, to be maximised, and whether a clip takes its gradient,
+    """REINFORCE's objective of each token, to be maximised, and whether a clip zeroes its gradient,
     which none does: all (B, T), but advantages (B,)."""
     return advantages[:, None] * logprobs, torch.zeros_like(mask, dtype=torch.bool)
 
@@ -155,8 +157,9 @@ def kl_k3(logprobs, other_logprobs):
 def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch with advantages (B,); returns what to log of it.
 
-    Where all advantages are 0, in all processes, there is no step: Adam would blow up rounding
-    noise to a full one. approx_kl, KL(π_old ‖ π), and clip_ratio are means over the tokens used.
+    Where all advantages are 0, in all processes, there is no step, not even for the KL term: Adam
+    would blow up rounding noise to a full one. approx_kl, KL(π_old ‖ π), and clip_ratio are means
+    over the tokens of the rows trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
     # the gradient is the same however the rows are split.
@@ -167,25 +170,25 @@ def train_minibatch(model, optimizer, batch, args):
     if "ref_logprobs" not in batch:  # without a KL term, only these rows have a gradient
         batch = take_rows(batch, has_signal)
     num_tokens = sum_over_processes(batch["mask"].sum())
-    sums = torch.zeros(3, device=model.device)
+    sums = torch.zeros(3, device=model.device)  # loss, approx_kl, clip_ratio
     optimizer.zero_grad()
 
     for micro in micro_batches(batch, args):
         old_logprobs, advantages, mask = micro["old_logprobs"], micro["advantages"], micro["mask"]
-        with writing_states_allowed(model):
+        with writing_states_allowed(model):  # for recurrent layers
             logprobs = token_logprobs(model, micro, args.temperature)
             objective, clipped = surrogate(logprobs, old_logprobs, advantages, mask, args)
             if "ref_logprobs" in micro:
                 objective = objective - args.beta * kl_k3(logprobs, micro["ref_logprobs"])
             loss = -(micro["weights"] * objective).sum()
             loss.backward()
-        of_tokens = torch.stack([kl_k3(old_logprobs, logprobs), clipped * mask]).sum((1, 2))
-        sums += torch.stack([loss, *(of_tokens / num_tokens)]).detach()
+        kl_and_clip = torch.stack([kl_k3(old_logprobs, logprobs), clipped * mask]).sum((1, 2))
+        sums += torch.stack([loss, *(kl_and_clip / num_tokens)]).detach()
 
     for parameter in model.parameters():
         if WORLD > 1 and parameter.grad is None:  # a process may have had no row to train on
             parameter.grad = torch.zeros_like(parameter)
-        sum_over_processes(parameter.grad)
+        sum_over_processes(parameter.grad)  # in place
     grad_norm = clip_grad_norm_(model.parameters(), args.max_grad_norm)
     optimizer.step()
     loss, approx_kl, clip_ratio = sum_over_processes(sums).tolist()
@@ -206,7 +209,7 @@ def train_step(model, reference, tokenizer, optimizer, problems, rng, args):
         "reward_std": rewards.std(1),
         "frac_reward_zero_std": rewards.amax(1) == rewards.amin(1),
         "completions/mean_length": batch["mask"].sum(1),
-        "completions/clipped_ratio": ~batch["ended"],
+        "completions/clipped_ratio": ~batch["ended"],  # cut off at max_new_tokens
         "entropy": -batch["old_logprobs"][tokens],  # an estimate, from the samples
         "num_tokens": tokens.sum() * WORLD,  # so that its mean over processes is their sum
     }
@@ -240,10 +243,10 @@ def main(args: Args) -> dict:
     device = start_device(args)
     train, held_out = load_data(args)
     model, tokenizer = load_policy(args, device)
-    encode_prompts(held_out + (train or []), tokenizer, args)  # stops at one that has no room
+    encode_prompts(held_out + (train or []), tokenizer, args)  # stops at one that is too long
     reference = None
     if args.beta > 0 and args.steps > 0:
-        reference, _ = load_policy(replace(args, resume=""), device)
+        reference, _ = load_policy(replace(args, resume=""), device)  # as before all training
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
     run = [SCRIPT, WORLD, args.model, args.dataset, args.eval_dataset, args.seed, args.group_size]
     if args.resume:
@@ -269,7 +272,7 @@ def main(args: Args) -> dict:
         optimizer.param_groups[0]["lr"] = rate
         metrics = train_step(model, reference, tokenizer, optimizer, problems, rng, args)
         if not math.isfinite(sum(metrics.values())):
-            sys.exit(f"error: step {step}: loss not finite; lower --learning-rate; see {folder}")
+            sys.exit(f"error: step {step}: not finite: try a lower --learning-rate; see {folder}")
         seconds = time.perf_counter() - step_start
         metrics |= {"tokens_per_second": metrics["num_tokens"] / seconds, "learning_rate": rate}
         log(writer, metrics | {"step_time": seconds}, step)
