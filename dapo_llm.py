@@ -13,7 +13,7 @@ and the tokens before it.)
 
 Why. A symmetric clip lets likely tokens grow far more than rare ones: ε_high > ε_low (clip-higher).
 A mean per completion makes the tokens of long answers cheap: the mean is over all tokens (here of
-the minibatch, in the paper of a question's group). Counting every cut-off answer as wrong is a noisy
+the minibatch, in the paper of a question's group). Counting all cut-off answers as wrong is a noisy
 reward: the penalty grows by degrees (overlong). Groups all right or all wrong have no gradient:
 draw until enough others are there (dynamic sampling). No KL term holds the policy back.
 
