@@ -175,7 +175,7 @@ def saved(tmp_path, quick):
 @pytest.mark.parametrize("kind", ["gpt2", "qwen3_5_text"])
 def test_one_step_by_main(kind, saved, monkeypatch):
     """Load, check, evaluate, train with a KL penalty, save: on rewards that differ."""
-    monkeypatch.setattr(grpo, "verify", lambda completion, answer: len(completion) % 3 / 2)
+    monkeypatch.setattr(grpo, "load_verifier", lambda _: lambda completion, _: len(completion) % 3)
     flags = saved(kind)
     folder = grpo.main(grpo.Args(**flags))["folder"]
     before, _ = grpo.load_policy(grpo.Args(**flags), torch.device("cpu"))
