@@ -50,7 +50,11 @@ OWN = {
     "imports",
     "gspo_llm": "Args.clip_low Args.clip_high Args.beta Args.length_norm token_weights surrogate",
     "cispo_llm": "Args.clip_low Args.clip_high Args.beta Args.length_norm token_weights surrogate",
-    "ppo_llm": "",
+    "ppo_llm": "Args.beta Args.scale_rewards Args.length_norm compute_advantages token_weights "
+    "surrogate train_minibatch train_step main token_logprobs evaluate check_args "
+    "save_checkpoint imports Args.gamma Args.gae_lambda Args.vf_coef Args.ent_coef "
+    "at_last_token mean_and_variance whiten completion_logits of_tokens token_values "
+    "batch_values add_critic",
 }
 # The same in every script of the family at the top level, whatever OWN says; as is all that the
 # LLM scripts have from the line FROM_HERE_ON to the end.
