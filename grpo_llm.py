@@ -518,6 +518,7 @@ def verify(completion: str, answer: str, flexible=False) -> float:
     return float(values == [right])
 
 
+@functools.cache
 def load_verifier(name):
     """The function that --verifier names: (completion, answer) → reward."""
     if name in ("strict", "flexible"):

@@ -46,6 +46,7 @@ def pytest_configure(config):
         folder = tempfile.mkdtemp(prefix="policy-gradients-cache-")
         config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
         os.environ["XDG_CACHE_HOME"] = folder
+        os.environ.pop("TORCH_HOME", None)  # it would win
     if getattr(config.option, "dist", "no") == "load":
         config.option.dist = "loadfile"  # what a file's tests share is made once
     torch.set_num_threads(1)  # these models are small, and threads would wait for busy cores
@@ -95,7 +96,7 @@ def with_critic(name, model):
     """The model as this script trains it: PPO's has a critic, and here this does not say 0."""
     module = script(name)
     if hasattr(module, "add_critic"):
-        module.add_critic(model, {}, module.Args())
+        module.add_critic(model)
         torch.nn.init.normal_(model.critic.get_output_embeddings().weight, std=0.1)
     return model
 
