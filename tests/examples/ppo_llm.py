@@ -716,16 +716,14 @@ def load_policy(args, device):
 
 
 def add_critic(model):
-    """Give the policy its critic: a copy that ends in one number, 0 at first.
-
-    It is trained as a part of the model, but saved apart from it, in the run's state.
-    """
+    """Give the policy its critic: a copy that ends in one number, 0 at first."""
     critic = copy.deepcopy(model)
     width = critic.get_output_embeddings().in_features
     head = torch.nn.Linear(width, 1, device=model.device)
     torch.nn.init.zeros_(head.weight)
     torch.nn.init.zeros_(head.bias)
     critic.set_output_embeddings(head)
+    # Trained as a part of the model, but saved apart from it, in the run's state.
     model._keys_to_ignore_on_save = {f"critic.{name}" for name in critic.state_dict()}
     model.critic = critic
 
