@@ -97,6 +97,7 @@ def with_critic(name, model):
     module = script(name)
     if hasattr(module, "add_critic"):
         module.add_critic(model)
+        model.critic.to(model.dtype)
         torch.nn.init.normal_(model.critic.get_output_embeddings().weight, std=0.1)
     return model
 
