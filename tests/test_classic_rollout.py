@@ -57,34 +57,6 @@ def test_advantages_by_brute_force(name, lam):
         )
 
 
-@pytest.mark.parametrize("psi", ["return", "reward-to-go", "baseline"])
-def test_reinforce_psi_by_brute_force(psi):
-    """Whole episodes, one in each column from row 0 on; what comes after them is another's."""
-    rng = np.random.default_rng(3)
-    T, N, gamma = 12, 5, 0.9
-    rewards = torch.as_tensor(rng.normal(size=(T, N)))
-    values = torch.as_tensor(rng.normal(size=(T + 1, N)))
-    lengths = [12, 1, 5, 9, 2]
-    done = torch.zeros(T, N, dtype=torch.bool)
-    for n, length in enumerate(lengths):
-        done[length - 1, n] = True
-    found = script("reinforce").compute_advantages(
-        rewards, values, done, done, SimpleNamespace(gamma=gamma, psi=psi)
-    )
-    for n, length in enumerate(lengths):
-        for t in range(length):
-            first = 0 if psi == "return" else t
-            expected = sum(
-                gamma ** (k - first) * rewards[k, n].item() for k in range(first, length)
-            )
-            expected -= values[t, n].item() if psi == "baseline" else 0.0
-            # "return" leaves the critic to prepare(), which makes its values 0
-            at = SimpleNamespace(gamma=gamma, psi=psi)
-            if psi == "reward-to-go":
-                found = script("reinforce").compute_advantages(rewards, values * 0, done, done, at)
-            assert found[t, n].item() == pytest.approx(expected, abs=1e-9)
-
-
 def play(name, env_id="Diary-v0", num_envs=3, num_steps=25, rounds=3):
     """The script, an agent, and some rollouts of it with their episodes."""
     module = script(name)
@@ -187,27 +159,6 @@ def test_dummy_rows_enter_no_statistic(name):
     assert (~rollout["mask"]).any() and all(torch.equal(clean[key], dirty[key]) for key in clean)
 
 
-@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
-def test_steps_counted_are_the_real_ones(name, tmp_path, monkeypatch):
-    module, counted, counts = script(name), [], []
-    prepare = module.prepare
-    monkeypatch.setattr(
-        module,
-        "prepare",
-        lambda agent, rollout, args: (
-            counted.append(int(rollout["mask"].sum())) or prepare(agent, rollout, args)
-        ),
-    )
-    monkeypatch.setattr(
-        module.SummaryWriter, "add_scalar", lambda self, key, value, step: counts.append(step)
-    )
-    steps = 150 if name == "reinforce" else 2500  # its rollouts are single episodes
-    module.main(
-        module.Args(env_id="Diary-v0", total_timesteps=steps, num_envs=4, output_dir=str(tmp_path))
-    )
-    assert len(counted) > 2 and sorted(set(counts)) == np.cumsum(counted).tolist()
-
-
 def test_running_norm_is_mean_and_deviation_of_all_rows():
     torch.manual_seed(0)
     norm = script("ppo").RunningNorm(3)
@@ -248,25 +199,6 @@ def test_actions_are_clipped_for_the_environment_alone(name):
             .sum(-1)
         )
         assert torch.allclose(batch["logprobs"], expected)
-
-
-def test_observations_of_any_shape_are_flattened():
-    *_, rounds = play("ppo", "Pixels-v0", rounds=1)
-    assert rounds[0][0]["obs"].shape == (26, 3, 12) and rounds[0][0]["obs"].dtype == torch.float32
-
-
-@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
-def test_a_dict_is_flattened_and_a_state_is_one_hot(name):
-    """Ledger says what Diary says in another form. All else is the same, to the last step."""
-    *_, told = play(name, "Ledger-v0")
-    *_, plain = play(name, "Diary-v0")
-    for (rollout, returns), (diary, expected) in zip(told, plain, strict=True):
-        episode, step = diary["obs"].unbind(-1)
-        one_hot = torch.nn.functional.one_hot(step.long(), 7)
-        assert torch.equal(rollout["obs"], torch.cat([episode[..., None], one_hot], -1))
-        assert returns == expected
-        for key in ("rewards", "terminated", "done", "mask"):
-            assert torch.equal(rollout[key], diary[key])
 
 
 BOX = gym.spaces.Box(-1, 1, (2, 2), np.float32)
@@ -411,11 +343,3 @@ def test_values_and_targets_are_in_units_of_the_reward(name):
     batch = module.prepare(agent, rounds[0][0], args)
     assert torch.allclose(batch["values"], torch.tensor(60.0))
     assert torch.allclose(batch["returns"] - 60, batch["advantages"], atol=1e-3)
-
-
-@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
-def test_preparing_a_batch_changes_no_agent(name):
-    module, agent, args, rounds = play(name)
-    before = {key: value.clone() for key, value in agent.state_dict().items()}
-    module.prepare(agent, rounds[0][0], args)
-    assert all(torch.equal(value, before[key]) for key, value in agent.state_dict().items())
