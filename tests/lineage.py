@@ -15,10 +15,10 @@ ROOT = Path(__file__).parents[1]
 # Script: its parent, the lines that their diff may have, and its code tokens. All are about a tenth
 # above what is there, so that a bug can be mended: they are to be raised or lowered at will.
 LIMITS = {
-    "reinforce": (None, 0, 2970),
-    "actor_critic": ("reinforce", 155, 3020),
-    "trpo": ("actor_critic", 205, 3460),
-    "ppo": ("trpo", 252, 3470),
+    "reinforce": (None, 0, 2600),
+    "actor_critic": ("reinforce", 130, 2600),
+    "trpo": ("actor_critic", 172, 2900),
+    "ppo": ("trpo", 190, 2900),
     "rloo_llm": (None, 0, 7600),
     "grpo_llm": ("rloo_llm", 129, 7750),
     "gspo_llm": ("grpo_llm", 66, 7770),
@@ -65,13 +65,9 @@ MAY_DIFFER = {
         "Args.total_timesteps": ["reinforce"],
         "Args.max_grad_norm": ["reinforce trpo"],
         "compute_advantages": ["reinforce", "actor_critic"],
-        "surrogate": ["trpo", "ppo"],
-        "prepare": ["reinforce", "actor_critic"],
         "update": ["reinforce", "actor_critic", "trpo", "ppo"],
         "fit_critic": ["actor_critic"],
         "rollouts": ["reinforce"],
-        "check_args": ["reinforce actor_critic", "trpo", "ppo"],
-        "train": ["reinforce", "actor_critic", "trpo", "ppo"],
     },
 }
 # Who has what not all of the family have.
@@ -110,19 +106,14 @@ ONLY_IN = {
         "Args.cg_steps": "trpo",
         "Args.damping": "trpo",
         "Args.surrogate": "ppo",
-        "Args.clip_low": "ppo",
-        "Args.clip_high": "ppo",
+        "Args.clip_coef": "ppo",
         "Args.beta": "ppo",
         "Args.target_kl": "ppo",
         "flat_gradient": "trpo",
-        "fisher_vector_product": "trpo",
         "conjugate_gradient": "trpo",
         "line_search": "trpo",
-        "is_clipped": "ppo",
-        "adapt_beta": "ppo",
-        "ratio_stats": "ppo",
         "mean_kl": "ppo",
-        "surrogate": "trpo ppo",
+        "surrogate": "ppo",
         "rescale_returns": "actor_critic",
         "fit_critic": "reinforce actor_critic trpo",
     },
@@ -139,13 +130,11 @@ DEPARTURES = {
 # What a script imports otherwise than the model of its family: both forms.
 MODEL = {"llm": "grpo_llm", "classic": "ppo"}
 LITERAL = {"from typing import Literal"}
-COPIES = {"from dataclasses import dataclass", "from dataclasses import dataclass, replace"}
 NAMES = "from torch.distributions import Categorical, Distribution, Independent, Normal"
 IMPORTS_MAY_DIFFER = {
     "ppo_llm": {"import copy"},
-    "reinforce": COPIES,
-    "actor_critic": LITERAL | COPIES,
-    "trpo": LITERAL | COPIES | {NAMES, f"{NAMES}, kl_divergence"},
+    "actor_critic": LITERAL,
+    "trpo": LITERAL | {NAMES, f"{NAMES}, kl_divergence"},
 }
 
 
@@ -169,7 +158,7 @@ def shared(name, a, b):
 
 def parts(text):
     """Name → lines of the module's docstring (`__doc__`), of each function and class, and of each
-    field of Args with the docstring under it (`Args.beta`), in order; with comments right above."""
+    field of Args with a docstring under it (`Args.beta`), in order; with comments right above."""
     lines, found = text.splitlines(), {}
 
     def add(name, node, last=None):
@@ -184,8 +173,7 @@ def parts(text):
                 if isinstance(field, ast.FunctionDef):
                     add(f"Args.{field.name}", field)
                 if isinstance(field, ast.AnnAssign):
-                    assert isinstance(below, ast.Expr), f"{field.target.id} has no docstring"
-                    add(f"Args.{field.target.id}", field, below)
+                    add(f"Args.{field.target.id}", field, isinstance(below, ast.Expr) and below)
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             add(node.name, node)
         elif isinstance(node, ast.Expr):

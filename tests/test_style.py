@@ -64,10 +64,12 @@ def poor_help(text: str) -> list[str]:
         if isinstance(node, ast.ClassDef) and node.name == "Args"
     )
     start = 1 if is_text(args.body[0]) else 0
-    found = []
+    lines, found = text.splitlines(), []
     for field, below in zip(args.body[start:], [*args.body[start + 1 :], None], strict=True):
         if isinstance(field, ast.AnnAssign):
-            words = below.value.value.lower().split() if is_text(below) else []
+            behind = lines[field.end_lineno - 1].partition("  # ")[2]
+            above = lines[field.lineno - 2].partition("    # ")[2]
+            words = (below.value.value if is_text(below) else behind or above).lower().split()
             if len(words) < 4 or words[0].startswith("likewise"):
                 found.append(field.target.id)
     return found
