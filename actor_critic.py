@@ -154,7 +154,7 @@ def rollouts(envs, agent, args):
             episodes += returns[done].tolist()
             returns[done] = 0
             obs, mask = next_obs, ~done
-        rollout = {name: torch.as_tensor(np.stack([s[name] for s in steps])) for name in step}
+        rollout = {name: torch.as_tensor(np.stack([s[name] for s in steps])) for name in steps[0]}
         if rollout["mask"].any():  # a rollout may hold nothing but resets
             yield rollout, episodes
 
@@ -272,7 +272,7 @@ def train(envs, agent, path, args):
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     writer = SummaryWriter(path.parent)
     writer.add_text("hyperparameters", str(args))
-    bar = tqdm(total=args.total_timesteps, unit="step", disable=None)
+    bar = tqdm(total=args.total_timesteps, unit="step", disable=None)  # shown on a terminal only
     global_step, recent = 0, []  # recent: returns of the last 100 episodes
     start = time.perf_counter()
     for rollout, episodes in rollouts(envs, agent, args):
