@@ -62,7 +62,7 @@ class Args:
 
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
-    """The TD errors of a rollout (see below), and what the critic should have said: all (T, N)."""
+    """The TD errors of a rollout (see below) or minibatch, and the critic's targets: one shape."""
     # Nothing follows a termination. An episode cut off by a time limit would have gone on, and
     # V(s_{t+1}) stands for the rest of it.
     next_values = next_values * ~rollout["terminated"]
@@ -74,8 +74,8 @@ def compute_advantages(rollout, values, next_values, args):
 def prepare(agent, rollout, args):
     """The rollout's B real steps, with advantages and returns: obs (B, D), actions (B,) or (B, A),
     the others (B,)."""
-    values, next_values = agent.value(rollout["obs"]), agent.value(rollout["next_obs"])
-    advantages, returns = compute_advantages(rollout, values, next_values, args)
+    values = agent.value(torch.cat([rollout["obs"], rollout["next_obs"][-1:]]))  # V(s_0) … V(s_T)
+    advantages, returns = compute_advantages(rollout, values[:-1], values[1:], args)
     rollout = rollout | {"advantages": advantages, "returns": returns}
     return {name: column[rollout["mask"]] for name, column in rollout.items()}
 
@@ -118,7 +118,7 @@ def fit_critic(agent, optimizer, batch, args):
     for _ in range(args.update_epochs):
         order = torch.randperm(len(batch["obs"]))
         for rows in order.chunk(args.num_minibatches):
-            mini = {name: column[rows] for name, column in batch.items()}
+            mini = {key: batch[key][rows] for key in ("obs", "next_obs", "rewards", "terminated")}
             next_values = agent.value(mini["next_obs"]).detach()  # no gradient flows into a target
             error, _ = compute_advantages(mini, agent.value(mini["obs"]), next_values, args)
             loss = 0.5 * (error / agent.return_norm.std).square().mean()

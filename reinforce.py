@@ -88,8 +88,8 @@ def compute_advantages(rollout, values, next_values, args):
 def prepare(agent, rollout, args):
     """The rollout's B real steps, with advantages and returns: obs (B, D), actions (B,) or (B, A),
     the others (B,)."""
-    values, next_values = agent.value(rollout["obs"]), agent.value(rollout["next_obs"])
-    advantages, returns = compute_advantages(rollout, values, next_values, args)
+    values = agent.value(torch.cat([rollout["obs"], rollout["next_obs"][-1:]]))  # V(s_0) … V(s_T)
+    advantages, returns = compute_advantages(rollout, values[:-1], values[1:], args)
     rollout = rollout | {"advantages": advantages, "returns": returns}
     return {name: column[rollout["mask"]] for name, column in rollout.items()}
 

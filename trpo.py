@@ -88,8 +88,8 @@ def compute_advantages(rollout, values, next_values, args):
 def prepare(agent, rollout, args):
     """The rollout's B real steps, with advantages and returns: obs (B, D), actions (B,) or (B, A),
     the others (B,)."""
-    values, next_values = agent.value(rollout["obs"]), agent.value(rollout["next_obs"])
-    advantages, returns = compute_advantages(rollout, values, next_values, args)
+    values = agent.value(torch.cat([rollout["obs"], rollout["next_obs"][-1:]]))  # V(s_0) … V(s_T)
+    advantages, returns = compute_advantages(rollout, values[:-1], values[1:], args)
     rollout = rollout | {"advantages": advantages, "returns": returns}
     return {name: column[rollout["mask"]] for name, column in rollout.items()}
 
@@ -110,7 +110,7 @@ def conjugate_gradient(product, g, steps, tolerance=1e-10):
             break
         image = product(direction)
         alpha = square / (direction @ image)
-        x = x + alpha * direction
+        x += alpha * direction
         residual = residual - alpha * image
         new_square = residual @ residual
         direction = residual + new_square / square * direction
