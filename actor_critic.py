@@ -6,14 +6,13 @@ makes of its outcome:
     ∇J ≈ mean_t δ_t ∇log π(a_t | s_t),   δ_t = R_t + γ V(s_{t+1}) − V(s_t)
 
 Then V takes several passes over the same steps to reduce δ_t². Its target R_t + γ V(s_{t+1}) is
-taken anew each time, but no gradient flows through it. V(s_{t+1}) counts as 0 where the episode
-terminated, but not where a time limit cut it off: it would have gone on.
+taken anew each time, but no gradient flows through it.
 
 Why: REINFORCE waits for whole episodes, and credits every action with all that came after it. The
 TD error δ_t depends on a single reward and a single step of the environment, so it varies far less,
 and a rollout may stop anywhere: no episode is too long. On CartPole that saves no steps.
 
-Weakness: δ_t is unbiased only if V is right, so V must learn faster than the policy
+Weakness: δ_t is unbiased only if V(s_{t+1}) is right, so V must learn faster than the policy
 (--update-epochs). And nothing limits how far a step moves the policy.
 
     python actor_critic.py                                                     # CartPole-v1
@@ -43,51 +42,42 @@ from tqdm import tqdm
 
 @dataclass
 class Args:
-    update_epochs: int = 4
-    """passes of the critic over each rollout"""
-    num_minibatches: int = 4
-    """optimizer steps per pass"""
-    ent_coef: float = 0.01
-    """weight of the entropy bonus; decays linearly to 0"""
-    gamma: float = 0.99
-    """γ, the discount factor"""
-    num_steps: int = 64
-    """T, steps per rollout in each environment"""
-    num_envs: int = 16
-    """N, environments stepped in parallel"""
-    learning_rate: float = 2e-3
-    """Adam's learning rate; constant, since a policy that slips late must be able to recover"""
-    max_grad_norm: float = 1.0
-    """the gradients of actor and critic are each clipped to this norm"""
-    total_timesteps: int = 200_000
-    """environment steps in total, over all environments"""
-    env_id: str = "CartPole-v1"
-    """any gymnasium environment with Discrete or Box actions; observations that are no Box are
-    flattened by gymnasium: Discrete, MultiDiscrete, MultiBinary, Tuple, Dict"""
-    init_std: float = 1.0
-    """initial standard deviation of a Gaussian policy (Box actions); it is learned from there"""
-    target_return: float | None = None
-    """stop training once the last 100 episodes reach this mean return, if given"""
-    seed: int = 1
-    """random seed; the same seed gives the same run, to the last digit"""
-    load: str = ""
-    """start from the agent in this file, the agent.pt of an earlier run"""
-    eval_only: bool = False
-    """only evaluate the agent given by --load, without training"""
-    record: bool = False
-    """save one greedy episode as a GIF next to the agent"""
-    output_dir: str = "runs"
-    """folder in which each run makes its own, for its logs and agent.pt"""
+    update_epochs: int = 4  # passes of the critic over each rollout
+    num_minibatches: int = 4  # optimizer steps per pass
+    ent_coef: float = 0.01  # weight of the entropy bonus; decays linearly to 0
+    gamma: float = 0.99  # γ, the discount factor
+    num_steps: int = 64  # T, steps per rollout in each environment
+    num_envs: int = 16  # N, environments stepped in parallel
+    learning_rate: float = 2e-3  # Adam's learning rate; constant, to recover from late slips
+    max_grad_norm: float = 1.0  # the gradients of actor and critic are each clipped to this norm
+    total_timesteps: int = 200_000  # steps over all environments; 0 to only evaluate --load
+    env_id: str = "CartPole-v1"  # any gymnasium environment with Discrete or Box actions
+    init_std: float = 1.0  # initial standard deviation of a Gaussian policy (Box actions)
+    target_return: float = math.inf  # stop once the last 100 episodes reach this mean return
+    seed: int = 1  # the same seed gives the same run, to the last digit
+    load: str = ""  # start from the agent in this file, the agent.pt of an earlier run
+    record: bool = False  # save one greedy episode as a GIF next to the agent
+    output_dir: str = "runs"  # folder in which each run makes its own, for its logs and agent.pt
 
 
 # -------------------------------------------------------------------------------------- Algorithm
-def compute_advantages(rewards, values, terminated, done, args):
-    """The TD error δ: values (T + 1, N), all others (T, N) → advantages (T, N). `done` is unused:
-    δ_t looks no further than s_{t+1}."""
+def compute_advantages(rollout, values, next_values, args):
+    """The TD errors of a rollout (see below) or minibatch, and the critic's targets: one shape."""
     # Nothing follows a termination. An episode cut off by a time limit would have gone on, and
     # V(s_{t+1}) stands for the rest of it.
-    next_values = values[1:] * ~terminated
-    return rewards + args.gamma * next_values - values[:-1]
+    next_values = next_values * ~rollout["terminated"]
+    returns = rollout["rewards"] + args.gamma * next_values
+    return returns - values, returns
+
+
+@torch.no_grad()
+def prepare(agent, rollout, args):
+    """The rollout's B real steps, with advantages and returns: obs (B, D), actions (B,) or (B, A),
+    the others (B,)."""
+    values = agent.value(torch.cat([rollout["obs"], rollout["next_obs"][-1:]]))  # V(s_0) … V(s_T)
+    advantages, returns = compute_advantages(rollout, values[:-1], values[1:], args)
+    rollout = rollout | {"advantages": advantages, "returns": returns}
+    return {name: column[rollout["mask"]] for name, column in rollout.items()}
 
 
 @torch.no_grad()
@@ -103,95 +93,68 @@ def rescale_returns(agent, returns):
     last.weight *= old_std / norm.std
 
 
-@torch.no_grad()
-def prepare(agent, rollout, args):
-    """A rollout's real steps as B rows: obs (B, D), actions (B,) or (B, A), the others (B,)."""
-    values = agent.value(rollout["obs"])
-    advantages = compute_advantages(
-        rollout["rewards"], values, rollout["terminated"], rollout["done"], args
-    )
-    batch = {
-        "obs": rollout["obs"][:-1],
-        "actions": rollout["actions"],
-        "rewards": rollout["rewards"],
-        "next_obs": rollout["obs"][1:],
-        "terminated": rollout["terminated"],
-        "values": values[:-1],
-        "advantages": advantages,
-        "returns": values[:-1] + advantages,  # what the critic should have said
-    }
-    return {name: column[rollout["mask"]] for name, column in batch.items()}
-
-
-def update(agent, optimizer, batch, ent_coef, args):
-    """One step of the policy, then passes of the critic; returns what to log."""
-    policy = agent.policy(batch["obs"])
-    entropy = policy.entropy().mean()
-    logprobs = policy.log_prob(batch["actions"])
+def update(agent, optimizer, batch, left, args):
+    """One step of the policy, then passes of the critic; returns what to log. `left`, the share of
+    the training to come, falls from 1 to 0."""
     # In standard deviations of the return, so that one learning rate suits rewards of any scale.
     # A z-score per batch would turn what little noise a good policy is left with into a signal.
+    rescale_returns(agent, batch["returns"])
     advantages = batch["advantages"] / agent.return_norm.std
-    policy_loss = -(advantages * logprobs).mean()
-    loss = policy_loss - ent_coef * entropy
+    policy = agent.policy(batch["obs"])
+    entropy = policy.entropy().mean()
+    policy_loss = -(advantages * policy.log_prob(batch["actions"])).mean()
+    loss = policy_loss - args.ent_coef * left * entropy
     optimizer.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(agent.actor.parameters(), args.max_grad_norm)
     optimizer.step()
-    return {
-        "policy_loss": policy_loss.detach(),
-        "value_loss": fit_critic(agent, optimizer, batch, args),
-        "entropy": entropy.detach(),
-    }
+    stats = {"policy_loss": policy_loss.item(), "entropy": entropy.item()}
+    stats["value_loss"] = fit_critic(agent, optimizer, batch, args)
+    return stats
 
 
 def fit_critic(agent, optimizer, batch, args):
-    """Passes over the batch in minibatches that pull V(s_t) to R_t + γ V(s_{t+1}); mean loss."""
-    losses = []
+    """Passes over the batch in minibatches that pull V(s_t) to its target; the last loss."""
     for _ in range(args.update_epochs):
         order = torch.randperm(len(batch["obs"]))
         for rows in order.chunk(args.num_minibatches):
-            with torch.no_grad():  # no gradient flows into the target
-                next_values = agent.value(batch["next_obs"][rows]) * ~batch["terminated"][rows]
-                target = batch["rewards"][rows] + args.gamma * next_values
-            error = agent.value(batch["obs"][rows]) - target
+            mini = {key: batch[key][rows] for key in ("obs", "next_obs", "rewards", "terminated")}
+            next_values = agent.value(mini["next_obs"]).detach()  # no gradient flows into a target
+            error, _ = compute_advantages(mini, agent.value(mini["obs"]), next_values, args)
             loss = 0.5 * (error / agent.return_norm.std).square().mean()
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(agent.critic.parameters(), args.max_grad_norm)
             optimizer.step()  # of V alone: Adam skips the actor, whose gradients are None
-            losses.append(loss.item())
-    return torch.tensor(losses).mean()
+    return loss.item()
 
 
 # --------------------------------------------------------------------------------------- Rollouts
 def rollouts(envs, agent, args):
-    """Yield, without end, rollouts of T = num_steps steps in N environments, each with the returns
+    """Yield, without end, rollouts of T = num_steps steps in N environments, with the returns
     of the episodes that ended in it.
 
-    A rollout: obs (T + 1, N, D), actions (T, N) or (T, N, A), all others (T, N). `done` marks the
-    last step of an episode, terminated or out of time. In the step after that, gymnasium resets the
-    environment and ignores the action; `mask` is False there, for it is not a real step. Its obs is
-    the old episode's last, so obs[t + 1] is always where step t led.
+    A rollout: obs and next_obs (T, N, D), actions (T, N) or (T, N, A), all others (T, N). `done`
+    marks the last step of an episode, terminated or out of time. In the step after that, gymnasium
+    resets the environment and ignores the action: no real step, so `mask` is False there.
     """
     obs, _ = envs.reset(seed=args.seed)
     mask = np.ones(args.num_envs, bool)
     returns = np.zeros(args.num_envs)  # of the episodes under way, so far
     while True:
-        observations, steps, episodes = [obs], [], []
+        steps, episodes = [], []
         for _ in range(args.num_steps):
             actions = agent.act(obs)
-            obs, rewards, terminated, truncated, _ = envs.step(actions)
+            next_obs, rewards, terminated, truncated, _ = envs.step(actions)
             done = terminated | truncated
-            step = {"actions": actions, "rewards": rewards.astype(np.float32), "mask": mask}
-            steps.append(step | {"terminated": terminated, "done": done})
-            observations.append(obs)
+            step = {"obs": obs, "actions": actions, "rewards": rewards.astype(np.float32)}
+            step |= {"next_obs": next_obs, "terminated": terminated, "done": done, "mask": mask}
+            steps.append(step)
             returns += rewards * mask
             episodes += returns[done].tolist()
             returns[done] = 0
-            mask = ~done
-        rollout = {"obs": torch.as_tensor(np.stack(observations)).float().flatten(2)}
-        for name in steps[0]:
-            rollout[name] = torch.as_tensor(np.stack([step[name] for step in steps]))
+            obs, mask = next_obs, ~done
+        rollout = {name: torch.as_tensor(np.stack([s[name] for s in steps])) for name in steps[0]}
         if rollout["mask"].any():  # a rollout may hold nothing but resets
             yield rollout, episodes
 
@@ -206,13 +169,11 @@ def make_envs(env_id, num_envs, **options):
     seen, space = envs.single_observation_space, envs.single_action_space
     discrete = isinstance(space, Discrete) and space.start == 0
     continuous = isinstance(space, Box) and len(space.shape) == 1
-    supported = seen.is_np_flattenable and (discrete or continuous)
-    if not supported or envs.metadata["autoreset_mode"] != gym.vector.AutoresetMode.NEXT_STEP:
-        stop(
-            f"--env-id {env_id}: needs observations that gymnasium can flatten, Discrete or flat "
-            "Box actions and next-step autoreset"
-        )
-    if not isinstance(seen, Box):  # a Discrete state becomes one-hot, a Dict a single vector
+    next_step = envs.metadata["autoreset_mode"] == gym.vector.AutoresetMode.NEXT_STEP
+    if not (seen.is_np_flattenable and (discrete or continuous) and next_step):
+        needs = "observations of a fixed size, Discrete or flat Box actions, next-step autoreset"
+        stop(f"--env-id {env_id}: needs {needs}")
+    if not isinstance(seen, Box) or len(seen.shape) != 1:  # a Dict or an image becomes a vector
         envs = gym.wrappers.vector.FlattenObservation(envs)
     if continuous:  # for the environment alone: log π is that of the action drawn
         envs = gym.wrappers.vector.ClipAction(envs)
@@ -237,7 +198,13 @@ class RunningNorm(nn.Module):
         self.std = (squares / count - mean**2).clamp(min=1e-8).sqrt().float()
 
     def forward(self, x):
-        return ((x - self.mean) / self.std).clamp(-10, 10)
+        return ((x.to(self.mean.dtype) - self.mean) / self.std).clamp(-10, 10)
+
+
+def mlp(inputs, outputs):
+    """Two hidden layers of 64 tanh units."""
+    hidden = [nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()]
+    return nn.Sequential(*hidden, nn.Linear(64, outputs))
 
 
 class Agent(nn.Module):
@@ -247,26 +214,14 @@ class Agent(nn.Module):
         super().__init__()
         obs_size = flatdim(envs.single_observation_space)
         action_space = envs.single_action_space
-        self.discrete = isinstance(action_space, Discrete)
         self.obs_norm = RunningNorm(obs_size)
         self.return_norm = RunningNorm()
-        self.actor = nn.Sequential(
-            nn.Linear(obs_size, 64),
-            nn.Tanh(),
-            nn.Linear(64, 64),
-            nn.Tanh(),
-            nn.Linear(64, flatdim(action_space)),
-        )
-        self.critic = nn.Sequential(
-            nn.Linear(obs_size, 64),
-            nn.Tanh(),
-            nn.Linear(64, 64),
-            nn.Tanh(),
-            nn.Linear(64, 1),
-        )
+        self.actor = mlp(obs_size, flatdim(action_space))
+        self.critic = mlp(obs_size, 1)
         self.actor[-1].weight.data *= 0.01  # close to uniform at first
+        self.discrete = isinstance(action_space, Discrete)
         if not self.discrete:
-            self.actor.log_std = nn.Parameter(torch.full(action_space.shape, np.log(init_std)))
+            self.actor.log_std = nn.Parameter(torch.full(action_space.shape, math.log(init_std)))
 
     def policy(self, obs):
         """π(·|s): obs (…, D) → a distribution over actions (…) or (…, A)."""
@@ -283,44 +238,15 @@ class Agent(nn.Module):
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """Actions for the observations of N environments: drawn from π, or its mode."""
-        policy = self.policy(torch.as_tensor(obs, dtype=torch.float32).flatten(1))
+        policy = self.policy(torch.as_tensor(obs))
         return (policy.mode if greedy else policy.sample()).numpy()
 
 
-def load_agent(agent, args):
-    """Fill `agent` from the file given by --load."""
-    try:
-        agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
-    except Exception as error:  # a missing, torn or foreign file can fail in many ways
-        stop(f"--load {args.load}: no agent of --env-id {args.env_id} ({type(error).__name__})")
-
-
-# ------------------------------------------------------------------------------------ Flag checks
-def stop(message):
-    """End a run that cannot work: one line that names the flag and the fix, exit status 2."""
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def check_args(args):
-    """Stop at the first flag whose value no run can use."""
-    may_be_0 = ["ent_coef", "gamma", "learning_rate", "seed"]
-    for name, value in vars(args).items():
-        low = 0 if name in may_be_0 else 1e-9
-        high = 1 if name == "gamma" else 2**31
-        is_number = type(value) in (int, float) and name != "target_return"
-        if is_number and not low <= value <= high:
-            stop(f"--{name.replace('_', '-')} {value}: must be between {low} and {high}")
-
-
-# --------------------------------------------------------------------------- Evaluation and main
-@torch.no_grad()
+# --------------------------------------------------------------- Evaluation, training and main
 def evaluate(agent, args, greedy, episodes=100, gif=None):
-    """Mean return of fresh episodes, one per environment, each cut off after 10,000 steps; of a
-    single one, filmed, if given a file name for the `gif`."""
-    options = {}
-    if gif:
-        episodes, options = 1, {"render_mode": "rgb_array"}
+    """Mean return of fresh episodes, one per environment, each cut off after 10,000 steps; the
+    first is filmed if given a file name for the `gif`."""
+    options = {"render_mode": "rgb_array"} if gif else {}
     envs = make_envs(args.env_id, episodes, **options)
     obs, _ = envs.reset(seed=args.seed + 10**6)
     returns = np.zeros(episodes)
@@ -341,87 +267,84 @@ def evaluate(agent, args, greedy, episodes=100, gif=None):
 
 
 def train(envs, agent, path, args):
-    """Train until the steps are spent; returns the step and second at which the task was solved."""
+    """Train until the steps are spent or --target-return is reached; the agent as it was before
+    each update is saved at `path`, beside the logs."""
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     writer = SummaryWriter(path.parent)
     writer.add_text("hyperparameters", str(args))
-    threshold = args.target_return
-    if threshold is None:
-        threshold = envs.spec.reward_threshold or np.inf
-    global_step, solved_step, solved_seconds = 0, None, None
-    recent = []  # returns of the last 100 episodes
-    bar = tqdm(total=args.total_timesteps, unit="step", disable=None)
+    bar = tqdm(total=args.total_timesteps, unit="step", disable=None)  # shown on a terminal only
+    global_step, recent = 0, []  # recent: returns of the last 100 episodes
     start = time.perf_counter()
     for rollout, episodes in rollouts(envs, agent, args):
         torch.save({args.env_id: agent.state_dict()}, path.with_suffix(".tmp"))
         path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole agent
         steps = int(rollout["mask"].sum())
         global_step += steps
-        seconds = time.perf_counter() - start
-        recent = (recent + episodes)[-100:]
-        mean_return = np.mean(recent or [np.nan])
-        bar.set_postfix(mean_return=f"{mean_return:.1f}")
         bar.update(steps)
-        if solved_step is None and len(recent) == 100 and mean_return >= threshold:
-            solved_step, solved_seconds = global_step, seconds
-        left = 1 - global_step / args.total_timesteps
-        if left <= 0 or (solved_step and args.target_return is not None):
+        recent = (recent + episodes)[-100:]
+        if episodes:
+            bar.set_postfix(mean_return=f"{np.mean(recent):.1f}")
+            writer.add_scalar("charts/episodic_return", np.mean(episodes), global_step)
+        solved = len(recent) == 100 and np.mean(recent) >= args.target_return
+        if solved or global_step >= args.total_timesteps:
             break
         batch = prepare(agent, rollout, args)
-        rescale_returns(agent, batch["returns"])  # before: the losses are in their deviations
-        stats = update(agent, optimizer, batch, args.ent_coef * left, args)
+        stats = update(agent, optimizer, batch, 1 - global_step / args.total_timesteps, args)
         agent.obs_norm.update(batch["obs"])  # not before: the update needs the π that acted
         if not math.isfinite(sum(stats.values())):
             bar.close()
-            sys.exit(
-                f"error: step {global_step}: loss not finite; lower --learning-rate; "
-                f"the last good agent is {path}"
-            )
-        errors = batch["returns"] - batch["values"]
-        unexplained = errors.var(correction=0) / batch["returns"].var(correction=0)
+            hint = f"lower --learning-rate; the last good agent is {path}"
+            sys.exit(f"error: step {global_step}: loss not finite; {hint}")
+        unexplained = batch["advantages"].var(correction=0) / batch["returns"].var(correction=0)
         stats["explained_variance"] = 1 - unexplained.item()
         for name, value in stats.items():
             writer.add_scalar(f"losses/{name}", value, global_step)
-        writer.add_scalar("charts/learning_rate", args.learning_rate, global_step)
-        writer.add_scalar("charts/SPS", global_step / seconds, global_step)
-        if episodes:
-            writer.add_scalar("charts/episodic_return", np.mean(episodes), global_step)
+        writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
+        writer.add_scalar("charts/SPS", global_step / (time.perf_counter() - start), global_step)
     bar.close()
     writer.close()
-    return solved_step, solved_seconds
+
+
+def stop(message):
+    """End a run that cannot work: one line that names the flag and the fix, exit status 2."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def check_args(args):
+    """Stop at the first number that no run can use."""
+    may_be_0 = ["beta", "clip_coef", "damping", "ent_coef", "gae_lambda", "gamma"]
+    may_be_0 += ["learning_rate", "seed", "total_timesteps"]
+    for name, value in vars(args).items():
+        low = 0 if name in may_be_0 else 1e-9
+        high = 1 if name in ("gae_lambda", "gamma") else 2**31
+        is_number = type(value) in (int, float) and name != "target_return"
+        if is_number and not low <= value <= high:
+            stop(f"--{name.replace('_', '-')} {value}: must be between {low} and {high}")
 
 
 def main(args):
-    start = time.perf_counter()
     check_args(args)
     torch.set_num_threads(1)  # networks this small only get slower with more
     Distribution.set_default_validate_args(False)  # checking every tensor is slow as well
     torch.manual_seed(args.seed)
     envs = make_envs(args.env_id, args.num_envs)
     agent = Agent(envs, args.init_std)
-    if args.load or args.eval_only:
-        load_agent(agent, args)
-    path = Path(args.load)
-    solved_step, solved_seconds = None, None
-    if not args.eval_only:
-        folder = f"{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
-        path = Path(args.output_dir, folder, "agent.pt")
-        print(f"logs and agent in {path.parent}; tensorboard --logdir {args.output_dir}")
-        solved_step, solved_seconds = train(envs, agent, path, args)
+    if args.load:
+        try:
+            agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
+        except Exception as error:  # a missing, torn or foreign file can fail in many ways
+            stop(f"--load {args.load}: no agent of --env-id {args.env_id} ({type(error).__name__})")
+    folder = f"{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+    path = Path(args.output_dir, folder, "agent.pt")
+    print(f"logs and agent in {path.parent}; tensorboard --logdir {args.output_dir}")
+    train(envs, agent, path, args)
     greedy = evaluate(agent, args, True)
     sampled = evaluate(agent, args, False)
     if args.record:
-        evaluate(agent, args, True, gif=path.with_suffix(".gif"))
-    seconds = time.perf_counter() - start
-    print(f"mean return {greedy:.1f} greedy, {sampled:.1f} sampled; {seconds:.0f} s; agent: {path}")
-    return {
-        "eval/return": greedy,
-        "eval/return_stochastic": sampled,
-        "solved_step": solved_step,
-        "solved_seconds": solved_seconds,
-        "seconds": seconds,
-        "agent": str(path),
-    }
+        evaluate(agent, args, True, episodes=1, gif=path.with_suffix(".gif"))
+    print(f"mean return {greedy:.1f} greedy, {sampled:.1f} sampled; agent: {path}")
+    return {"eval/return": greedy, "eval/return_stochastic": sampled, "agent": str(path)}
 
 
 if __name__ == "__main__":
@@ -429,11 +352,6 @@ if __name__ == "__main__":
 
 # /// script
 # requires-python = ">=3.11"
-# dependencies = [
-#     "torch==2.13.0",
-#     "gymnasium[classic-control]==1.4.0",
-#     "tyro==1.0.17",
-#     "tensorboard==2.21.0",
-#     "tqdm==4.70.1",
-# ]
+# dependencies = ["torch==2.13.0", "gymnasium[classic-control]==1.4.0", "tyro==1.0.17",
+#     "tensorboard==2.21.0", "tqdm==4.70.1"]
 # ///

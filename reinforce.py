@@ -8,16 +8,10 @@ The policy π plays one whole episode in each of N environments, and ascends the
     baseline        G_t − V(s_t)                 and without what was to be expected anyway; the
                                                  critic V is learned from the G_t
 
-With a baseline, V also stands for the rewards that would have followed a time limit. An environment
-that has no limit gets one of 1,000 steps.
-
 Why: it is the plainest estimate of the gradient there is. For γ = 1, and without a time limit, all
-three estimates have the same mean, ∇J itself, since a baseline that does not depend on the action
-adds nothing to it. But each varies less than the one before it, and variance makes REINFORCE slow.
-
-For γ < 1 the gradient of the discounted return has a factor γ^t in term t. The last two leave it
-out, as most implementations do, or late actions would hardly count; what they follow then is no
-function's gradient (Nota & Thomas 2020, Is the Policy Gradient a Gradient?, arXiv:1906.07073).
+three have the same mean, ∇J itself, and each usually varies less than the one before it. (For γ < 1
+the last two leave out a factor γ^t, as most implementations do, or late actions would hardly count;
+what they follow then is no function's gradient: Nota & Thomas 2020, arXiv:1906.07073.)
 
 Weakness: even so, the luck of one episode stands for all that could have followed an action, and
 the episode must end before anything is learned.
@@ -25,9 +19,8 @@ the episode must end before anything is learned.
     python reinforce.py                                                        # CartPole-v1
     python reinforce.py --psi return                                           # how much noisier?
 
-Williams 1992, Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement
-Learning. Baselines: Greensmith et al. 2004, Variance Reduction Techniques for Gradient Estimates
-in Reinforcement Learning
+Williams 1992, Simple Statistical Gradient-Following Algorithms, doi:10.1007/BF00992696
+Baselines: Greensmith et al. 2004, Variance Reduction Techniques for Gradient Estimates in RL
 """
 
 import math
@@ -51,105 +44,81 @@ from tqdm import tqdm
 
 @dataclass
 class Args:
+    # what an action is credited with: the whole return, the rewards from it on, or these less V
     psi: Literal["return", "reward-to-go", "baseline"] = "baseline"
-    """what an action is credited with: the episode's return, the rewards from the action on, or
-    these less the critic's expectation"""
-    update_epochs: int = 4
-    """passes of the critic over each rollout"""
-    num_minibatches: int = 4
-    """optimizer steps per pass"""
-    ent_coef: float = 0.01
-    """weight of the entropy bonus; decays linearly to 0"""
-    gamma: float = 0.99
-    """γ, the discount factor"""
-    num_envs: int = 24
-    """N, environments stepped in parallel"""
-    learning_rate: float = 4e-3
-    """Adam's learning rate; constant, since a policy that slips late must be able to recover"""
-    max_grad_norm: float = 1.0
-    """the critic's gradient is clipped to this norm"""
-    total_timesteps: int = 300_000
-    """environment steps in total, over all environments"""
-    env_id: str = "CartPole-v1"
-    """any gymnasium environment with Discrete or Box actions; observations that are no Box are
-    flattened by gymnasium: Discrete, MultiDiscrete, MultiBinary, Tuple, Dict"""
-    init_std: float = 1.0
-    """initial standard deviation of a Gaussian policy (Box actions); it is learned from there"""
-    target_return: float | None = None
-    """stop training once the last 100 episodes reach this mean return, if given"""
-    seed: int = 1
-    """random seed; the same seed gives the same run, to the last digit"""
-    load: str = ""
-    """start from the agent in this file, the agent.pt of an earlier run"""
-    eval_only: bool = False
-    """only evaluate the agent given by --load, without training"""
-    record: bool = False
-    """save one greedy episode as a GIF next to the agent"""
-    output_dir: str = "runs"
-    """folder in which each run makes its own, for its logs and agent.pt"""
+    update_epochs: int = 4  # passes of the critic over each rollout
+    num_minibatches: int = 4  # optimizer steps per pass
+    ent_coef: float = 0.01  # weight of the entropy bonus; decays linearly to 0
+    gamma: float = 0.99  # γ, the discount factor
+    num_envs: int = 24  # N, environments stepped in parallel
+    learning_rate: float = 4e-3  # Adam's learning rate; constant, to recover from late slips
+    max_grad_norm: float = 1.0  # the critic's gradient is clipped to this norm
+    total_timesteps: int = 300_000  # steps over all environments; 0 to only evaluate --load
+    env_id: str = "CartPole-v1"  # any gymnasium environment with Discrete or Box actions
+    init_std: float = 1.0  # initial standard deviation of a Gaussian policy (Box actions)
+    target_return: float = math.inf  # stop once the last 100 episodes reach this mean return
+    seed: int = 1  # the same seed gives the same run, to the last digit
+    load: str = ""  # start from the agent in this file, the agent.pt of an earlier run
+    record: bool = False  # save one greedy episode as a GIF next to the agent
+    output_dir: str = "runs"  # folder in which each run makes its own, for its logs and agent.pt
 
 
 # -------------------------------------------------------------------------------------- Algorithm
-def compute_advantages(rewards, values, terminated, done, args):
-    """Ψ: values (T + 1, N), all others (T, N) → (T, N). `terminated` is unused: prepare has seen
-    to what follows a time limit."""
+def compute_advantages(rollout, values, next_values, args):
+    """Ψ of a rollout (see below), and what the critic should have said: all (T, N)."""
+    rewards = rollout["rewards"]
+    if args.psi == "baseline":
+        # An episode that a time limit cut off would have gone on: the critic says what is missing.
+        # Else G_t would shrink as the limit nears. V(s_t) cannot foresee it: no clock is in s_t.
+        truncated = rollout["done"] & ~rollout["terminated"]
+        rewards = rewards + args.gamma * next_values * truncated
     returns = torch.zeros_like(rewards)
     following = 0.0
     for t in reversed(range(len(rewards))):
-        following = rewards[t] + args.gamma * following * ~done[t]
+        following = rewards[t] + args.gamma * following * ~rollout["done"][t]
         returns[t] = following
+    if args.psi == "baseline":
+        return returns - values, returns
     if args.psi == "return":
-        return returns[0].expand_as(returns)
-    return returns - values[:-1]
+        returns = returns[0].expand_as(returns)
+    return returns, returns
 
 
 @torch.no_grad()
 def prepare(agent, rollout, args):
-    """A rollout's real steps as B rows: obs (B, D), actions (B,) or (B, A), the others (B,)."""
-    values = agent.value(rollout["obs"])
-    if args.psi != "baseline":
-        values = torch.zeros_like(values)
-    # An episode that a time limit cut off would have gone on: the critic says what is missing.
-    # Without it G_t would shrink as the limit nears. V(s_t) cannot foresee it: no clock is in s_t.
-    truncated = rollout["done"] & ~rollout["terminated"]
-    rewards = rollout["rewards"] + args.gamma * values[1:] * truncated
-    advantages = compute_advantages(rewards, values, rollout["terminated"], rollout["done"], args)
-    batch = {
-        "obs": rollout["obs"][:-1],
-        "actions": rollout["actions"],
-        "values": values[:-1],
-        "advantages": advantages,
-        "returns": values[:-1] + advantages,  # what the critic should have said
-    }
-    return {name: column[rollout["mask"]] for name, column in batch.items()}
+    """The rollout's B real steps, with advantages and returns: obs (B, D), actions (B,) or (B, A),
+    the others (B,)."""
+    values = agent.value(torch.cat([rollout["obs"], rollout["next_obs"][-1:]]))  # V(s_0) … V(s_T)
+    advantages, returns = compute_advantages(rollout, values[:-1], values[1:], args)
+    rollout = rollout | {"advantages": advantages, "returns": returns}
+    return {name: column[rollout["mask"]] for name, column in rollout.items()}
 
 
-def update(agent, optimizer, batch, ent_coef, args):
-    """One step of the policy, then passes of the critic; returns what to log."""
-    policy = agent.policy(batch["obs"])
-    entropy = policy.entropy().mean()
-    logprobs = policy.log_prob(batch["actions"])
+def update(agent, optimizer, batch, left, args):
+    """One step of the policy, then passes of the critic; returns what to log. `left`, the share of
+    the training to come, falls from 1 to 0."""
     # In standard deviations of the return, so that one learning rate suits rewards of any scale.
     # A z-score per batch would turn what little noise a good policy is left with into a signal.
+    agent.return_norm.update(batch["returns"])
     advantages = batch["advantages"] / agent.return_norm.std
+    policy = agent.policy(batch["obs"])
+    entropy = policy.entropy().mean()
     # The mean over episodes, of which there is one per environment, of the sum over their steps.
-    # The entropy bonus is a mean over the steps.
-    policy_loss = -(advantages * logprobs).sum() / args.num_envs
-    loss = policy_loss - ent_coef * entropy
+    policy_loss = -(advantages * policy.log_prob(batch["actions"])).sum() / args.num_envs
+    loss = policy_loss - args.ent_coef * left * entropy
     optimizer.zero_grad()
     loss.backward()
     # The gradient is not clipped. That would only shorten the long ones, early in training. Adam
     # divides by the size of past gradients, so later steps, mostly noise, would become longer.
     optimizer.step()
-    stats = {"policy_loss": policy_loss.detach(), "entropy": entropy.detach()}
+    stats = {"policy_loss": policy_loss.item(), "entropy": entropy.item()}
     if args.psi == "baseline":
         stats["value_loss"] = fit_critic(agent, optimizer, batch, args)
     return stats
 
 
 def fit_critic(agent, optimizer, batch, args):
-    """Passes over the batch in minibatches that pull V(s_t) to the returns; mean loss."""
-    losses = []
+    """Passes over the batch in minibatches that pull V(s_t) to its target; the last loss."""
     for _ in range(args.update_epochs):
         order = torch.randperm(len(batch["obs"]))
         for rows in order.chunk(args.num_minibatches):
@@ -159,37 +128,34 @@ def fit_critic(agent, optimizer, batch, args):
             loss.backward()
             nn.utils.clip_grad_norm_(agent.critic.parameters(), args.max_grad_norm)
             optimizer.step()  # of V alone: Adam skips the actor, whose gradients are None
-            losses.append(loss.item())
-    return torch.tensor(losses).mean()
+    return loss.item()
 
 
 # --------------------------------------------------------------------------------------- Rollouts
 def rollouts(envs, agent, args):
-    """Yield, without end, rollouts of one whole episode in each of N environments, each with the
-    returns of these episodes.
+    """Yield, without end, rollouts of a whole episode in each of N environments, with the returns
+    of the episodes that ended in it.
 
-    A rollout: obs (T + 1, N, D), actions (T, N) or (T, N, A), all others (T, N), where T is the
-    length of the longest episode. `done` marks the last step of an episode, terminated or out of
-    time. After it `mask` is False: the environment plays on, unused, until the others have ended.
+    A rollout: obs and next_obs (T, N, D), actions (T, N) or (T, N, A), all others (T, N). `done`
+    marks the last step of an episode, terminated or out of time. After it `mask` is False: the
+    environment plays on, unused, until the longest episode, of T steps, has ended.
     """
     limit = envs.spec.max_episode_steps or 1000  # without a limit an episode might never end
     obs, _ = envs.reset(seed=args.seed)
     while True:
         mask = np.ones(args.num_envs, bool)
         returns = np.zeros(args.num_envs)
-        observations, steps = [obs], []
+        steps = []
         while mask.any():
             actions = agent.act(obs)
-            obs, rewards, terminated, truncated, _ = envs.step(actions)
-            done = terminated | truncated | (len(observations) == limit)
-            step = {"actions": actions, "rewards": rewards.astype(np.float32), "mask": mask}
-            steps.append(step | {"terminated": terminated, "done": done})
-            observations.append(obs)
+            next_obs, rewards, terminated, truncated, _ = envs.step(actions)
+            done = terminated | truncated | (len(steps) + 1 == limit)
+            step = {"obs": obs, "actions": actions, "rewards": rewards.astype(np.float32)}
+            step |= {"next_obs": next_obs, "terminated": terminated, "done": done, "mask": mask}
+            steps.append(step)
             returns += rewards * mask
-            mask = mask & ~done
-        rollout = {"obs": torch.as_tensor(np.stack(observations)).float().flatten(2)}
-        for name in steps[0]:
-            rollout[name] = torch.as_tensor(np.stack([step[name] for step in steps]))
+            obs, mask = next_obs, mask & ~done
+        rollout = {name: torch.as_tensor(np.stack([s[name] for s in steps])) for name in steps[0]}
         yield rollout, returns.tolist()
         obs, _ = envs.reset()
 
@@ -204,13 +170,11 @@ def make_envs(env_id, num_envs, **options):
     seen, space = envs.single_observation_space, envs.single_action_space
     discrete = isinstance(space, Discrete) and space.start == 0
     continuous = isinstance(space, Box) and len(space.shape) == 1
-    supported = seen.is_np_flattenable and (discrete or continuous)
-    if not supported or envs.metadata["autoreset_mode"] != gym.vector.AutoresetMode.NEXT_STEP:
-        stop(
-            f"--env-id {env_id}: needs observations that gymnasium can flatten, Discrete or flat "
-            "Box actions and next-step autoreset"
-        )
-    if not isinstance(seen, Box):  # a Discrete state becomes one-hot, a Dict a single vector
+    next_step = envs.metadata["autoreset_mode"] == gym.vector.AutoresetMode.NEXT_STEP
+    if not (seen.is_np_flattenable and (discrete or continuous) and next_step):
+        needs = "observations of a fixed size, Discrete or flat Box actions, next-step autoreset"
+        stop(f"--env-id {env_id}: needs {needs}")
+    if not isinstance(seen, Box) or len(seen.shape) != 1:  # a Dict or an image becomes a vector
         envs = gym.wrappers.vector.FlattenObservation(envs)
     if continuous:  # for the environment alone: log π is that of the action drawn
         envs = gym.wrappers.vector.ClipAction(envs)
@@ -235,7 +199,13 @@ class RunningNorm(nn.Module):
         self.std = (squares / count - mean**2).clamp(min=1e-8).sqrt().float()
 
     def forward(self, x):
-        return ((x - self.mean) / self.std).clamp(-10, 10)
+        return ((x.to(self.mean.dtype) - self.mean) / self.std).clamp(-10, 10)
+
+
+def mlp(inputs, outputs):
+    """Two hidden layers of 64 tanh units."""
+    hidden = [nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()]
+    return nn.Sequential(*hidden, nn.Linear(64, outputs))
 
 
 class Agent(nn.Module):
@@ -245,26 +215,14 @@ class Agent(nn.Module):
         super().__init__()
         obs_size = flatdim(envs.single_observation_space)
         action_space = envs.single_action_space
-        self.discrete = isinstance(action_space, Discrete)
         self.obs_norm = RunningNorm(obs_size)
         self.return_norm = RunningNorm()
-        self.actor = nn.Sequential(
-            nn.Linear(obs_size, 64),
-            nn.Tanh(),
-            nn.Linear(64, 64),
-            nn.Tanh(),
-            nn.Linear(64, flatdim(action_space)),
-        )
-        self.critic = nn.Sequential(
-            nn.Linear(obs_size, 64),
-            nn.Tanh(),
-            nn.Linear(64, 64),
-            nn.Tanh(),
-            nn.Linear(64, 1),
-        )
+        self.actor = mlp(obs_size, flatdim(action_space))
+        self.critic = mlp(obs_size, 1)
         self.actor[-1].weight.data *= 0.01  # close to uniform at first
+        self.discrete = isinstance(action_space, Discrete)
         if not self.discrete:
-            self.actor.log_std = nn.Parameter(torch.full(action_space.shape, np.log(init_std)))
+            self.actor.log_std = nn.Parameter(torch.full(action_space.shape, math.log(init_std)))
 
     def policy(self, obs):
         """π(·|s): obs (…, D) → a distribution over actions (…) or (…, A)."""
@@ -281,44 +239,15 @@ class Agent(nn.Module):
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """Actions for the observations of N environments: drawn from π, or its mode."""
-        policy = self.policy(torch.as_tensor(obs, dtype=torch.float32).flatten(1))
+        policy = self.policy(torch.as_tensor(obs))
         return (policy.mode if greedy else policy.sample()).numpy()
 
 
-def load_agent(agent, args):
-    """Fill `agent` from the file given by --load."""
-    try:
-        agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
-    except Exception as error:  # a missing, torn or foreign file can fail in many ways
-        stop(f"--load {args.load}: no agent of --env-id {args.env_id} ({type(error).__name__})")
-
-
-# ------------------------------------------------------------------------------------ Flag checks
-def stop(message):
-    """End a run that cannot work: one line that names the flag and the fix, exit status 2."""
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def check_args(args):
-    """Stop at the first flag whose value no run can use."""
-    may_be_0 = ["ent_coef", "gamma", "learning_rate", "seed"]
-    for name, value in vars(args).items():
-        low = 0 if name in may_be_0 else 1e-9
-        high = 1 if name == "gamma" else 2**31
-        is_number = type(value) in (int, float) and name != "target_return"
-        if is_number and not low <= value <= high:
-            stop(f"--{name.replace('_', '-')} {value}: must be between {low} and {high}")
-
-
-# --------------------------------------------------------------------------- Evaluation and main
-@torch.no_grad()
+# --------------------------------------------------------------- Evaluation, training and main
 def evaluate(agent, args, greedy, episodes=100, gif=None):
-    """Mean return of fresh episodes, one per environment, each cut off after 10,000 steps; of a
-    single one, filmed, if given a file name for the `gif`."""
-    options = {}
-    if gif:
-        episodes, options = 1, {"render_mode": "rgb_array"}
+    """Mean return of fresh episodes, one per environment, each cut off after 10,000 steps; the
+    first is filmed if given a file name for the `gif`."""
+    options = {"render_mode": "rgb_array"} if gif else {}
     envs = make_envs(args.env_id, episodes, **options)
     obs, _ = envs.reset(seed=args.seed + 10**6)
     returns = np.zeros(episodes)
@@ -339,87 +268,84 @@ def evaluate(agent, args, greedy, episodes=100, gif=None):
 
 
 def train(envs, agent, path, args):
-    """Train until the steps are spent; returns the step and second at which the task was solved."""
+    """Train until the steps are spent or --target-return is reached; the agent as it was before
+    each update is saved at `path`, beside the logs."""
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     writer = SummaryWriter(path.parent)
     writer.add_text("hyperparameters", str(args))
-    threshold = args.target_return
-    if threshold is None:
-        threshold = envs.spec.reward_threshold or np.inf
-    global_step, solved_step, solved_seconds = 0, None, None
-    recent = []  # returns of the last 100 episodes
-    bar = tqdm(total=args.total_timesteps, unit="step", disable=None)
+    bar = tqdm(total=args.total_timesteps, unit="step", disable=None)  # shown on a terminal only
+    global_step, recent = 0, []  # recent: returns of the last 100 episodes
     start = time.perf_counter()
     for rollout, episodes in rollouts(envs, agent, args):
         torch.save({args.env_id: agent.state_dict()}, path.with_suffix(".tmp"))
         path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole agent
         steps = int(rollout["mask"].sum())
         global_step += steps
-        seconds = time.perf_counter() - start
-        recent = (recent + episodes)[-100:]
-        mean_return = np.mean(recent or [np.nan])
-        bar.set_postfix(mean_return=f"{mean_return:.1f}")
         bar.update(steps)
-        if solved_step is None and len(recent) == 100 and mean_return >= threshold:
-            solved_step, solved_seconds = global_step, seconds
-        left = 1 - global_step / args.total_timesteps
-        if left <= 0 or (solved_step and args.target_return is not None):
+        recent = (recent + episodes)[-100:]
+        if episodes:
+            bar.set_postfix(mean_return=f"{np.mean(recent):.1f}")
+            writer.add_scalar("charts/episodic_return", np.mean(episodes), global_step)
+        solved = len(recent) == 100 and np.mean(recent) >= args.target_return
+        if solved or global_step >= args.total_timesteps:
             break
         batch = prepare(agent, rollout, args)
-        agent.return_norm.update(batch["returns"])  # before: the losses are in their deviations
-        stats = update(agent, optimizer, batch, args.ent_coef * left, args)
+        stats = update(agent, optimizer, batch, 1 - global_step / args.total_timesteps, args)
         agent.obs_norm.update(batch["obs"])  # not before: the update needs the π that acted
         if not math.isfinite(sum(stats.values())):
             bar.close()
-            sys.exit(
-                f"error: step {global_step}: loss not finite; lower --learning-rate; "
-                f"the last good agent is {path}"
-            )
-        errors = batch["returns"] - batch["values"]
-        unexplained = errors.var(correction=0) / batch["returns"].var(correction=0)
+            hint = f"lower --learning-rate; the last good agent is {path}"
+            sys.exit(f"error: step {global_step}: loss not finite; {hint}")
+        unexplained = batch["advantages"].var(correction=0) / batch["returns"].var(correction=0)
         stats["explained_variance"] = 1 - unexplained.item()
         for name, value in stats.items():
             writer.add_scalar(f"losses/{name}", value, global_step)
-        writer.add_scalar("charts/learning_rate", args.learning_rate, global_step)
-        writer.add_scalar("charts/SPS", global_step / seconds, global_step)
-        if episodes:
-            writer.add_scalar("charts/episodic_return", np.mean(episodes), global_step)
+        writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
+        writer.add_scalar("charts/SPS", global_step / (time.perf_counter() - start), global_step)
     bar.close()
     writer.close()
-    return solved_step, solved_seconds
+
+
+def stop(message):
+    """End a run that cannot work: one line that names the flag and the fix, exit status 2."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def check_args(args):
+    """Stop at the first number that no run can use."""
+    may_be_0 = ["beta", "clip_coef", "damping", "ent_coef", "gae_lambda", "gamma"]
+    may_be_0 += ["learning_rate", "seed", "total_timesteps"]
+    for name, value in vars(args).items():
+        low = 0 if name in may_be_0 else 1e-9
+        high = 1 if name in ("gae_lambda", "gamma") else 2**31
+        is_number = type(value) in (int, float) and name != "target_return"
+        if is_number and not low <= value <= high:
+            stop(f"--{name.replace('_', '-')} {value}: must be between {low} and {high}")
 
 
 def main(args):
-    start = time.perf_counter()
     check_args(args)
     torch.set_num_threads(1)  # networks this small only get slower with more
     Distribution.set_default_validate_args(False)  # checking every tensor is slow as well
     torch.manual_seed(args.seed)
     envs = make_envs(args.env_id, args.num_envs)
     agent = Agent(envs, args.init_std)
-    if args.load or args.eval_only:
-        load_agent(agent, args)
-    path = Path(args.load)
-    solved_step, solved_seconds = None, None
-    if not args.eval_only:
-        folder = f"{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
-        path = Path(args.output_dir, folder, "agent.pt")
-        print(f"logs and agent in {path.parent}; tensorboard --logdir {args.output_dir}")
-        solved_step, solved_seconds = train(envs, agent, path, args)
+    if args.load:
+        try:
+            agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
+        except Exception as error:  # a missing, torn or foreign file can fail in many ways
+            stop(f"--load {args.load}: no agent of --env-id {args.env_id} ({type(error).__name__})")
+    folder = f"{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+    path = Path(args.output_dir, folder, "agent.pt")
+    print(f"logs and agent in {path.parent}; tensorboard --logdir {args.output_dir}")
+    train(envs, agent, path, args)
     greedy = evaluate(agent, args, True)
     sampled = evaluate(agent, args, False)
     if args.record:
-        evaluate(agent, args, True, gif=path.with_suffix(".gif"))
-    seconds = time.perf_counter() - start
-    print(f"mean return {greedy:.1f} greedy, {sampled:.1f} sampled; {seconds:.0f} s; agent: {path}")
-    return {
-        "eval/return": greedy,
-        "eval/return_stochastic": sampled,
-        "solved_step": solved_step,
-        "solved_seconds": solved_seconds,
-        "seconds": seconds,
-        "agent": str(path),
-    }
+        evaluate(agent, args, True, episodes=1, gif=path.with_suffix(".gif"))
+    print(f"mean return {greedy:.1f} greedy, {sampled:.1f} sampled; agent: {path}")
+    return {"eval/return": greedy, "eval/return_stochastic": sampled, "agent": str(path)}
 
 
 if __name__ == "__main__":
@@ -427,11 +353,6 @@ if __name__ == "__main__":
 
 # /// script
 # requires-python = ">=3.11"
-# dependencies = [
-#     "torch==2.13.0",
-#     "gymnasium[classic-control]==1.4.0",
-#     "tyro==1.0.17",
-#     "tensorboard==2.21.0",
-#     "tqdm==4.70.1",
-# ]
+# dependencies = ["torch==2.13.0", "gymnasium[classic-control]==1.4.0", "tyro==1.0.17",
+#     "tensorboard==2.21.0", "tqdm==4.70.1"]
 # ///

@@ -31,26 +31,6 @@ class Diary(gym.Env):
         )
 
 
-class Ledger(Diary):
-    """Diary whose observation is a Dict: the episode as a number, the step as one of seven
-    states."""
-
-    observation_space = gym.spaces.Dict(
-        episode=gym.spaces.Box(-np.inf, np.inf, (1,), np.float32), step=gym.spaces.Discrete(7)
-    )
-
-    def entry(self, obs):
-        return {"episode": obs[:1], "step": np.int64(obs[1])}
-
-    def reset(self, *, seed=None, options=None):
-        obs, info = super().reset(seed=seed)
-        return self.entry(obs), info
-
-    def step(self, action):
-        obs, *rest = super().step(action)
-        return self.entry(obs), *rest
-
-
 class Mirror(gym.Env):
     """Shows the action that reached it, which lies between -1 and 1; 5 steps."""
 
@@ -136,7 +116,6 @@ gym.register("Guess-v0", Guess)
 gym.register("GuessBox-v0", Guess, kwargs={"continuous": True})
 gym.register("Endless-v0", Endless, max_episode_steps=10)
 gym.register("Forever-v0", Endless)
-gym.register("Ledger-v0", Ledger, max_episode_steps=6)
 gym.register("Spaces-v0", Spaces)
 GROWING = gym.spaces.Sequence(gym.spaces.Discrete(3))  # of no fixed length
 gym.register("SequenceObs-v0", Spaces, kwargs={"observation": GROWING})
@@ -151,3 +130,4 @@ gym.register(
     reward_threshold=0.99,
 )
 gym.register("Pixels-v0", Spaces, kwargs={"observation": gym.spaces.Box(0, 255, (4, 3), np.uint8)})
+gym.register("Float64-v0", Spaces, kwargs={"observation": gym.spaces.Box(-1, 1, (2,), float)})

@@ -91,20 +91,18 @@ def all_walks(slippery):
     starts, K, T = (~terminal).nonzero()[:, 0], states.shape[2], STEPS[slippery]
     number = torch.arange(len(starts) * (SLOTS * K) ** T)
     state, number = starts[number % len(starts)], number // len(starts)
-    mask, rows, walked = torch.ones(len(number)).bool(), [], [state]
+    mask, rows, one_hot = torch.ones(len(number)).bool(), [], torch.eye(16).double()
     for t in range(T):
         slot, number = number % SLOTS, number // SLOTS
         outcome, number = number % K, number // K
         action = slots[state, slot]
-        reward, state = rewards[state, action, outcome], states[state, action, outcome]
+        row = {"obs": one_hot[state], "actions": action, "mask": mask}
+        row["rewards"], state = rewards[state, action, outcome], states[state, action, outcome]
         ended = terminal[state] & mask
         done = ended | mask if t == T - 1 else ended
-        row = {"actions": action, "rewards": reward, "terminated": ended, "done": done}
-        rows.append(row | {"mask": mask})
-        walked.append(state)
+        rows.append(row | {"next_obs": one_hot[state], "terminated": ended, "done": done})
         mask = mask & ~done
-    rollout = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-    return rollout | {"obs": torch.eye(16).double()[torch.stack(walked)]}
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def make_agent(name, slippery, values):
@@ -171,10 +169,13 @@ def test_mean_advantage_and_target(name, lam, exact, slippery):
 
 
 def gradients(name, agent, batch, args, monkeypatch):
-    """Of the script's update, unclipped: of the policy's loss and of the critic's."""
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *args: None)
+    """Of the script's update, unclipped and in units of the reward: of the policy's loss and of the
+    critic's."""
     module, optimizer, natural = script(name), Recorder(agent), []
-    rest = (0.0,) if hasattr(args, "ent_coef") else ()
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *args: None)
+    monkeypatch.setattr(module.RunningNorm, "update", lambda *args: None)
+    if name == "actor_critic":
+        monkeypatch.setattr(module, "rescale_returns", lambda *args: None)
     if name == "trpo":  # no step: what conjugate gradients are given is the gradient of L
 
         def solve(product, g, steps):
@@ -182,7 +183,7 @@ def gradients(name, agent, batch, args, monkeypatch):
             return torch.zeros_like(g)
 
         monkeypatch.setattr(module, "conjugate_gradient", solve)
-    module.update(agent, optimizer, batch, *rest, args)
+    module.update(agent, optimizer, batch, 0.0, args)
     actor = natural or [actor for actor, _ in optimizer.seen if actor is not None]
     critic = [critic for _, critic in optimizer.seen if critic is not None]
     return actor[0].view(4, 16).T, critic[0] if critic else None
