@@ -46,13 +46,12 @@ OWN = {
     "Args.length_norm Args.minibatches Args.learning_rate Args.__post_init__ compute_advantages "
     "token_weights surrogate train_step",
     "dapo_llm": "Args.clip_high Args.overlong_cache Args.max_resample Args.beta Args.length_norm "
-    "Args.__post_init__ token_weights overlong_penalty informative dynamic_rollout train_step "
-    "imports",
+    "Args.__post_init__ token_weights overlong_penalty dynamic_rollout train_step",
     "gspo_llm": "Args.clip_low Args.clip_high Args.beta Args.length_norm token_weights surrogate",
     "cispo_llm": "Args.clip_low Args.clip_high Args.beta Args.length_norm token_weights surrogate",
     "ppo_llm": "Args.beta Args.scale_rewards Args.length_norm compute_advantages token_weights "
     "surrogate train_minibatch train_step main token_logprobs evaluate check_args "
-    "save_checkpoint imports Args.gamma Args.gae_lambda Args.vf_coef Args.ent_coef "
+    "imports Args.gamma Args.gae_lambda Args.vf_coef Args.ent_coef "
     "at_last_token mean_and_variance whiten completion_logits of_tokens token_values "
     "batch_values add_critic",
 }
