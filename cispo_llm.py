@@ -78,7 +78,7 @@ class Args:
     prompts_per_step: int = 32  # questions per training step, of all processes together (P)
     steps: int = 200  # training steps, each a rollout and the updates on it; 0: only evaluate
     learning_rate: float | None = None  # AdamW's peak; if not given, 4e-4 for tiny, else 1e-6
-    warmup_steps: int = 10  # steps in which the rate rises; from its peak it falls towards 0
+    warmup_steps: int = 10  # steps in which the rate rises to its peak; then it falls towards 0
     max_grad_norm: float = 1.0  # longer gradients are scaled down to this norm
     temperature: float = 1.0  # softmax temperature of the policy: in rollout, loss and evaluation
     max_new_tokens: int | None = None  # longest completion; if not given, 24 for sums, else 256
@@ -208,9 +208,10 @@ def train_step(model, reference, tokenizer, optimizer, problems, rng, args):
         "num_tokens": tokens.sum() * WORLD,  # so that its mean over processes is their sum
     }
     if model.in_bf16:  # sampler and training pass round differently: take π_old from the latter
-        sampled, batch["old_logprobs"] = batch["old_logprobs"], batch_logprobs(model, batch, args)
-        gap = (batch["old_logprobs"] - sampled).abs()
+        old_logprobs = batch_logprobs(model, batch, args)
+        gap = (old_logprobs - batch["old_logprobs"]).abs()
         record["sampling/sampling_logp_difference/mean"] = gap[tokens]
+        batch["old_logprobs"] = old_logprobs
     if args.beta > 0:
         batch["ref_logprobs"] = batch_logprobs(reference, batch, args)
         record["kl"] = kl_k3(batch["old_logprobs"], batch["ref_logprobs"])[tokens]
@@ -251,14 +252,14 @@ def main(args: Args) -> dict:
     before = scores["eval/pass@1"]
 
     stream = islice(problem_stream(train, args.seed), first * args.prompts_per_step, None)
-    for step in tqdm(range(first + 1, args.steps + 1), disable=RANK > 0 or None):
+    warmup, end = min(args.warmup_steps, args.steps) or 1, args.steps + 1
+    for step in tqdm(range(first + 1, end), disable=RANK > 0 or None):
         step_start = time.perf_counter()
         rng = random.Random(f"{args.seed} {step}")  # all dice follow from seed, step …
         torch.manual_seed(rng.getrandbits(32) + RANK)  # … and rank: --resume needs no more
         further = problem_stream(train, f"{args.seed} {step} {RANK}")  # where DAPO wants more
         problems = chain(list(islice(stream, args.prompts_per_step))[RANK::WORLD], further)
-        warmup, decay = step / max(args.warmup_steps, 1), 1 - (step - 1) / args.steps
-        rate = args.learning_rate * min(warmup, decay)
+        rate = args.learning_rate * min(step / warmup, (end - step) / (end - warmup))
         optimizer.param_groups[0]["lr"] = rate
         metrics = train_step(model, reference, tokenizer, optimizer, problems, rng, args)
         if not math.isfinite(sum(metrics.values())):
@@ -291,8 +292,7 @@ def main(args: Args) -> dict:
 def autocast(model):
     """Where load_policy has noted in_bf16 on the model, matrix products are in bf16, and they
     alone: weights, Adam and log π stay in float32, for bf16 would lose small updates."""
-    enabled = getattr(model, "in_bf16", False)
-    return torch.autocast(model.device.type, torch.bfloat16, enabled=enabled)
+    return torch.autocast(model.device.type, torch.bfloat16, getattr(model, "in_bf16", False))
 
 
 def forward(model, input_ids, attention_mask, cache, **options):
@@ -546,8 +546,7 @@ def load_data(args):
     train = load_jsonl("--dataset", args.dataset, args)
     if args.eval_dataset:
         held_out = load_jsonl("--eval-dataset", args.eval_dataset, args)
-        in_both = len(dict(train).keys() & dict(held_out))
-        print(f"{in_both} questions are in both --dataset and --eval-dataset")
+        print(len(dict(train).keys() & dict(held_out)), "questions are in both files")
     else:
         train.sort(key=lambda problem: zlib.crc32(problem[0].encode()))
         tenth = len(train) // 10 or 1
@@ -627,7 +626,7 @@ def load_policy(args, device):
     check_exact(model, source)
     model.generation_config = GenerationConfig(eos_token_id=sorted(stop_ids))
     has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    model.in_bf16 = args.dtype == "bfloat16" or (args.dtype == "auto" and has_bf16)
+    model.in_bf16 = has_bf16 if args.dtype == "auto" else args.dtype == "bfloat16"
     return model, tokenizer
 
 
