@@ -75,6 +75,16 @@ def test_jsonl_split_is_fixed_and_disjoint(tmp_path):
     assert grpo.load_data(args) == (train, held_out[:10])
 
 
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_each_pass_over_a_file_has_every_question_once(name):
+    """In an order of its own, which follows from the seed."""
+    problem_stream, train = script(name).problem_stream, [(f"{i}?", str(i)) for i in range(20)]
+    streams = [problem_stream(train, seed) for seed in (1, 1, 2)]
+    first, again, other = ([list(islice(each, 20)) for _ in range(3)] for each in streams)
+    assert all(sorted(once) == sorted(train) for once in first)
+    assert first == again != other and first[0] != first[1] != first[2] and first[0] != train
+
+
 def test_eval_dataset_takes_nothing_out_of_training(tmp_path, capsys):
     names = {
         "dataset": write(tmp_path / "t.jsonl", gsm(20)),
