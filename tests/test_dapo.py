@@ -23,6 +23,13 @@ def test_overlong_penalty_by_hand():
     assert dapo.overlong_penalty(lengths, ended, args).tolist() == [0, 0, 0, 0, 0, -0.5]
 
 
+def test_the_clip_is_higher_above_than_below():
+    ratios = torch.tensor([[0.79, 0.81, 1.27, 1.29]])
+    for advantage, expected in ((1.0, [0, 0, 0, 1]), (-1.0, [1, 0, 0, 0])):
+        given = (ratios.log(), torch.zeros(1, 4), torch.tensor([advantage]), torch.ones(1, 4))
+        assert dapo.surrogate(*given, dapo.Args())[1].tolist() == [expected]
+
+
 def scripted(monkeypatch, rewards):
     """rollout() replaced: hands out these groups, two at a time, with tensors of growing width."""
     stream = iter(rewards)
