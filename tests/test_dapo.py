@@ -123,17 +123,23 @@ def train_step(model, reference=None, rate=0.0, **flags):
 
 
 def test_it_trains_on_informative_groups_alone_and_counts_what_it_discards(monkeypatch):
+    """Their advantages are those of the rewards with the penalty."""
     batches, real = [], dapo.train_minibatch
     monkeypatch.setattr(
         dapo,
         "train_minibatch",
         lambda m, o, batch, a: batches.append(batch) or real(m, o, batch, a),
     )
-    drawn, coin = record(monkeypatch, "rollout"), random.Random(0)
+    drawn, penalties = record(monkeypatch, "rollout"), record(monkeypatch, "overlong_penalty")
+    coin = random.Random(0)
     monkeypatch.setattr(dapo, "load_verifier", lambda _: lambda *_: float(coin.random() < 0.05))
-    metrics = train_step(random_model(), minibatches=1, max_resample=50, overlong_cache=0)
+    metrics = train_step(random_model(), minibatches=1, max_resample=50, overlong_cache=1.0)
+    rewards = torch.cat([rewards for _, _, rewards in drawn])
+    shaped = (rewards + penalties[0].view_as(rewards))[rewards.std(1) > 0][:4]
+    expected = dapo.compute_advantages(shaped, dapo.Args()).flatten()
     (batch,) = batches
-    assert len(batch["advantages"]) == 16 and batch["advantages"].all()  # four groups of z-scores
+    assert sorted(batch["advantages"].tolist()) == pytest.approx(sorted(expected.tolist()))
+    assert len(expected) == 16 and penalties[0].unique().numel() > 5
     assert metrics["discarded_groups"] == 4 * len(drawn) - 4 > 0
     assert metrics["num_tokens"] == sum(int(each[0]["mask"].sum()) for each in drawn)
 
