@@ -158,13 +158,13 @@ def kl_k3(logprobs, other_logprobs):
 def overlong_penalty(lengths, ended, args):
     """The penalty of each completion for its number of tokens: lengths, ended (B,) → (B,).
 
-    0 up to the last overlong_cache of max_new_tokens, there a line down to −0.5; −0.5 if cut
-    off. The paper's −1 is for rewards of ±1. On ours, 0 and 1, it would put a right answer level
-    with a wrong one.
+    0 up to the last overlong_cache of max_new_tokens, there a line down to −0.5; −0.5 if cut off;
+    with a share of 0, none at all. The paper's −1 is for rewards of ±1. On ours, 0 and 1, it would
+    put a right answer level with a wrong one.
     """
     cache = args.overlong_cache * args.max_new_tokens  # L_cache, in tokens
     overrun = (lengths + cache - args.max_new_tokens) / max(cache, 1e-9)
-    return -0.5 * overrun.clamp(min=0).masked_fill(~ended, 1.0)
+    return -0.5 * (cache > 0) * overrun.clamp(min=0).masked_fill(~ended, 1.0)
 
 
 # ---------------------------------------------------------------------------------------- Update
@@ -248,7 +248,7 @@ def train_step(model, reference, tokenizer, optimizer, problems, rng, args):
         "completions/clipped_ratio": ~batch["ended"],  # cut off at max_new_tokens
         "entropy": -batch["old_logprobs"][tokens],  # an estimate, from the samples
         "num_tokens": tokens.sum() * WORLD,  # so that its mean over processes is their sum
-        "discarded_groups": (len(rewards) - len(kept)) * WORLD,
+        "discarded_groups": len(rewards) - len(kept),  # of a process
     }
     penalty = overlong_penalty(batch["mask"].sum(1), batch["ended"], args).view_as(rewards)
     rows = torch.arange(rewards.numel(), device=model.device).view_as(rewards)[kept].flatten()
