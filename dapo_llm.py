@@ -164,7 +164,7 @@ def overlong_penalty(lengths, ended, args):
     """
     cache = args.overlong_cache * args.max_new_tokens  # L_cache, in tokens
     overrun = (lengths + cache - args.max_new_tokens) / max(cache, 1e-9)
-    return -0.5 * (cache > 0) * overrun.clamp(min=0).masked_fill(~ended, 1.0)
+    return -0.5 * bool(cache) * overrun.clamp(min=0).masked_fill(~ended, 1.0)
 
 
 # ---------------------------------------------------------------------------------------- Update
