@@ -62,6 +62,8 @@ def trained(name, own):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
         given = (model, reference, Characters(), optimizer, iter(own(problems)))
         stats = module.train_step(*given, random.Random(0), args)
+        if name == "dapo_llm":  # logged as of one process
+            stats["discarded_groups"] *= module.WORLD
         weights = torch.cat([p.detach().flatten() for p in model.parameters()])
         results[case] = {"weights": weights, "stats": stats}
     results["lengths"] = len(set(lengths))
