@@ -67,7 +67,7 @@ def main():
         for sister in FAMILIES[family]:
             if sister != script:
                 merge(sister, script, base.stdout, edited, args.own)
-        found = complaints(family)
+        found = complaints(texts(family))
     print("\n\n".join(found) or "the lineage test finds nothing")
     sys.exit(bool(found))
 

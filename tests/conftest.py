@@ -15,6 +15,7 @@ import fcntl
 import functools
 import importlib
 import json
+import math
 import os
 import shutil
 import sys
@@ -45,6 +46,7 @@ def pytest_configure(config):
         folder = tempfile.mkdtemp(prefix="policy-gradients-cache-")
         config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
         os.environ["XDG_CACHE_HOME"] = folder
+        os.environ.pop("TORCH_HOME", None)  # it would win
     if getattr(config.option, "dist", "no") == "load":
         config.option.dist = "loadfile"  # what a file's tests share is made once
     torch.set_num_threads(1)  # these models are small, and threads would wait for busy cores
@@ -86,6 +88,7 @@ def random_model(kind: str = "llama", vocab: int = 11, stops=(1,), pad: int = 0,
         )
     model.generation_config.eos_token_id = list(stops)
     model.generation_config.pad_token_id = pad
+    model.in_bf16 = False
     return model.eval()
 
 
@@ -93,7 +96,8 @@ def with_critic(name, model):
     """The model as this script trains it: PPO's has a critic, and here this does not say 0."""
     module = script(name)
     if hasattr(module, "add_critic"):
-        module.add_critic(model, {}, module.Args())
+        module.add_critic(model)
+        model.critic.to(model.dtype)
         torch.nn.init.normal_(model.critic.get_output_embeddings().weight, std=0.1)
     return model
 
@@ -197,15 +201,16 @@ def gsm_file(tmp_path):
 
 class Characters:
     """A tokenizer for random_model(): a question's characters are its tokens, and enough of it for
-    encode_prompt() and rollout()."""
+    encode_prompts() and rollout()."""
 
-    chat_template, unk_token_id = None, None
+    chat_template = eos_token_id = unk_token_id = None
+    model_max_length = math.inf
 
-    def encode(self, text):
-        return [3 + ord(c) % 7 for c in text]
+    def __call__(self, texts, add_special_tokens=True):
+        return {"input_ids": [[3 + ord(c) % 7 for c in text] for text in texts]}
 
-    def batch_decode(self, ids, skip_special_tokens):
-        return [f"#{sum(row) % 3}" for row in ids]
+    def decode(self, ids, skip_special_tokens):
+        return f"#{int(sum(ids)) % 3}"
 
 
 def last_checkpoint(folder) -> Path:

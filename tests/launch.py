@@ -50,6 +50,7 @@ def become(command: list[str], environment: dict, streams: list):
     for number, stream in enumerate(streams, start=1):
         os.dup2(stream.fileno(), number)
         stream.close()
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", 1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(environment)

@@ -103,13 +103,13 @@ def tokens(logprobs, old, advantages, mask):
 
 
 def value_and_gradient(name, logprobs, old, advantages, mask, args, ref=None):
-    """The objective of a minibatch and its gradient by log π, (B, T). With a reference, and where
-    the KL is no reward, each token has β k3 less."""
+    """The objective of a minibatch and its gradient by log π, (B, T); with a reference, each token
+    has β k3 less."""
     lengths = mask.sum(1).int().tolist()
     value, gradient = 0.0, torch.zeros_like(mask)
     for i, t, inputs in tokens(logprobs, old, advantages, mask):
         objective, slope = oracle(name).token(*inputs, args)
-        if ref is not None and name not in KL_IN_REWARD:
+        if ref is not None:
             d = ref[i, t].item() - logprobs[i, t].item()
             objective -= args.beta * (math.exp(d) - d - 1)
             slope -= args.beta * (1 - math.exp(d))
@@ -168,7 +168,7 @@ def gradient_of_step(name, model, batch, args):
     through plain passes."""
     logprobs = row_by_row(model, batch, args.temperature)
     tensors = [batch[key] for key in ("old_logprobs", "advantages", "mask")]
-    value, slopes = value_and_gradient(name, logprobs, *tensors, args, batch["ref_logprobs"])
+    value, slopes = value_and_gradient(name, logprobs, *tensors, args, batch.get("ref_logprobs"))
     loss = -(slopes * logprobs).sum()
     if name == "ppo_llm":
         bonus, critic = entropy_and_critic(model, batch, args)

@@ -1,7 +1,6 @@
-"""Run by test_llm_parallel.py, alone or under torchrun: a step and an evaluation of each method, on
-samples that do not depend on who draws."""
+"""Run by test_llm_parallel.py, alone or in two processes: steps and an evaluation of each method,
+on samples that do not depend on who draws."""
 
-import itertools
 import random
 import sys
 import zlib
@@ -9,78 +8,76 @@ import zlib
 import torch
 import torch.distributed as dist
 from conftest import LLM_SCRIPTS, Characters, random_model, script, with_critic
+from torch.nn.utils.rnn import pad_sequence
 
-# Five, which two processes cannot share evenly.
-PROBLEMS = [("1+2", "3"), ("1+2+3+4", "10"), ("9+9", "18"), ("5+5+5", "15"), ("2+2", "4")]
+# The second of two processes has every other one; DAPO keeps three.
+PROBLEMS = [("1+2", "live"), ("1+2+3+4", "live"), ("9+9", "live"), ("5+5+5", "dead")]
+# Here it has no group with a signal, and of these nobody has one.
+LONELY = [(question, "live" if i % 2 == 0 else "dead") for i, (question, _) in enumerate(PROBLEMS)]
+DEAD = [(question, "dead") for question, _ in PROBLEMS]
 
 
-def asked_alone(module):
+def verify(completion, answer):
+    return float(completion == "#1") if answer == "live" else 0.5
+
+
+def asked_alone(module, lengths):
     """The module's generate() with dice that depend on the question alone, not on the process."""
     real = module.generate
 
-    def generate(model, prompts, num_samples, max_new_tokens, temperature):
-        parts = []
+    def generate(model, prompts, *rest):
+        parts, joined = [], {}
         for prompt in prompts:
             torch.manual_seed(zlib.crc32(bytes(prompt)))
-            parts.append(real(model, [prompt], num_samples, max_new_tokens, temperature))
-        return module.join(parts)
+            parts.append(real(model, [prompt], *rest))
+        for name in parts[0]:
+            rows = [row for part in parts for row in part[name]]
+            side = "left" if name.startswith("prompt") else "right"
+            one = rows[0].dim() == 0
+            joined[name] = torch.stack(rows) if one else pad_sequence(rows, True, 0.0, side)
+        lengths.extend(joined["mask"].sum(1).tolist())
+        return joined
 
     return generate
 
 
-def verify(completion, answer):
-    return float(completion == "#1")
-
-
-def credit(module, model, batch, rewards, args):
-    """The advantages of completions; or, with a critic, of tokens, and what it learns from."""
-    if not hasattr(model, "critic"):
-        return {"advantages": module.compute_advantages(rewards, args).flatten()}
-    values, mask = module.batch_values(model, batch, args), batch["mask"]
-    shaped = module.at_last_token(rewards.flatten(), mask)
-    advantages = module.compute_advantages(shaped, values, mask, args)
-    return {"advantages": advantages, "returns": values + advantages}
-
-
-def trained(name):
-    """Weights and what was measured: of minibatches of any rows, on the first of which one of two
-    processes has nothing to do; then of a step of two passes in two minibatches, of three groups
-    and two; and the scores on one problem, which one of two processes has to itself."""
-    module = script(name)
-    model, reference = random_model("qwen2").double(), random_model("qwen2", seed=1).double()
-    model = with_critic(name, model)
-    shape = {"prompts_per_step": 5, "group_size": 4, "minibatches": 2, "update_epochs": 2}
-    args = module.Args(max_new_tokens=9, model="some", micro_batch_size=3, beta=0.1, **shape)
-    batch, completions, rewards = module.rollout(model, Characters(), PROBLEMS, 4, 1.0, args)
-    batch["ref_logprobs"] = module.batch_logprobs(reference, batch, args)
-    batch |= credit(module, model, batch, rewards, args)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    order = torch.tensor(random.Random(0).sample(range(20), 20))
-    stats = [
-        module.train_minibatch(model, optimizer, module.take_rows(batch, rows), args)
-        for rows in order.split([1, 7, 12])
+def trained(name, own):
+    """Weights after two passes over a step, and what was measured: all with a KL; where one of two
+    processes has nothing to do; and where both have not. And the scores on as many problems as
+    processes have not evenly, and on one alone. `own` gives a process its share of problems."""
+    module, results, lengths = script(name), {}, []
+    module.generate = asked_alone(module, lengths)
+    module.load_verifier = lambda name: verify
+    cases = {"all": (PROBLEMS, {"beta": 0.1}), "lonely": (LONELY, {"beta": 0.0})}
+    cases |= {"dead": (DEAD, {"beta": 0.0})}
+    if name == "rloo_llm":
+        cases["mean"] = (PROBLEMS, {"beta": 0.0, "baseline": "mean"})
+    for case, (problems, flags) in cases.items():
+        flags |= {"max_resample": 1} if name == "dapo_llm" else {}
+        shape = {"prompts_per_step": 4, "group_size": 4, "minibatches": 1, "update_epochs": 2}
+        shape |= {"max_new_tokens": 9, "micro_batch_size": 3, "verifier": "some.py"}
+        args = module.Args(model="some", **shape, **flags)
+        model, reference = random_model("qwen2").double(), random_model("qwen2", seed=1).double()
+        model = with_critic(name, model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+        given = (model, reference, Characters(), optimizer, iter(own(problems)))
+        stats = module.train_step(*given, random.Random(0), args)
+        if name == "dapo_llm":  # logged as of one process
+            stats["discarded_groups"] *= module.WORLD
+        weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+        results[case] = {"weights": weights, "stats": stats}
+    results["lengths"] = len(set(lengths))
+    module.log = lambda *_: None
+    results["scores"] = [
+        module.evaluate(model, Characters(), PROBLEMS[:n], args, None, 0) for n in (3, 1)
     ]
-    given = (model, reference, Characters(), optimizer, itertools.cycle(PROBLEMS))
-    metrics, group = module.train_step(*given, random.Random(0), args)
-    scores = module.evaluate(model, Characters(), PROBLEMS[:1], args, None, 0)
-    return {
-        "weights": torch.cat([p.detach().flatten() for p in model.parameters()]),
-        "stats": [*stats, {name: float(value) for name, value in metrics.items()}],
-        "lengths": batch["mask"].sum(1),
-        "texts": [*completions, group],
-        "rewards": rewards,
-        "scores": scores,
-    }
+    return results
 
 
 def main(out: str):
     torch.set_num_threads(1)
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    results = {}
-    for name in LLM_SCRIPTS:
-        module = script(name)
-        module.generate, module.verify = asked_alone(module), verify
-        results[name] = trained(name)
+    results = {name: trained(name, lambda problems: problems[rank::world]) for name in LLM_SCRIPTS}
     torch.save(results, f"{out}-{rank}-of-{world}.pt")
 
 

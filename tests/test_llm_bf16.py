@@ -9,7 +9,7 @@ from test_llm_passes import CLIPPED, take_step, toy, verify_some
 
 grpo = script("grpo_llm")
 PROMPTS = [[3, 4], [5, 6, 7, 8, 9], [10]]
-GAP = "sampling/sampling_logp_difference"
+GAP = "sampling/sampling_logp_difference/mean"
 
 
 def sgd(model, rate=0.0):
@@ -38,7 +38,7 @@ def test_all_else_stays_in_float32():
     logprobs = grpo.token_logprobs(model, batch, 1.0)
     torch.testing.assert_close(logprobs.exp().bfloat16().float(), logprobs.exp(), rtol=0.01, atol=0)
     assert (logprobs.bfloat16().float() != logprobs).any(), "float32 in type, yet rounded to bf16"
-    tensors = [logprobs, batch["old_logprobs"], batch["entropy"], batch["mask"]]
+    tensors = [logprobs, batch["old_logprobs"], batch["mask"]]
     batch["advantages"] = torch.ones(24)
     grpo.train_minibatch(model, optimizer, batch, grpo.Args(beta=0.0))
     tensors += [tensor for p in model.parameters() for tensor in (p, p.grad)]
@@ -112,24 +112,7 @@ def test_pi_old_is_taken_from_the_training_pass_once_for_the_whole_rollout(monke
     for ids, logprobs in rows:
         same = (batch["completion_ids"] == ids).all(1)
         assert (old[same] == logprobs).all(1).any()
-    assert metrics[f"{GAP}/mean"] > 0.008 and metrics[f"{GAP}/max"] >= metrics[f"{GAP}/mean"]
-
-
-def test_the_logged_gap_is_a_mean_and_a_maximum_over_tokens():
-    """Padding is no token; the batch that was given stays as it is."""
-    model, _ = toy(in_bf16=True)
-    torch.manual_seed(0)
-    batch = grpo.generate(model, PROMPTS, 4, 12, 1.0)
-    args = grpo.Args(group_size=4, micro_batch_size=4)
-    gap = 0.1 * torch.rand(batch["mask"].shape) * batch["mask"]
-    batch["old_logprobs"] = sampled = grpo.batch_logprobs(model, batch, args) - gap
-    assert (batch["mask"] == 0).any()
-    new, metrics = grpo.recompute_old_logprobs(model, batch, args)
-    assert batch["old_logprobs"] is sampled and new["mask"] is batch["mask"]
-    torch.testing.assert_close(new["old_logprobs"], sampled + gap)
-    assert set(metrics) == {f"{GAP}/mean", f"{GAP}/max"}
-    torch.testing.assert_close(metrics[f"{GAP}/mean"], gap.sum() / batch["mask"].sum())
-    torch.testing.assert_close(metrics[f"{GAP}/max"], gap.max())
+    assert metrics[GAP] == pytest.approx(0.01, abs=2e-3)  # of tokens: padding has none
 
 
 @pytest.mark.parametrize("micro_batch_size", [24, 3])
@@ -155,14 +138,17 @@ def test_the_first_update_sees_ratios_of_one(monkeypatch, name, micro_batch_size
         ("float32", "cpu", False),
         ("bfloat16", "cpu", True),
         ("auto", "cuda", True),
+        ("auto", "cuda, of an old kind", False),
         ("float32", "cuda", False),
     ],
 )
 def test_what_dtype_means(monkeypatch, pretrained, dtype, device, expected):
     """And weights are loaded in float32, whatever the file has."""
+    device, *old = device.split(",")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: not old)
     for name in LLM_SCRIPTS:
         monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_: self)  # there is no CUDA
         args = script(name).Args(model=pretrained, dtype=dtype)
         model, _ = script(name).load_policy(args, torch.device(device))
-        assert script(name).in_bf16(model) is expected
+        assert model.in_bf16 is expected
         assert {p.dtype for p in model.parameters()} == {torch.float32} and not model.training

@@ -20,27 +20,30 @@ pytestmark = pytest.mark.usefixtures("tiny_model")
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
 def test_defaults_follow_from_model_and_data_unless_given(name):
+    tiny = 1.2e-3 if name == "rloo_llm" else 4e-4
     Args = script(name).Args
 
     def chosen(**flags):
         args = Args(**flags)
         return args.learning_rate, args.max_new_tokens, args.micro_batch_size
 
-    assert chosen() == (4e-4, 24, 256)
+    assert chosen() == (tiny, 24, 256)
     assert chosen(model="some/model") == (1e-6, 24, 8)
-    assert chosen(dataset="train.jsonl") == (4e-4, 256, 256)
+    assert chosen(dataset="train.jsonl") == (tiny, 256, 256)
     assert chosen(model="some/model", dataset="train.jsonl") == (1e-6, 256, 8)
     own = {"learning_rate": 3e-5, "max_new_tokens": 9, "micro_batch_size": 5}
     assert chosen(model="some/model", dataset="train.jsonl", **own) == (3e-5, 9, 5)
 
 
-def test_the_tiny_model_takes_two_threads_at_most(monkeypatch):
+def test_the_tiny_model_takes_half_of_the_threads_and_two_at_most(monkeypatch):
+    """So that two runs on two cores do not wait for each other."""
     asked = []
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    grpo.start_device(grpo.Args(device="cpu"))
-    grpo.start_device(grpo.Args(device="cpu", model="some/model"))
-    assert asked == [2]
+    for cores in (1, 2, 3, 4, 64):
+        monkeypatch.setattr(torch, "get_num_threads", lambda cores=cores: cores)
+        grpo.start_device(grpo.Args(device="cpu"))
+        grpo.start_device(grpo.Args(device="cpu", model="some/model"))
+    assert asked == [1, 1, 1, 2, 2]
 
 
 def test_a_device_that_is_not_there(refused):
@@ -51,26 +54,22 @@ def test_a_device_that_is_not_there(refused):
 # ---------------------------------------------------------------------------- learning rate
 
 
-@pytest.mark.parametrize(
-    "steps,warmup,rates",
-    [
-        (1, 10, [1]),
-        (5, 10, [0.2, 0.4, 0.6, 0.8, 1]),
-        (5, 2, [0.5, 1, 0.75, 0.5, 0.25]),
-        (4, 0, [1, 0.75, 0.5, 0.25]),
-    ],
-)
-def test_rates_by_hand(steps, warmup, rates):
-    args = grpo.Args(steps=steps, warmup_steps=warmup, learning_rate=2.0)
-    found = [grpo.learning_rate_at(step, args) / 2 for step in range(1, steps + 1)]
-    assert found == pytest.approx(rates)
+@pytest.mark.parametrize("steps,warmup", [(1, 10), (5, 10), (5, 2), (4, 0)])
+def test_rates_by_hand(steps, warmup, quick, monkeypatch):
+    """Up to the peak in the warm-up, or in all steps if these are fewer, and down towards 0."""
+    rates = {(1, 10): [1], (5, 10): [0.2, 0.4, 0.6, 0.8, 1], (5, 2): [0.5, 1, 0.75, 0.5, 0.25]}
+    rates[4, 0] = [1, 0.75, 0.5, 0.25]
+    taken = []
 
+    def train_step(model, reference, tokenizer, optimizer, problems, rng, args):
+        taken.append(optimizer.param_groups[0]["lr"])
+        return {"num_tokens": 1.0}
 
-@pytest.mark.parametrize("steps", [1, 5, 20, 200])
-def test_the_peak_is_reached_in_any_run(steps):
-    args = grpo.Args(steps=steps)
-    found = [grpo.learning_rate_at(step, args) for step in range(1, steps + 1)]
-    assert max(found) == args.learning_rate and min(found) > 0
+    monkeypatch.setattr(grpo, "train_step", train_step)
+    own = {"steps": steps, "warmup_steps": warmup, "learning_rate": 2.0, "beta": 0.0}
+    result = grpo.main(grpo.Args(**quick | own))
+    assert taken == pytest.approx([2 * rate for rate in rates[steps, warmup]])
+    assert scalars(result["folder"], "learning_rate") == pytest.approx(taken)
 
 
 # ------------------------------------------------------------------------------------ --verifier
@@ -79,7 +78,7 @@ OWN = '''
 """A verifier with a helper, a constant and an import of its own."""
 import json
 
-FREE = {"yes", "no"}
+FREE = {"yes", "no", "5"}
 
 
 def score(completion):
@@ -87,12 +86,8 @@ def score(completion):
 
 
 def verify(completion, answer):
-    assert isinstance(completion, str)
-    if isinstance(answer, str):
-        assert answer in FREE
-        return score(completion)
-    assert answer == 5 and isinstance(answer, int), repr(answer)
-    return json.loads("-0.5")
+    assert isinstance(completion, str) and answer in FREE, repr(answer)
+    return score(completion) if answer != "5" else json.loads("-0.5")
 '''
 
 
@@ -111,7 +106,7 @@ def test_verifier_and_answers_of_the_reader_s_own(own_task, quick):
     """Answers reach it as they stand; any float is a reward."""
     done = run("grpo_llm.py", *flags(quick | own_task))
     (folder,) = Path(quick["output_dir"]).iterdir()
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("step 2: held-out")]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("step 2: ")]
     assert "lenient" not in line
     assert ", right answer 'yes'\n" in done.stdout or ", right answer 'no'\n" in done.stdout
     assert -0.5 < scalars(folder, "eval/pass@1")[0] < 1.0
@@ -137,8 +132,7 @@ def test_bfloat16_by_a_whole_run(pretrained, gsm_file, quick, tmp_path):
         after[dtype], logged[dtype] = weights(folder), folder
     assert not equal(after["auto"], after["bfloat16"])
     assert {tensor.dtype for tensor in after["bfloat16"].values()} == {torch.float32}
-    mean, largest = (scalars(logged["bfloat16"], f"{GAP}/{of}") for of in ("mean", "max"))
-    assert all(0 < m < x < 0.5 for m, x in zip(mean, largest, strict=True))
+    assert all(0 < mean < 0.5 for mean in scalars(logged["bfloat16"], f"{GAP}/mean"))
     with pytest.raises(KeyError):
         scalars(logged["auto"], f"{GAP}/mean")
     assert scalars(logged["bfloat16"], "kl")[0] == 0, "at first, it is its own reference"
@@ -152,7 +146,7 @@ def test_bfloat16_learns(tmp_path):
     assert result["eval/pass@1"] > result["eval/pass@1_initial"] + 0.05
 
 
-# ------------------------------------------------------------------------- models and held-out
+# -------------------------------------------------------------------------------------- models
 
 
 def test_a_checkpoint_of_the_tiny_model_is_a_model(quick, tmp_path):
@@ -160,15 +154,6 @@ def test_a_checkpoint_of_the_tiny_model_is_a_model(quick, tmp_path):
     again = quick | {"model": str(last_checkpoint(trained["folder"])), "steps": 1}
     result = grpo.main(grpo.Args(**again | {"output_dir": str(tmp_path / "again")}))
     assert result["eval/pass@1_initial"] == trained["eval/pass@1"]
-
-
-def test_nothing_is_wasted_of_a_data_set(tmp_path):
-    rows = [{"question": f"{i}?", "answer": f"#### {i}"} for i in range(7473)]
-    (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    train, held_out = grpo.load_data(grpo.Args(dataset=str(tmp_path / "d.jsonl")))
-    assert len(held_out) == 256 and len(train) == 7473 - 256
-    args = grpo.Args(dataset=str(tmp_path / "d.jsonl"), eval_problems=10)
-    assert grpo.load_data(args) == (train, held_out[:10]), "the split does not hang on the flag"
 
 
 @pytest.mark.slow

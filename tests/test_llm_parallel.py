@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, ROOT, scalars, script, weights
+from conftest import LLM_SCRIPTS, ROOT, equal, scalars, script, weights
 from launch import flags, run, side_by_side
 from lineage import PATHS
 
@@ -21,7 +21,7 @@ def steps(tmp_path_factory):
     run("tests/parallel_step.py", out)
     both = side_by_side("tests/parallel_step.py", out, "parallel")
     assert [process.wait() for process in both] == [0, 0], both[0].stderr + both[1].stderr
-    assert both[0].stdout.count(": held-out ") == len(LLM_SCRIPTS) and both[1].stdout == ""
+    assert both[0].stdout.count("pass@8") == 2 * len(LLM_SCRIPTS) and "pass" not in both[1].stdout
     return [
         torch.load(f"{out}-{name}.pt", weights_only=True) for name in ("0-of-1", "0-of-2", "1-of-2")
     ]
@@ -29,34 +29,21 @@ def steps(tmp_path_factory):
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
 def test_two_processes_take_the_step_of_one(steps, name):
-    """Three minibatches of ragged lengths in a row, and a step of two passes. Each process
-    normalising by its own tokens, a gradient averaged instead of summed, or shares that are
-    gathered in the wrong order fail it."""
+    """Ragged lengths, two passes. Each process normalising by its own tokens, or a gradient that is
+    averaged instead of summed, fail it; so do processes that wait for one that has no row."""
     one, *both = (step[name] for step in steps)
-    assert one["lengths"].unique().numel() > 3 and one["rewards"].unique().numel() == 2
-    assert {"loss", "grad_norm", "approx_kl", "reward", "kl"} <= one["stats"][-1].keys()
+    assert one["lengths"] > 3
+    cases = one.keys() - {"lengths", "scores"}
+    for case in cases:
+        for two in both:
+            assert (two[case]["weights"] - one[case]["weights"]).abs().max() < 1e-6
+            assert two[case]["stats"] == pytest.approx(one[case]["stats"], rel=1e-4, abs=1e-6)
+        assert torch.equal(both[0][case]["weights"], both[1][case]["weights"]), "drifted apart"
+        assert ("grad_norm" in one[case]["stats"]) == (case != "dead" or name == "ppo_llm")
+    assert (one["all"]["weights"] - one["lonely"]["weights"]).abs().max() > 1e-3
     for two in both:
-        assert two["texts"] == one["texts"] and torch.equal(two["lengths"], one["lengths"])
-        assert (two["weights"] - one["weights"]).abs().max() < 1e-6
-        assert two["scores"] == pytest.approx(one["scores"], abs=1e-6)
-        for a, b in zip(one["stats"], two["stats"], strict=True):
-            assert a == pytest.approx(b, rel=1e-4, abs=1e-6)
-    assert torch.equal(both[0]["weights"], both[1]["weights"]), "the copies have drifted apart"
-
-
-@pytest.mark.parametrize("name", LLM_SCRIPTS)
-@pytest.mark.parametrize("size,sizes", [(1, [1] * 8), (4, [4, 4]), (6, [4, 4]), (9, [8])])
-def test_groups_are_not_torn_needlessly(name, size, sizes, monkeypatch):
-    """Four groups of four rows on two processes: two groups each, and of these as many whole ones
-    at a time as fit."""
-    module, shares = script(name), []
-    args = module.Args(group_size=4, micro_batch_size=size)
-    monkeypatch.setattr(module, "WORLD", 2)
-    for rank in (0, 1):
-        monkeypatch.setattr(module, "RANK", rank)
-        shares.append(module.micro_batches(torch.arange(16), args))
-    assert [[len(part) for part in share] for share in shares] == [sizes, sizes]
-    assert torch.cat([*shares[0], *shares[1]]).tolist() == [*range(16)]
+        for scores, expected in zip(two["scores"], one["scores"], strict=True):
+            assert scores == pytest.approx(expected, abs=1e-6)
 
 
 def test_minibatches_are_for_all_processes(refused, monkeypatch):
@@ -70,7 +57,7 @@ def test_minibatches_are_for_all_processes(refused, monkeypatch):
 
 def check_run(output: str, errors: str, runs: Path):
     """One result, one bar, one folder, one log of two steps, one model."""
-    for said in ("run in ", "step 0: held-out", "  a group of this step", "logs in"):
+    for said in ("run in ", "step 0: eval/pass@1", "step 2: eval/pass@1", "logs in"):
         assert output.count(said) == 1
     assert errors.count(" 0/1000") <= 1
     (folder,) = runs.iterdir()
@@ -80,8 +67,8 @@ def check_run(output: str, errors: str, runs: Path):
 
 @pytest.mark.parametrize("name", ["grpo_llm", "dapo_llm", "ppo_llm"])
 def test_two_processes_make_one_run(name, tmp_path, quick):
-    """dapo_llm: the processes agree on when to stop drawing, or one of them would wait for ever.
-    The second has no problem to evaluate, and says nothing."""
+    """dapo_llm: each draws until it has enough, and none waits for ever. The second process says
+    nothing."""
     own = {"minibatches": 2, "update_epochs": 2, "eval_problems": 1}
     both = side_by_side(PATHS[name], *flags(quick | own))
     assert [process.wait() for process in both] == [0, 0], both[0].stderr + both[1].stderr
@@ -90,7 +77,7 @@ def test_two_processes_make_one_run(name, tmp_path, quick):
 
 
 def test_two_processes_go_on(tmp_path, quick):
-    """Resumed to the last bit, as one is; and one process does not go on for two."""
+    """Resumed to the last bit, as one is."""
     own = {"minibatches": 2, "steps": 4, "eval_every": 2}
     both = side_by_side("grpo_llm.py", *flags(quick | own))
     assert [process.wait() for process in both] == [0, 0], both[0].stderr + both[1].stderr
@@ -98,9 +85,8 @@ def test_two_processes_go_on(tmp_path, quick):
     straight, rewards = weights(folder), scalars(folder, "reward")
     both = side_by_side("grpo_llm.py", "--resume", folder / "step-000002")
     assert [process.wait() for process in both] == [0, 0], both[0].stderr + both[1].stderr
-    resumed = weights(folder)
-    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
-    assert scalars(folder, "reward") == rewards and len(list((tmp_path / "runs").iterdir())) == 1
+    _, folder = sorted((tmp_path / "runs").iterdir())
+    assert equal(weights(folder), straight) and scalars(folder, "reward") == rewards[2:]
 
 
 @pytest.mark.slow
@@ -119,49 +105,24 @@ def test_torchrun(tmp_path, quick):
 
 
 def test_processes_draw_different_samples(tmp_path):
-    """The same question to both processes: with the same dice, the answers would be the same.
-    And no thread of the process group is left: at the interpreter's end it may abort."""
+    """Each has questions of its own; read as the same one, they would have the same answers if the
+    dice were the same. And no thread of the process group is left: at the end it may abort."""
     (tmp_path / "dice.py").write_text(f"""
 import pathlib
 import grpo_llm as grpo
 seen, real = [], grpo.rollout
-grpo.rollout = lambda *args: seen.append(real(*args)) or seen[-1]
-encode = grpo.encode_prompt
-grpo.encode_prompt = lambda question, *rest: encode("3+8+5", *rest)
+grpo.rollout = lambda *args: seen.append((args[2][0], real(*args))) or seen[-1][1]
+encode = grpo.encode_prompts
+grpo.encode_prompts = lambda problems, *rest: encode([("3+8+5", "16")] * len(problems), *rest)
 grpo.evaluate = lambda *args: {{"eval/pass@1": 0.0}}
-grpo.show = lambda *args: None
 own = {{"steps": 1, "prompts_per_step": 2, "minibatches": 1, "group_size": 32}}
 grpo.main(grpo.Args(**own, output_dir={str(tmp_path)!r}))
-completions = seen[0][1]
-assert len(completions) == 64 and completions[:32] != completions[32:], completions
 threads = [path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
 assert not any("gloo" in thread for thread in threads), threads
+problem, (_, completions, _) = seen[0]
+print(problem[0], *completions)
 """)
     both = side_by_side(tmp_path / "dice.py")
     assert [process.wait() for process in both] == [0, 0], both[0].stderr + both[1].stderr
-
-
-def test_processes_agree_on_rewards(tmp_path):
-    """Of a verifier that does not say the same twice: two policies must not drift apart."""
-    (tmp_path / "own.py").write_text("""
-import os, random
-dice = random.Random(os.environ["RANK"])
-def verify(completion, answer):
-    return dice.random()
-""")
-    (tmp_path / "agree.py").write_text(f"""
-import grpo_llm as grpo, torch
-own = {{"steps": 2, "prompts_per_step": 4, "minibatches": 2, "group_size": 4, "eval_problems": 3}}
-own |= {{"verifier": {str(tmp_path / "own.py")!r}, "output_dir": {str(tmp_path / "runs")!r}}}
-save = grpo.save_checkpoint
-def save_checkpoint(model, *rest):
-    torch.save(model.state_dict(), f"{tmp_path}/{{grpo.RANK}}.pt")
-    save(model, *rest)
-grpo.save_checkpoint = save_checkpoint
-print(grpo.main(grpo.Args(**own))["eval/pass@1"])
-""")
-    both = side_by_side(tmp_path / "agree.py")
-    assert [process.wait() for process in both] == [0, 0], both[0].stderr + both[1].stderr
-    a, b = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
-    assert all(torch.equal(a[name], b[name]) for name in a)
-    assert both[0].stdout.splitlines()[-1] == both[1].stdout.splitlines()[-1]
+    (a, *drawn), (b, *others) = (process.stdout.splitlines()[-1].split(" ") for process in both)
+    assert a != b and len(drawn) == len(others) == 32 and len(set(drawn)) > 1 and drawn != others

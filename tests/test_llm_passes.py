@@ -12,20 +12,27 @@ CLIPPED = [name for name in LLM_SCRIPTS if name != "rloo_llm"]
 GROUPED = [name for name in LLM_SCRIPTS if name != "ppo_llm"]  # its critic learns at every step
 
 
-def rows_of_minibatches(module, monkeypatch, num_groups, rng, **flags):
-    """The row numbers of each minibatch that has any."""
-    args = module.Args(group_size=3, **flags)
-    rows, found = torch.arange(3 * num_groups), []
-    batch = {"mask": torch.ones(len(rows), 2), "advantages": 1.0 + rows, "row": rows}
+def rows_of_minibatches(name, monkeypatch, num_groups, rng, **flags):
+    """The row numbers of each minibatch that has any, in a training step."""
+    module, found = script(name), []
+    real = module.rollout
+
+    def rollout(*given):
+        batch, completions, rewards = real(*given)
+        rows = torch.arange(rewards.numel())
+        return batch | {"row": rows[:, None]}, completions, 1.0 * rows.view_as(rewards)
 
     def train_minibatch(model, optimizer, batch, args):
         if len(batch["row"]) > 0:
-            found.append(batch["row"].tolist())
+            found.append(batch["row"].flatten().tolist())
         return {}
 
+    args = module.Args(group_size=3, prompts_per_step=num_groups, beta=0.0, **flags)
+    given = (with_critic(name, random_model()), None, Characters(), None)
     with monkeypatch.context() as patch:
+        patch.setattr(module, "rollout", rollout)
         patch.setattr(module, "train_minibatch", train_minibatch)
-        assert module.update(None, None, batch, rng, args) == {}
+        assert "loss" not in module.train_step(*given, iter([("1+2", "3")] * 99), rng, args)
     return found
 
 
@@ -35,7 +42,7 @@ def test_each_group_is_used_once_in_a_pass(monkeypatch, name, num_groups, sizes)
     """As a whole; also where the number of groups is no multiple of that of the minibatches, or
     less, as DAPO's may be."""
     flags = {"minibatches": 4, "update_epochs": 3}
-    found = rows_of_minibatches(script(name), monkeypatch, num_groups, random.Random(0), **flags)
+    found = rows_of_minibatches(name, monkeypatch, num_groups, random.Random(0), **flags)
     assert [len(rows) // 3 for rows in found] == sizes * 3
     for rows in found:
         for i in range(0, len(rows), 3):
@@ -55,7 +62,7 @@ def test_the_order_is_drawn_from_rng_alone(monkeypatch, name):
         random.seed(seed)
         torch.manual_seed(seed)
         flags, rng = {"minibatches": 2, "update_epochs": 2}, random.Random(5 if seed < 2 else 6)
-        return rows_of_minibatches(script(name), monkeypatch, 16, rng, **flags)
+        return rows_of_minibatches(name, monkeypatch, 16, rng, **flags)
 
     assert order(0) == order(1) != order(2)
 
@@ -63,15 +70,16 @@ def test_the_order_is_drawn_from_rng_alone(monkeypatch, name):
 # -------------------------------------------------------------------------------- a step as a whole
 
 
-def take_step(name, monkeypatch, verify, model, reference, optimizer, **flags):
+def take_step(name, monkeypatch, verify, model, reference, optimizer, answers="1" * 99, **flags):
     """A training step on two minibatches of three groups; what it logs."""
     module = script(name)
-    monkeypatch.setattr(module, "verify", verify)
+    monkeypatch.setattr(module, "load_verifier", lambda name: verify)
     flags = {"beta": 0.1, "minibatches": 2, "micro_batch_size": 4} | flags
     args = module.Args(prompts_per_step=6, group_size=4, **flags)
-    problems, rng = iter([(f"{i}+{3 * i}", "1") for i in range(99)]), random.Random(0)
+    problems = ((f"{i}+{3 * i}", answer) for i, answer in enumerate(answers))
+    rng = random.Random(0)
     torch.manual_seed(0)
-    return module.train_step(model, reference, Characters(), optimizer, problems, rng, args)[0]
+    return module.train_step(model, reference, Characters(), optimizer, problems, rng, args)
 
 
 def verify_some(completion, answer):
@@ -129,13 +137,18 @@ def test_pi_old_stays_that_of_the_rollout_in_all_passes(monkeypatch, name, in_bf
 # ---------------------------------------------------------------------------------------- no signal
 
 
+EQUAL = [(name, {}) for name in GROUPED if name != "rloo_llm"]
+EQUAL += [("rloo_llm", {"baseline": name, "beta": 0.01}) for name in ("leave-one-out", "mean")]
+
+
 @pytest.mark.parametrize("in_bf16", [False, True])
 @pytest.mark.parametrize("reward", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("name", GROUPED)
-def test_equal_rewards_move_nothing(monkeypatch, name, reward, in_bf16):
+@pytest.mark.parametrize("name,flags", EQUAL)
+def test_equal_rewards_move_nothing(monkeypatch, name, flags, reward, in_bf16):
     """Not a bit of the weights, nor of Adam's momentum from a step before. Adam would make a full
     step of what noise is left in advantages or KL. RLOO's reference is the policy itself, since its
-    KL is a reward; the others' is somewhere else."""
+    KL is a reward, and β its default: times 0.1, rounding would pass for a signal. The others'
+    reference is somewhere else."""
     model, reference = toy(name, in_bf16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     first = take_step(name, monkeypatch, verify_some, model, reference, optimizer)
@@ -143,7 +156,8 @@ def test_equal_rewards_move_nothing(monkeypatch, name, reward, in_bf16):
     if name == "rloo_llm":
         reference.load_state_dict(model.state_dict())
     before = copy.deepcopy([model.state_dict(), optimizer.state_dict()["state"]])
-    metrics = take_step(name, monkeypatch, lambda *_: reward, model, reference, optimizer)
+    given = (lambda *_: reward, model, reference, optimizer)
+    metrics = take_step(name, monkeypatch, *given, **flags)
     after = [model.state_dict(), optimizer.state_dict()["state"]]
     torch.testing.assert_close(after, before, rtol=0, atol=0)
     assert metrics["reward"] == pytest.approx(reward)
@@ -152,16 +166,20 @@ def test_equal_rewards_move_nothing(monkeypatch, name, reward, in_bf16):
 
 @pytest.mark.parametrize("name", GROUPED)
 def test_minibatches_without_a_step_are_not_in_the_averages(monkeypatch, name):
-    """One live group of three: two of the minibatches take no step, and log nothing."""
-    module, model = script(name), random_model()
-    args = module.Args(group_size=4, minibatches=3, beta=0.0)
-    torch.manual_seed(0)
-    batch = module.generate(model, [[3, 4], [5], [6, 7]], 4, 6, 1.0)
-    batch["advantages"] = torch.tensor([0.0] * 4 + [1, -1, 0, 0] + [0.0] * 4)
-    results, real = [], module.train_minibatch
+    """One live group of six: two of the three minibatches take no step, and log nothing."""
+    module, results, dice = script(name), [], random.Random(0)
+    real, (model, _) = module.train_minibatch, toy()
     monkeypatch.setattr(
         module, "train_minibatch", lambda *each: results.append(real(*each)) or results[-1]
     )
+
+    def verify(completion, answer):
+        return dice.random() if answer == "live" else 1.0
+
+    flags = {"max_resample": 1} if name == "dapo_llm" else {}
+    flags |= {"minibatches": 3, "beta": 0.0, "answers": ["", "live"] + [""] * 4}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    found = module.update(model, optimizer, batch, random.Random(0), args)
-    assert sorted(map(len, results))[:2] == [0, 0] and found in results
+    metrics = take_step(name, monkeypatch, verify, model, None, optimizer, **flags)
+    *none, live = sorted(results, key=len)
+    assert none == [{}, {}] and live["grad_norm"] > 0
+    assert {key: metrics[key] for key in live} == pytest.approx(live)

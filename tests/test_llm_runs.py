@@ -1,7 +1,6 @@
 """Whole runs: learning, repeatability, the cache, real models and data, and a user's errors."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,11 +66,11 @@ def test_clip_is_live_and_logs_are_complete(learned):
     for name, values in logged.items():
         assert len(values) == (3 if name.startswith("eval") else 30), name
     assert 0 < sum(logged["clip_ratio"]) / 30 < 0.5
-    assert logged["kl"][-1] > 1e-3 and abs(logged["kl"][0]) < 1e-8, (
-        "at first, it is its own reference"
-    )
+    assert (
+        abs(logged["kl"][0]) < 1e-8 < 1e-3 < logged["kl"][-1]
+    )  # at first, it is its own reference
     assert logged["approx_kl"][-1] > 0 and logged["learning_rate"][9] == pytest.approx(4e-4)
-    assert logged["num_tokens"] == sorted(logged["num_tokens"])
+    assert min(logged["num_tokens"]) > 0 and max(logged["num_tokens"]) < 256 * 24, "of one step"
 
 
 def test_saved_model_loads_and_solves(learned):
@@ -115,14 +114,14 @@ def test_evaluation_takes_no_dice_from_training(quick):
 @pytest.fixture
 def small_tiny(monkeypatch, tmp_path):
     """A warm start of seconds, and a cache of its own for it: returns the cache."""
-    real = grpo.make_tiny_model
+    real = grpo.tiny_model_folder
 
-    def make_tiny_model():
+    def tiny_model_folder():
         return real(30)
 
-    monkeypatch.setattr(grpo, "make_tiny_model", make_tiny_model)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache/torch/hub"
+    monkeypatch.setattr(grpo, "tiny_model_folder", tiny_model_folder)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/hub"
 
 
 def test_corrupt_cache_is_named(small_tiny, refused):
@@ -142,7 +141,7 @@ def test_a_cache_that_cannot_be_written_is_not_the_output_folder(
     small_tiny, quick, tmp_path, monkeypatch, capsys
 ):
     (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "file"))
     with pytest.raises((OSError, SystemExit)) as caught:
         grpo.main(grpo.Args(**quick))
     said = f"{caught.value} {capsys.readouterr().err}"
@@ -150,28 +149,18 @@ def test_a_cache_that_cannot_be_written_is_not_the_output_folder(
     assert not Path(quick["output_dir"]).exists()
 
 
-def test_one_process_of_each_machine_makes_the_tiny_model(small_tiny, monkeypatch):
-    """Whatever its rank among those of all machines."""
-    saved = []
-    monkeypatch.setattr(grpo, "save_model", lambda *args: saved.append(args[2]))
-    monkeypatch.setattr(grpo, "RANK", 2)
-    for local_rank, times in (("1", 0), ("0", 1)):
-        monkeypatch.setenv("LOCAL_RANK", local_rank)
-        assert saved == [grpo.tiny_model_folder()] * times
-
-
-@pytest.mark.parametrize("part", ["make_tiny_model", "demonstration", "make_sum", "versions"])
+@pytest.mark.parametrize("part", ["tiny_model_folder", "make_sum", "versions"])
 def test_cache_key_holds_what_shapes_the_weights(part, monkeypatch):
-    """The source of each of the three functions, and the versions of torch and transformers."""
-    monkeypatch.setattr(grpo, "save_model", lambda *args: None)
-    monkeypatch.setattr(grpo, "make_tiny_model", lambda: ())
-    before = grpo.tiny_model_folder()
-    assert grpo.tiny_model_folder() == before
+    """The source of both functions, and the versions of torch and transformers."""
+    folder_of = grpo.tiny_model_folder
+    monkeypatch.setattr(grpo, "save", lambda *args: None)
+    before = folder_of(0)
+    assert folder_of(0) == before
     parts = [(torch, "__version__"), (transformers, "__version__")]
     for module, name in parts if part == "versions" else [(grpo, part)]:
         with monkeypatch.context() as patched:
             patched.setattr(module, name, lambda: ("another",))
-            assert grpo.tiny_model_folder() != before
+            assert folder_of(0) != before
 
 
 # ---------------------------------------------------------------------------- reference and dropout
@@ -196,15 +185,6 @@ def test_reference_stays_and_is_not_loaded_without_kl(quick, monkeypatch):
 # ----------------------------------------------------------------------------- real models and data
 
 
-def test_tokenizer_of_another_model(pretrained, gsm_file, tmp_path, quick, refused):
-    """Ids that the model has no embedding for:
-    an index error within, or on CUDA a device-side assertion."""
-    transformers.AutoTokenizer.from_pretrained(pretrained).save_pretrained(tmp_path / "mixed")
-    random_model("llama", vocab=50).save_pretrained(tmp_path / "mixed")
-    flags = {"model": str(tmp_path / "mixed"), "dataset": gsm_file}
-    assert "--model" in refused(grpo.main, grpo.Args(**quick | flags))
-
-
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
 def test_three_architectures(kind, pretrained, gsm_file, tmp_path, quick, monkeypatch):
     """A base model: no chat template, no pad token; GPT-2's positions are learned, its embeddings
@@ -216,7 +196,7 @@ def test_three_architectures(kind, pretrained, gsm_file, tmp_path, quick, monkey
     model.save_pretrained(tmp_path)
     own = '{"do_sample": false, "temperature": 0.6, "top_p": 0.9}'
     (tmp_path / "generation_config.json").write_text(own)
-    monkeypatch.setattr(grpo, "verify", lambda completion, answer: float(len(completion) % 2))
+    monkeypatch.setattr(grpo, "load_verifier", lambda _: lambda text, _: len(text) % 2)
     quick |= {"model": str(tmp_path), "dataset": gsm_file, "prompt": "{question}"}
     args = grpo.Args(**quick | {"max_new_tokens": 6, "learning_rate": 1e-3})
     after, before = weights(grpo.main(args)["folder"]), model.state_dict()
@@ -227,67 +207,46 @@ def test_three_architectures(kind, pretrained, gsm_file, tmp_path, quick, monkey
 def test_stop_ids_and_dropout(pretrained):
     args = grpo.Args(model=pretrained)
     model, tokenizer = grpo.load_policy(args, torch.device("cpu"))
-    assert (
-        model.generation_config.eos_token_id == [0, 2] and model.generation_config.pad_token_id == 0
-    )
-    ids = grpo.encode_prompt("1+1", tokenizer, args)
-    batch = grpo.generate(model, [ids], 2, 4, 1.0)
+    assert model.generation_config.eos_token_id == [0, 2]
+    prompts = grpo.encode_prompts([("1+1", "2")], tokenizer, args)
+    batch = grpo.generate(model, prompts, 2, 4, 1.0)
     a, b = (grpo.token_logprobs(model, batch, 1.0) for _ in range(2))
     assert torch.equal(a, b), "dropout is on"
 
 
 def test_default_prompts(pretrained):
-    """Words where there is a chat template, `3+8=` for sums where there is none; `####` is asked
-    for with the strict verifier alone."""
+    """`3+8=` for sums; of a file the question, and with the strict verifier what it wants; in the
+    chat template where there is one."""
     _, tokenizer = grpo.load_policy(grpo.Args(model=pretrained), torch.device("cpu"))
 
     def asked(**flags):
-        ids = grpo.encode_prompt("3+8", tokenizer, grpo.Args(model=pretrained, **flags))
+        (ids,) = grpo.encode_prompts([("3+8", "11")], tokenizer, grpo.Args(**flags))
         text = tokenizer.decode(ids)
         question = text.removeprefix("<|im_start|>user\n")
         question = question.removesuffix("<|im_end|>\n<|im_start|>assistant\n")
         assert (question != text) == bool(tokenizer.chat_template)
         return question
 
-    assert asked().startswith("What is 3+8?") and asked().endswith("#### and the number.")
-    reasons = asked(dataset="d.jsonl")
-    assert reasons == "3+8\nReason step by step, then end with #### and the number."
-    for verifier in ("flexible", "own.py"):
-        assert asked(verifier=verifier) == "What is 3+8?"
-        assert asked(verifier=verifier, dataset="d.jsonl") == "3+8"
-    assert asked(prompt="Q: {question} {A}:") == "Q: 3+8 {A}:"
-    assert asked(prompt="{question}") == "3+8"
-    tokenizer.chat_template = None
-    assert asked() == asked(verifier="flexible") == "3+8="
-    assert asked(dataset="d.jsonl") == reasons
-    assert asked(dataset="d.jsonl", verifier="flexible") == asked(prompt="{question}") == "3+8"
+    reasons = "3+8\nReason step by step, then end with #### and the number."
+    for template in (tokenizer.chat_template, None):
+        tokenizer.chat_template = template
+        assert asked() == asked(verifier="flexible") == "3+8="
+        assert asked(dataset="d.jsonl") == reasons
+        for verifier in ("flexible", "own.py"):
+            assert asked(dataset="d.jsonl", verifier=verifier) == "3+8"
+        assert asked(prompt="Q: {question} {A}:") == "Q: 3+8 {A}:"
 
 
-def test_bos_comes_once_and_missing_pad_is_mended(pretrained, tmp_path):
-    shutil.copytree(pretrained, tmp_path / "m")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
+def test_bos_comes_once(pretrained):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
     tokenizer.add_special_tokens({"bos_token": "<s>"})
-    post = tokenizers.processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", tokenizer.bos_token_id)]
-    )
+    bos = tokenizer.bos_token_id
+    post = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
     tokenizer.backend_tokenizer.post_processor = post
-    tokenizer.pad_token = None
-    template, tokenizer.chat_template = tokenizer.chat_template, None
-    args = grpo.Args(model="m")
-    assert grpo.encode_prompt("1 + 1", tokenizer, args).count(tokenizer.bos_token_id) == 1
-    tokenizer.chat_template = "{{ bos_token }}" + template
-    assert grpo.encode_prompt("1 + 1", tokenizer, args).count(tokenizer.bos_token_id) == 1
-    tokenizer.save_pretrained(tmp_path / "m")
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m")
-    model.resize_token_embeddings(len(tokenizer))
-    model.save_pretrained(tmp_path / "m")
-    model, tokenizer = grpo.load_policy(
-        replace(args, model=str(tmp_path / "m")), torch.device("cpu")
-    )
-    assert (
-        tokenizer.pad_token_id is None
-        and model.generation_config.pad_token_id in model.generation_config.eos_token_id
-    )
+    for template in (None, "{{ bos_token }}" + tokenizer.chat_template):
+        tokenizer.chat_template = template
+        (ids,) = grpo.encode_prompts([("1 + 1", "2")], tokenizer, grpo.Args())
+        assert ids.count(bos) == 1
 
 
 # ---------------------------------------------------------------------------------------- bad input
@@ -306,18 +265,12 @@ def test_bad_flags(quick, refused, name):
         assert f"--{name.replace('_', '-')}" in line
 
 
-def test_tokenizer_that_cannot_read_the_prompt(quick, refused, learned, gsm_file):
-    for model in (str(last_checkpoint(learned["folder"])), "tiny"):
-        line = refused(grpo.main, grpo.Args(**quick | {"model": model, "dataset": gsm_file}))
-        assert f"--model {model} cannot read 'What is 990 + 1?" in line
-
-
 def test_non_finite_loss_stops_with_the_step_and_keeps_the_model(quick, monkeypatch, capsys):
-    real, calls = grpo.compute_advantages, []
+    real, calls = grpo.compute_advantages, []  # called by each evaluation, too
 
     def poisoned(rewards, args):
         calls.append(1)
-        return real(rewards, args) + (float("nan") if len(calls) == 2 else 0.0)
+        return real(rewards, args) + (float("nan") if len(calls) == 4 else 0.0)
 
     monkeypatch.setattr(grpo, "compute_advantages", poisoned)
     with pytest.raises(SystemExit, match="step 2"):
@@ -325,24 +278,6 @@ def test_non_finite_loss_stops_with_the_step_and_keeps_the_model(quick, monkeypa
     (folder,) = Path(quick["output_dir"]).iterdir()
     assert last_checkpoint(folder).name == "step-000001"
     assert all(tensor.isfinite().all() for tensor in weights(folder).values())
-
-
-def test_a_reward_that_is_not_finite_is_one_line(quick, tmp_path, refused):
-    (tmp_path / "v.py").write_text("def verify(completion, answer):\n    return float('nan')\n")
-    args = grpo.Args(**quick | {"steps": 0, "verifier": str(tmp_path / "v.py")})
-    assert "--verifier" in refused(grpo.main, args)
-
-
-@pytest.mark.parametrize("same_as", ["bos_token", "eos_token"])
-def test_an_unknown_token_that_is_also_another(pretrained, same_as):
-    """As OPT's and Granite's: in a prompt it is no sign of what cannot be read."""
-    args = grpo.Args(model="m")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
-    tokenizer.unk_token = "<|im_start|>"
-    with pytest.raises(SystemExit):
-        grpo.encode_prompt("1+1", tokenizer, args)
-    setattr(tokenizer, same_as, "<|im_start|>")
-    assert tokenizer.unk_token_id in grpo.encode_prompt("1+1", tokenizer, args)
 
 
 def test_a_run_leaves_nothing_outside_its_folder(quick, tmp_path, monkeypatch):

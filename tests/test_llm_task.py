@@ -32,7 +32,7 @@ def test_held_out_sums_are_what_they_have_always_been(name):
         if zlib.crc32(("+".join(map(str, terms)) + "=").encode()) % 10 == 0:
             expected.append(("+".join(map(str, terms)), str(sum(terms))))
     module = script(name)
-    assert module.load_data(module.Args()) == (None, expected)
+    assert module.load_data(module.Args()) == ([], expected)
     assert expected[0][0].count("=") == 0 and len(set(expected)) > 100
 
 
@@ -59,57 +59,59 @@ def args_for(**kwargs):
 
 
 def test_jsonl_split_is_fixed_and_disjoint(tmp_path):
-    # twenty questions twice, on both ends
-    path = write(tmp_path / "d.jsonl", gsm(500, 600) + gsm(20, 600))
+    """Held out: the tenth of the questions with the smallest checksums, wherever they stand and
+    however few of them are evaluated. One that stands twice counts once, with its last answer."""
+    wrong = [{"question": row["question"], "answer": "0"} for row in gsm(20, 600)]
+    path = write(tmp_path / "d.jsonl", wrong + gsm(500, 600))
     train, held_out = grpo.load_data(args_for(dataset=path))
-    assert held_out[0] == ("What is 600 + 600?", "1,200") and len(held_out) == 53
-    assert not {q for q, _ in train} & {q for q, _ in held_out} and len(train) == 447
-    assert (train, held_out) == grpo.load_data(args_for(dataset=path))
-
-
-def test_eval_dataset_is_kept_out_of_training(tmp_path):
-    train_file = write(tmp_path / "t.jsonl", gsm(20))
-    eval_file = write(tmp_path / "e.jsonl", gsm(10, 15))
-    train, held_out = grpo.load_data(
-        args_for(dataset=train_file, eval_dataset=eval_file, eval_problems=7)
+    questions = sorted(
+        (f"What is {i} + {i}?" for i in range(600, 1100)),
+        key=lambda question: zlib.crc32(question.encode()),
     )
-    assert len(train) == 15 and len(held_out) == 7
-    train, held_out = grpo.load_data(args_for(eval_dataset=eval_file))
-    assert train is None and len(held_out) == 10
+    assert {q for q, _ in held_out} == {*questions[:50]} and len(held_out) == 50
+    assert {q for q, _ in train} == {*questions[50:]} and len(train) == 450
+    assert ("What is 600 + 600?", "1,200") in train + held_out
+    args = args_for(dataset=path, eval_problems=10)
+    assert grpo.load_data(args) == (train, held_out[:10])
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "{",
-        "7",
-        "[]",
-        '{"question": "q"}',
-        '{"question": "q", "answer": 5}',
-        '{"question": "q", "answer": "no number"}',
-        '{"question": null, "answer": "#### 5"}',
-        '{"question": "q", "answer": "#### five"}',
-        "",
-        "[" * 100_000,
-    ],
-)
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_each_pass_over_a_file_has_every_question_once(name):
+    """In an order of its own, which follows from the seed."""
+    problem_stream, train = script(name).problem_stream, [(f"{i}?", str(i)) for i in range(20)]
+    streams = [problem_stream(train, seed) for seed in (1, 1, 2)]
+    first, again, other = ([list(islice(each, 20)) for _ in range(3)] for each in streams)
+    assert all(sorted(once) == sorted(train) for once in first)
+    assert first == again != other and first[0] != first[1] != first[2] and first[0] != train
+
+
+def test_eval_dataset_takes_nothing_out_of_training(tmp_path, capsys):
+    names = {
+        "dataset": write(tmp_path / "t.jsonl", gsm(20)),
+        "eval_dataset": write(tmp_path / "e.jsonl", gsm(10, 15)),
+    }
+    train, held_out = grpo.load_data(args_for(**names, eval_problems=7))
+    assert len(train) == 20 and len(held_out) == 7
+    assert "5 questions are in both" in capsys.readouterr().out
+
+
+BAD = ["{", "7", "[]", '{"question": "q"}', '{"question": "q", "answer": "no number"}']
+BAD += ['{"question": null, "answer": "#### 5"}', '{"question": "q", "answer": "#### five"}']
+
+
+@pytest.mark.parametrize("line", [*BAD, "[" * 100_000], ids=range(len(BAD) + 1))
 def test_bad_line_is_named_by_its_number(tmp_path, refused, line):
     path = write(tmp_path / "d.jsonl", gsm(2) + [line] + gsm(2))
-    assert (
-        "--dataset" in (error := refused(grpo.load_data, args_for(dataset=path)))
-        and "line 3" in error
-    )
+    error = refused(grpo.load_data, args_for(dataset=path))
+    assert f"--dataset {path}, line 3: " in error and len(error) < 420
 
 
 def test_files_that_are_not_there_or_empty_or_binary(tmp_path, refused):
-    assert "--dataset" in refused(grpo.load_data, args_for(dataset=str(tmp_path / "none.jsonl")))
-    assert "--dataset" in refused(grpo.load_data, args_for(dataset=str(tmp_path)))
     (tmp_path / "empty.jsonl").touch()
-    assert "empty" in refused(grpo.load_data, args_for(dataset=str(tmp_path / "empty.jsonl")))
     (tmp_path / "binary.jsonl").write_bytes(bytes(range(256)))
-    assert "--dataset" in refused(grpo.load_data, args_for(dataset=str(tmp_path / "binary.jsonl")))
-    one = write(tmp_path / "one.jsonl", gsm(1))
-    assert "held out" in refused(grpo.load_data, args_for(dataset=one))
-    assert "--eval-dataset" in refused(
-        grpo.load_data, args_for(dataset="arithmetic", eval_dataset=str(tmp_path / "x"))
-    )
+    write(tmp_path / "one.jsonl", gsm(1))
+    for name in ("none.jsonl", "", "empty.jsonl", "binary.jsonl", "one.jsonl"):
+        path = str(tmp_path / name)
+        assert f"--dataset {path}" in refused(grpo.load_data, args_for(dataset=path))
+    args = args_for(dataset=str(tmp_path / "one.jsonl"), eval_dataset=str(tmp_path / "x"))
+    assert "--eval-dataset" in refused(grpo.load_data, args)

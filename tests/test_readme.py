@@ -11,8 +11,7 @@ import pytest
 import tyro
 from conftest import ROOT, script
 from launch import Launched
-from lineage import PATHS
-from test_lineage import BUDGETS
+from lineage import FAMILY, PATHS
 
 pytestmark = pytest.mark.usefixtures("tiny_model")
 README = (ROOT / "README.md").read_text()
@@ -23,7 +22,7 @@ QUOTES = re.findall(r"^(`\w(?:.+\n)+?)```python\n((?:.+\n)+?)```$", README, re.M
 # -------------------------------------------------------------------------------------- Numbers
 
 SCRIPTS = {name: path for name, path in PATHS.items() if "/" not in path}
-PARENTS = {child: parent for parent, child, _ in BUDGETS if child in SCRIPTS}
+PARENTS = {name: FAMILY[name].parent for name in SCRIPTS if FAMILY[name].parent}
 RESULTS = ROOT / "tests/benchmarks/results"
 UNTRAINED = "untrained, 128 tokens"
 
@@ -116,7 +115,7 @@ def test_lines_quoted_are_those_that_the_diff_adds(command, quote):
 
 def test_every_pair_of_neighbours_is_quoted():
     pairs = {tuple(re.findall(r"\w+\.py", command.partition(":")[0])) for command, _ in QUOTES}
-    of_top_level = {(PATHS[a], PATHS[b]) for a, b, _ in BUDGETS if "/" not in PATHS[b]}
+    of_top_level = {(PATHS[parent], PATHS[child]) for child, parent in PARENTS.items()}
     missing = of_top_level - pairs
     assert not missing, (
         f"{missing}: README needs a section for it, with a line `diff PARENT CHILD`: …, and below "

@@ -1,7 +1,7 @@
 """What the benchmarks share: scripts, colours, tables, runs and their logs, and the training loop.
 
 Where a script's inner functions change, the loop changes here: it calls load_policy, add_critic
-(where there is one), load_data, problem_stream, train_step, learning_rate_at, make_sum and rollout.
+(where there is one), load_data, problem_stream, train_step, make_sum and rollout.
 The experiments of cures.py call more.
 """
 
@@ -148,6 +148,12 @@ def run_script(script: str, *flags, launcher=(), look=None, **environment) -> di
 # -------------------------------------------------------------------------------- Training loop
 
 
+def learning_rate_at(step, args) -> float:
+    """As main() has it: up to the peak, then down, to 0 after the last step."""
+    warmup, end = min(args.warmup_steps, args.steps) or 1, args.steps + 1
+    return args.learning_rate * min(step / warmup, (end - step) / (end - warmup))
+
+
 class Training:
     """main() of an LLM script step by step, without its files.
 
@@ -171,12 +177,12 @@ class Training:
         rng = random.Random(f"{self.args.seed} {number}")
         torch.manual_seed(rng.getrandbits(32))
         if learning_rate is None:
-            learning_rate = self.script.learning_rate_at(number, self.args)
+            learning_rate = learning_rate_at(number, self.args)
         self.optimizer.param_groups[0]["lr"] = learning_rate
         known = vars(self) | {"rng": rng}
         wanted = inspect.signature(self.script.train_step).parameters
         metrics = self.script.train_step(*(known[name] for name in wanted))
-        if isinstance(metrics, tuple):  # and a group as text; up to a45e316 there was none
+        if isinstance(metrics, tuple):  # and a group as text, up to 72afeed
             metrics, _ = metrics
         return {name: float(value) for name, value in metrics.items()}
 

@@ -1,14 +1,13 @@
 """Is the default step as fast as it was?
 This working tree against another revision, step by step in turns.
 
-    python tests/benchmarks/paired_step.py a45e316
+    python tests/benchmarks/paired_step.py 72afeed
 
 Both take the same steps in one process, each by its own train_step, which is given what it asks for
-by name. Each draws its sums itself, as the form of a question may differ ("3+8+5" now, "3+8+5="
-at a45e316); the dice are the same, so sums and samples are, and the last column counts the steps
-whose rewards agree. Which rows make a minibatch may differ, but the learning rate is 0: neither
-policy moves. Policy and reference have the same weights on both sides; the policy is the tiny model
-after `warm` steps of training: answers of full length.
+by name. Each draws its sums itself; the dice are the same, so sums and samples are, and the last
+column counts the steps whose rewards agree. Which rows make a minibatch may differ, but the
+learning rate is 0: neither policy moves. Policy and reference have the same weights on both sides;
+the policy is the tiny model after `warm` steps of training: answers of full length.
 Writes results/paired_step.md.
 """
 
@@ -16,6 +15,7 @@ import importlib.util
 import subprocess
 import sys
 import tempfile
+from math import isclose
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -54,7 +54,7 @@ def compare(script: str, old_folder: Path, steps: int, warm: int) -> list[str]:
     a, b = (seconds[side][5:] for side in (old, new))
     ratios = sorted(x / y for x, y in zip(a, b, strict=True))
     low, high = ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
-    same = sum(x == y for x, y in zip(rewards[old], rewards[new], strict=True))
+    same = sum(isclose(x, y, abs_tol=1e-6) for x, y in zip(*rewards.values(), strict=True))
     ratio = f"{median(ratios):.3f} ({low:.2f} to {high:.2f})"
     return [f"{script}.py", f"{median(a):.4f}", f"{median(b):.4f}", ratio, f"{same} of {steps}"]
 

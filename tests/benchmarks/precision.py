@@ -37,9 +37,11 @@ def draw(args, device):
     batch, _, rewards = grpo_llm.rollout(
         model, tokenizer, drawn, args.group_size, args.temperature, args
     )
-    batch, gap = grpo_llm.recompute_old_logprobs(model, batch, args)
+    recomputed = grpo_llm.batch_logprobs(model, batch, args)
+    gap = (recomputed - batch["old_logprobs"]).abs()[batch["mask"] > 0]
+    batch["old_logprobs"] = recomputed
     batch["advantages"] = grpo_llm.compute_advantages(rewards, args).flatten()
-    return model, batch, {name.rpartition("/")[2]: float(value) for name, value in gap.items()}
+    return model, batch, {"mean": gap.mean().item(), "max": gap.max().item()}
 
 
 def first_pass(model, batch, args):
@@ -49,13 +51,14 @@ def first_pass(model, batch, args):
     order = random.Random(args.seed).sample(range(len(groups)), len(groups))
     bounds = gspo_llm.Args(**PAPER)
     for part in torch.tensor(order).tensor_split(args.minibatches):
-        for rows in grpo_llm.micro_batches(groups[part].flatten(), args):
-            micro = grpo_llm.take_rows(batch, rows)
+        minibatch = grpo_llm.take_rows(batch, groups[part].flatten())
+        for micro in grpo_llm.micro_batches(minibatch, args):
             with torch.no_grad():
                 logprobs = grpo_llm.token_logprobs(model, micro, args.temperature)
             inputs = (logprobs, micro["old_logprobs"], micro["advantages"], micro["mask"])
             ratios.append((logprobs - micro["old_logprobs"])[micro["mask"] > 0].abs())
-            clipped += gspo_llm.is_clipped(*inputs, bounds).sum().item()
+            _, is_clipped = gspo_llm.surrogate(*inputs, bounds)
+            clipped += (is_clipped * micro["mask"]).sum().item()
             tokens += micro["mask"].sum().item()
     ratios = torch.cat(ratios)
     return ratios.mean().item(), ratios.max().item(), clipped / tokens

@@ -87,7 +87,7 @@ def convert(gguf: Path, folder: Path):
     config.pop("quantization_config", None)  # with it a model refuses to be saved
     model = type(read)(type(read.config)(**config))
     model.load_state_dict(read.state_dict())
-    grpo_llm.save_model(model, tokenizer, folder)
+    grpo_llm.save(model, tokenizer, folder)
 
 
 # ----------------------------------------------------------------------------------------- Tasks
@@ -255,7 +255,13 @@ def group_of(folder, task: str, flags: dict) -> str:
     torch.manual_seed(0)
     _, completions, rewards = grpo_llm.rollout(model, tokenizer, problems, 8, T, args)
     advantages = grpo_llm.compute_advantages(rewards, args)
-    return grpo_llm.describe_group(problems, completions, rewards, advantages)
+    ((question, answer),) = problems
+    text = f"    {question!r}, right answer {answer!r}"
+    ranked = rewards[0].argsort(descending=True, stable=True).tolist()
+    for i in ranked[:2] + ranked[-2:]:
+        credit = f"reward {rewards[0, i]:.2f}, advantage {advantages[0, i]:+.2f}"
+        text += f"\n      {credit}: {completions[i][:400]!r}"
+    return text
 
 
 def run(cell: Cell, flags: dict) -> dict:

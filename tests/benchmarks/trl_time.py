@@ -91,7 +91,7 @@ def trl_rows(script, args, tokenizer, rollouts: int) -> list[dict]:
     problems, rows = script.problem_stream(train, args.seed), []
     for _ in range(args.prompts_per_step * rollouts):
         question, answer = next(problems)
-        ids = script.encode_prompt(question, tokenizer, args)
+        (ids,) = script.encode_prompts([(question, answer)], tokenizer, args)
         prompt = tokenizer.decode(ids)
         assert tokenizer(text=prompt)["input_ids"] == ids, prompt
         rows.append({"prompt": prompt, "answer": answer})
@@ -118,7 +118,7 @@ def trl_trainer(script, args, model, tokenizer, rollouts, callback, **options):
     micro = min(args.micro_batch_size, drawn // updates)
     sizes = {
         "use_cpu": model.device.type == "cpu",
-        "bf16": script.in_bf16(model),
+        "bf16": model.in_bf16,
         "per_device_train_batch_size": micro,
         "gradient_accumulation_steps": drawn // updates // micro,
         "steps_per_generation": drawn // micro,

@@ -405,10 +405,11 @@ def run_dynamic(method, seed, steps=60, prompts=16, every=2):
     args = script.Args(steps=steps, seed=seed, prompts_per_step=prompts, **flags)
     model, tokenizer = script.load_policy(args, CPU)
     points = [[0, 0, evaluate(script, model, tokenizer, args, 128, 4)["pass@1"]]]
-    drawn = []
+    drawn, most = [], getattr(args, "max_resample", 1)
 
     def each_step(step, model, metrics):
-        drawn.append(metrics["num_prompts"] * args.group_size)
+        draws = min(metrics.get("discarded_groups", 0) // prompts + 1, most)
+        drawn.append(draws * prompts * args.group_size)
         if step % every == 0:
             score = evaluate(script, model, tokenizer, args, 128, 4)["pass@1"]
             points.append([step, sum(drawn), score])

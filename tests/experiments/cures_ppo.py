@@ -30,7 +30,8 @@ def token_weight(script, ratio, advantage):
     logprobs.requires_grad_()
     mask = torch.ones(1, TOKENS, dtype=torch.float64)
     advantages = torch.tensor([advantage], dtype=torch.float64)
-    script.surrogate(logprobs, old_logprobs, advantages, mask, script.Args()).sum().backward()
+    objective, _ = script.surrogate(logprobs, old_logprobs, advantages, mask, script.Args())
+    objective.sum().backward()
     return logprobs.grad[0, 0].item() / advantage
 
 
