@@ -124,15 +124,15 @@ def scalars(folder) -> dict[str, list[tuple[int, float]]]:
     return {name: [(each.step, each.value) for each in events.Scalars(name)] for name in names}
 
 
-def run_script(script: str, *flags, launcher=(), look=None, **environment) -> dict:
+def run_script(script: str, *flags, launcher=(), look=None, root=ROOT, **environment) -> dict:
     """A run in a process of its own: its log, seconds by the clock and on the CPU, and its peak in
-    MB; and what `look` finds in the run's folder before that is deleted."""
+    MB; and what `look` finds in the run's folder before that is deleted. `root` is the checkout."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as output:
         command = [sys.executable, *launcher, f"{script}.py", *map(str, flags)]
         streams = {"stdout": output, "stderr": output}
         start = time.perf_counter()
         process = subprocess.Popen(
-            [*command, "--output-dir", folder], cwd=ROOT, env=os.environ | environment, **streams
+            [*command, "--output-dir", folder], cwd=root, env=os.environ | environment, **streams
         )
         _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - start
