@@ -6,6 +6,7 @@ import tempfile
 from unittest.mock import patch
 
 import numpy as np
+import torch
 
 PARTS = 40  # of a learning curve
 
@@ -14,8 +15,9 @@ def train(script, after_update=None, after_rollout=None, **flags):
     """A run of the script. Returns its greedy return at the end and its learning curve, the mean
     return of the episodes that ended in each of 40 equal parts of the steps; and its agent.
 
-    after_update(agent, batch) is called after each update, if given, and after_rollout(step,
-    episodes) after each rollout, with the steps so far and the returns of the episodes ended.
+    after_update(agent, batch) is called after each update, if given, where batch["logprobs"] are
+    those before it; and after_rollout(step, episodes) after each rollout, with the steps so far and
+    the returns of the episodes that ended in it.
     """
     args, seen, steps, returns = script.Args(**flags), [], [], []
     make_rollouts, update = script.rollouts, script.update
@@ -30,6 +32,8 @@ def train(script, after_update=None, after_rollout=None, **flags):
             yield rollout, episodes
 
     def watched(agent, optimizer, batch, *rest):
+        with torch.no_grad():
+            batch["logprobs"] = agent.policy(batch["obs"]).log_prob(batch["actions"])
         stats = update(agent, optimizer, batch, *rest)
         if after_update:
             after_update(agent, batch)
