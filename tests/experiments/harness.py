@@ -1,6 +1,6 @@
 """Every claim tried: settings → runs → a picture, a table and a finding. One file per experiment.
 
-    python tests/experiments/harness.py                    # all of them: hours on two cores
+    python tests/experiments/harness.py                    # all of them: two hours of one core
     python tests/experiments/harness.py clip baseline
     python tests/experiments/harness.py --smoke            # each at toy size; writes nothing
     python tests/experiments/harness.py --pages            # page and pictures of what was measured
@@ -8,7 +8,8 @@
 A run is kept in ~/.cache/policy-gradients-experiments under its settings, the text of its
 experiment down to EXPERIMENT, and the text of all files of this repository that these import. So
 none is made twice, and none outlives a change of what made it. The outcome goes into
-results/NAME.json; from there come EXPERIMENTS.md and the pictures, for which matplotlib is needed.
+results/NAME.json; from there come the pictures, for which matplotlib is needed, and, with what
+stands in page.md, EXPERIMENTS.md.
 """
 
 import importlib
@@ -22,7 +23,7 @@ import time
 import zlib
 from collections.abc import Callable
 from importlib.util import find_spec
-from itertools import combinations
+from itertools import combinations, cycle
 from pathlib import Path
 from statistics import median
 from typing import Annotated, NamedTuple
@@ -31,65 +32,20 @@ import numpy as np
 import tyro
 
 HERE = Path(__file__).parent
-ROOT, RESULTS = HERE.parents[1], HERE / "results"
-FOLDERS = [HERE, ROOT, HERE.parent / "benchmarks", HERE.parent / "examples"]
+RESULTS, TEMPLATE = HERE / "results", (HERE / "page.md").read_text()
+FOLDERS = [HERE, HERE.parents[1], HERE.parent / "benchmarks", HERE.parent / "examples"]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
 CACHE = CACHE / "policy-gradients-experiments"
 sys.path[:0] = [str(folder) for folder in FOLDERS]
 
 from bench import footer, table  # noqa: E402
 
-CHAPTERS = {  # the page: chapters, and the files of their experiments
-    "REINFORCE → actor-critic": ["psi", "bootstrap"],
-    "Actor-critic → TRPO": ["step", "lambda"],
-    "TRPO → PPO": ["surrogate", "clip", "entropy"],
-    "PPO → RLOO": ["baseline", "critic"],
-    "RLOO → GRPO": ["passes", "hacking"],
-    "GRPO's division by std and by length": ["length"],
-    "GRPO → DAPO": ["cliphigher", "dynamic"],
-    "GRPO → GSPO": ["ratio"],
-    "GRPO → CISPO": ["silenced"],
-}
-NAMES = [name for names in CHAPTERS.values() for name in names]
+NAMES = re.findall(r"^{(\w+)}$", TEMPLATE.partition("{index}")[2], re.M)  # in the page's order
 WRITTEN = {path.stem for path in HERE.glob("*.py") if "\nEXPERIMENT = " in path.read_text()}
 NAMES = [name for name in NAMES if name in WRITTEN]  # while the others are written
 
 SHOWN, PARTLY = "shown", "partly"
 NOT_SHOWN, UNDECIDED = "not at this size", "undecided at this size"
-
-GREY = "#777777"  # readable on light pages and on dark ones
-# Okabe and Ito's palette, which the colour-blind can tell apart, and three more.
-ORANGE, SKY, GREEN = "#E69F00", "#56B4E9", "#009E73"
-BLUE, RED, PINK = "#0072B2", "#D55E00", "#CC79A7"
-PALETTE = [RED, BLUE, ORANGE, GREEN, SKY, PINK, "#7B52AB", "#8F9A00", "#8C6D31", GREY]
-COLORS = {  # of the methods, in all pictures; other labels take what is left of the palette
-    "REINFORCE": GREY,
-    "actor-critic": ORANGE,
-    "TRPO": BLUE,
-    "PPO": RED,
-    "RLOO": GREY,
-    "GRPO": RED,
-    "DAPO": BLUE,
-    "GSPO": ORANGE,
-    "CISPO": GREEN,
-}
-
-
-STYLE = dict.fromkeys(("axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), GREY)
-STYLE |= {"axes.titlecolor": GREY, "axes.spines.top": False, "axes.spines.right": False}
-STYLE |= {"axes.grid": True, "grid.alpha": 0.25, "font.size": 10, "axes.titlesize": 10.5}
-
-HEAD = """# Every claim tried
-
-What each algorithm is said to cure, tried with one thing changed at a time, or whole scripts as
-they are, in the order of the lineage. *Shown*: on all seeds, or with p ≤ 0.01, and at more than one
-setting. *Partly*: one half of it. *Not at this size*: looked for, and not seen here. *Undecided*:
-nothing here could have shown it. p is that of an exact permutation test of the means, two-sided;
-with five seeds a side it is 0.008 at best. Lines are medians over the seeds, bands reach from the
-lowest to the highest. The runs of the language model start from the tiny one that `grpo_llm.py`
-makes; a real one is in [real_model.md](../benchmarks/results/real_model.md). This page is written
-by `python tests/experiments/harness.py`, which keeps each run and makes none twice.
-"""
 
 
 class Panel(NamedTuple):
@@ -154,12 +110,6 @@ def texts(path, found):
     return found
 
 
-def kept(name, settings):
-    """Where a run is kept."""
-    key = [settings, texts(HERE / f"{name}.py", {"harness.py": ""})]
-    return CACHE / f"{name}-{zlib.crc32(json.dumps(key, sort_keys=True).encode()):08x}.json"
-
-
 def rounded(value):
     """Four digits are enough for a picture."""
     if isinstance(value, list):
@@ -169,8 +119,10 @@ def rounded(value):
 
 def work(name, settings):
     """One run, in a worker process, into its file, unless it is there."""
-    path, start = kept(name, settings), time.process_time()
+    key = json.dumps([settings, texts(HERE / f"{name}.py", {"harness.py": ""})], sort_keys=True)
+    path = CACHE / f"{name}-{zlib.crc32(key.encode()):08x}.json"
     if not path.exists():
+        start = time.process_time()
         result = {column: rounded(value) for column, value in load(name).run(**settings).items()}
         found = {"run": [settings, result], "seconds": time.process_time() - start}
         mine = path.with_suffix(f".{os.getpid()}")
@@ -180,7 +132,7 @@ def work(name, settings):
 
 
 def measure(name, workers):
-    """All runs of an experiment, and what to know about them."""
+    """All runs of an experiment, and what to know about them, into results/."""
     CACHE.mkdir(parents=True, exist_ok=True)
     # seed by seed, so that runs that are stopped have every setting
     inputs = [(name, job) for job in sorted(load(name).jobs, key=lambda job: job["seed"])]
@@ -188,20 +140,25 @@ def measure(name, workers):
         found = pool.starmap(work, inputs, chunksize=1)
     minutes = sum(each["seconds"] for each in found) / 60
     where = f"{minutes:.0f} minutes of one core; {footer('transformers')}"
-    return {"where": where, "runs": [each["run"] for each in found]}
+    runs = [each["run"] for each in found]
+    (RESULTS / f"{name}.json").write_text(json.dumps({"where": where, "runs": runs}) + "\n")
+
+
+def measured(name):
+    return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 def try_out(name):
-    """Runs at toy size: they must give every number that the page and the pictures take."""
+    """Runs at toy size: they must give every number that the page and the picture take."""
     chosen = load(name)
     runs = [[job, chosen.run(**job)] for job in chosen.smoke]
-    made = {column for _, result in runs for column in result}
-    used = {column for panel in chosen.panels for _, column in panel.lines.values()}
-    used |= {column for other, _, column, *_ in FIELD.findall(chosen.finding) if not other}
-    if used - made:
-        sys.exit(f"{name}: no run gives {', '.join(used - made)}")
+    given = {column for _, result in runs for column in result}
+    taken = {column for panel in chosen.panels for _, column in panel.lines.values()}
+    taken |= {column for other, _, column, *_ in FIELD.findall(chosen.finding) if not other}
+    if taken - given:
+        sys.exit(f"{name}: no run gives {', '.join(taken - given)}")
     draw(chosen.panels, runs, os.devnull)
-    print(f"{name}: {', '.join(sorted(made))}", flush=True)
+    print(f"{name}: {', '.join(sorted(given))}", flush=True)
 
 
 # ---------------------------------------------------------------------------------------- Numbers
@@ -223,8 +180,7 @@ def p_value(one, other):
     the share in which the groups' means are as far apart as they are, or farther."""
     numbers = np.array([*one, *other], float)
     groups = list(combinations(range(len(numbers)), len(one)))  # the first is `one` itself
-    sums = numbers[groups].sum(1)
-    distances = abs(sums - numbers.mean() * len(one))
+    distances = abs(numbers[groups].sum(1) - numbers.mean() * len(one))
     return (distances >= distances[0] * (1 - 1e-9)).mean()
 
 
@@ -254,49 +210,64 @@ def fill(finding, name, rows):
 
 # --------------------------------------------------------------------------------------- Pictures
 
+GREY = "#777777"  # readable on light pages and on dark ones
+# Okabe and Ito's palette, which the colour-blind can tell apart, and three more.
+ORANGE, SKY, GREEN = "#E69F00", "#56B4E9", "#009E73"
+BLUE, RED, PINK = "#0072B2", "#D55E00", "#CC79A7"
+PALETTE = [RED, BLUE, ORANGE, GREEN, SKY, PINK, "#7B52AB", "#8F9A00", "#8C6D31", GREY]
+# A method has one colour in all pictures; other labels take what is left of the palette.
+COLORS = {"REINFORCE": GREY, "actor-critic": ORANGE, "TRPO": BLUE, "PPO": RED}
+COLORS |= {"RLOO": GREY, "GRPO": RED, "DAPO": BLUE, "GSPO": ORANGE, "CISPO": GREEN}
+STYLE = dict.fromkeys(("axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), GREY)
+STYLE |= {"axes.titlecolor": GREY, "axes.spines.top": False, "axes.spines.right": False}
+STYLE |= {"axes.grid": True, "grid.alpha": 0.25, "font.size": 10, "axes.titlesize": 10.5}
+
 
 def curve(panel, runs, column):
-    """x, and y (seeds, points), of a line through these runs."""
+    """x of the points of a line, and for each point the numbers of these runs."""
     x, values = panel.x, [result[column] for _, result in runs]
     if not isinstance(x, str):
         length = min(map(len, values))
         y = np.array([value[:length] for value in values], float)
         y = [y[:, max(0, end - panel.smooth) : end].mean(1) for end in range(1, length + 1)]
-        return range(1, length + 1) if x is None else x[:length], np.array(y).T
+        return range(1, length + 1) if x is None else x[:length], y
     if x in runs[0][0]:
         points = sorted({settings[x] for settings, _ in runs})
-        y = [[result[column] for settings, result in runs if settings[x] == at] for at in points]
-        return [f"{at:g}" for at in points], np.array(y, float).T
+        y = [[result[column] for _, result in select(runs, {x: point})] for point in points]
+        return [f"{point:g}" for point in points], y
     own = [result[x] for _, result in runs]  # each run's: all are read at the same points
     points = np.linspace(max(each[0] for each in own), min(each[-1] for each in own), 100)
-    pairs = zip(own, values, strict=True)
-    return points, np.array([np.interp(points, *pair) for pair in pairs])
+    y = [np.interp(points, *pair) for pair in zip(own, values, strict=True)]
+    return points, np.transpose(y)
 
 
 def draw_lines(axes, panel, lines, colors):
+    """A line for each label, and a band about it."""
     ends = {}
     for label, (runs, column) in lines.items():
         x, y = curve(panel, runs, column)
-        middle, low = np.median(y, 0), y.min(0)
+        color, middle, low = colors[label], list(map(median, y)), list(map(min, y))
         if panel.worst:
-            axes.plot(x, middle, ":", color=colors[label])
-            axes.plot(x, low, ".-", color=colors[label])
+            axes.plot(x, middle, ":", color=color)
+            axes.plot(x, low, ".-", color=color)
         else:
-            axes.plot(x, middle, color=colors[label])
-            axes.fill_between(x, low, y.max(0), color=colors[label], alpha=0.15, linewidth=0)
+            axes.plot(x, middle, color=color)
+            axes.fill_between(x, low, list(map(max, y)), color=color, alpha=0.15, linewidth=0)
         ends[label] = (low if panel.worst else middle)[-1]
-    return ends
+    write_labels(axes, ends, colors)
 
 
 def write_labels(axes, ends, colors):
-    """Each label right of its line's end, and farther up or down where two would touch."""
+    """Each label right of its line's end; farther up or down where two would touch."""
     left, place = axes.get_xlim()[0], axes.transData + axes.transAxes.inverted()
     heights = {label: place.transform((left, end))[1] for label, end in ends.items()}
-    above, below = 1.1, -1.0
+    below = -1.0
     for label in sorted(ends, key=heights.get):
-        heights[label] = below = max(heights[label], below + 0.12)
+        below = max(heights[label], below + 0.12)
+        heights[label] = below
+    above = 1.1
     for label in sorted(ends, key=heights.get, reverse=True):
-        heights[label] = above = min(heights[label], above - 0.12)
+        above = min(heights[label], above - 0.12)
         style = {"color": colors[label], "transform": axes.transAxes, "va": "center"}
         axes.text(1.02, above, label, **style)
 
@@ -304,9 +275,10 @@ def write_labels(axes, ends, colors):
 def draw_dots(axes, lines, colors):
     """A row for each label, in it a dot for each run, and a bar at the median."""
     for row, (label, (runs, column)) in enumerate(lines.items()):
-        values = [result[column] for _, result in runs]
-        axes.plot(values, [row] * len(values), "o", color=colors[label], alpha=0.6, markersize=4)
-        axes.plot(median(values), row, "|", color=colors[label], markersize=14, markeredgewidth=2)
+        values = sorted(result[column] for _, result in runs)
+        heights = np.linspace(row - 0.2, row + 0.2, len(values))  # so that none hides another
+        axes.plot(values, heights, "o", color=colors[label], alpha=0.6, markersize=4)
+        axes.plot(median(values), row, "|", color=colors[label], markersize=16, markeredgewidth=2)
     axes.set_yticks(range(len(lines)), lines)
     axes.set_ylim(len(lines) - 0.4, -0.6)
 
@@ -319,27 +291,23 @@ def draw(panels, runs, path):
     from matplotlib.figure import Figure
 
     labels = dict.fromkeys(label for panel in panels for label in panel.lines)
-    free = [color for color in PALETTE if color not in map(COLORS.get, labels)]
-    colors = {label: COLORS.get(label) or free.pop(0) for label in labels}
+    free = cycle([color for color in PALETTE if color not in map(COLORS.get, labels)])
+    colors = {label: COLORS.get(label) or next(free) for label in labels}
     with rc_context(STYLE):
         figure = Figure(figsize=(5.6, 2.4 * len(panels)))
         for number, panel in enumerate(panels, 1):
             axes = figure.add_subplot(len(panels), 1, number)
             lines = {
-                label: (select(runs, wanted), column)
-                for label, (wanted, column) in panel.lines.items()
+                label: (select(runs, of), column) for label, (of, column) in panel.lines.items()
             }
-            lines = {
-                label: line for label, line in lines.items() if line[0]
-            }  # all, but at toy size
+            lines = {label: line for label, line in lines.items() if line[0]}  # not at toy size
             axes.set(title=panel.title, xlabel=panel.axes[0], ylabel=panel.axes[1])
             for which in panel.log:
                 axes.set(**{f"{which}scale": "log"})
             if panel.dots:
                 draw_dots(axes, lines, colors)
             else:
-                ends = draw_lines(axes, panel, lines, colors)
-                write_labels(axes, ends, colors)
+                draw_lines(axes, panel, lines, colors)
         figure.tight_layout()
         figure.savefig(path, format="png", transparent=True, dpi=150)
 
@@ -347,12 +315,9 @@ def draw(panels, runs, path):
 # ------------------------------------------------------------------------------------------- Page
 
 
-def measured(name):
-    return json.loads((RESULTS / f"{name}.json").read_text())
-
-
-def section(name, chosen, rows, where):
+def section(name, rows):
     """Claim, picture, verdict and finding, and below them all numbers, folded away."""
+    chosen = load(name)
     own = {row: numbers for (experiment, row), numbers in rows.items() if experiment == name}
     columns = list(dict.fromkeys(column for numbers in own.values() for column in numbers))
     cells = []
@@ -361,33 +326,28 @@ def section(name, chosen, rows, where):
         ends = [f"{median(x):.4g} ({min(x):.4g} to {max(x):.4g})" if x else "–" for x in of]
         cells.append([row, max(map(len, numbers.values())), *ends])
     said = f"**{chosen.verdict.capitalize()}.** {fill(chosen.finding, name, rows)}"
-    alt = "; ".join(panel.title for panel in chosen.panels)
+    seen = "; ".join(panel.title for panel in chosen.panels)
     return [
         f'### <a id="{name}"></a>{chosen.claim}\n',
-        f'<img src="results/{name}.png" width="560" alt="{alt}">\n',
+        f'<img src="results/{name}.png" width="560" alt="{seen}">\n',
         textwrap.fill(said, 140, break_on_hyphens=False) + "\n",
         "<details><summary>All numbers: median (lowest to highest)</summary>\n",
         *table(["", "seeds", *columns], cells),
-        f"\n{where}\n",
-        "</details>\n",
+        f"\n{measured(name)['where']}\n</details>",
     ]
 
 
 def page():
-    """EXPERIMENTS.md, from the experiments and results/."""
-    found = {name: measured(name) for name in NAMES}
-    rows = {}
+    """EXPERIMENTS.md: page.md, in which each name becomes the section of its experiment."""
+    rows, text = {}, TEMPLATE
     for name in NAMES:
-        rows |= {(name, row): each for row, each in summary(found[name]["runs"]).items()}
-    index, sections = [], []
-    for chapter, names in CHAPTERS.items():
-        sections.append(f"## {chapter}\n")
-        for name in [name for name in names if name in NAMES]:
-            chosen = load(name)
-            index.append([f"[{chosen.claim}](#{name})".replace("|", "\\|"), chosen.verdict])
-            sections += section(name, chosen, rows, found[name]["where"])
-    lines = [HEAD, *table(["claim", "verdict"], index), "", *sections]
-    return "\n".join(lines) + "\n" + (HERE / "taken_out.md").read_text()
+        runs = measured(name)["runs"]
+        rows |= {(name, row): numbers for row, numbers in summary(runs).items()}
+    for name in NAMES:
+        text = text.replace(f"{{{name}}}", "\n".join(section(name, rows)))
+    claims = [(name, load(name).claim.replace("|", "\\|")) for name in NAMES]
+    index = [[f"[{claim}](#{name})", load(name).verdict] for name, claim in claims]
+    return text.replace("{index}", "\n".join(table(["claim", "verdict"], index)))
 
 
 def main(
@@ -401,12 +361,11 @@ def main(
     for name in names or NAMES:
         if smoke:
             try_out(name)
-        elif not pages:
-            found = measure(name, workers)
-            (RESULTS / f"{name}.json").write_text(json.dumps(found) + "\n")
+            continue
+        if not pages:
+            measure(name, workers)
+        draw(load(name).panels, measured(name)["runs"], RESULTS / f"{name}.png")
     if not smoke:
-        for name in names or NAMES:
-            draw(load(name).panels, measured(name)["runs"], RESULTS / f"{name}.png")
         (HERE / "EXPERIMENTS.md").write_text(page())
 
 
