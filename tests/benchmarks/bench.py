@@ -1,8 +1,7 @@
-"""What the benchmarks share: scripts, colours, tables, runs and their logs, and the training loop.
+"""What benchmarks and experiments share: tables, runs and their logs, and the training loop.
 
 Where a script's inner functions change, the loop changes here: it calls load_policy, add_critic
 (where there is one), load_data, problem_stream, train_step, make_sum and rollout.
-The experiments of cures.py call more.
 """
 
 import copy
@@ -24,64 +23,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 CPU = torch.device("cpu")
-sys.path[:0] = [str(ROOT), f"{ROOT}/tests/examples", f"{ROOT}/tests/experiments"]
+sys.path[:0] = [str(ROOT / room) for room in (".", "tests", "tests/examples", "tests/experiments")]
 
-# --------------------------------------------------------------------------------------- Methods
+from lineage import CLASSIC_SCRIPTS, LLM_SCRIPTS  # noqa: E402
 
-GREY = "#777777"  # readable on light pages and on dark ones
-# Okabe and Ito's palette, which the colour-blind can tell apart, and three more.
-ORANGE, SKY, GREEN = "#E69F00", "#56B4E9", "#009E73"
-BLUE, RED, PINK = "#0072B2", "#D55E00", "#CC79A7"
-BROWN, PURPLE, OLIVE = "#8C6D31", "#7B52AB", "#8F9A00"
-COLORS = {  # one for each method in all figures; a new one is entered here
-    "reinforce": GREY,
-    "actor_critic": ORANGE,
-    "trpo": BLUE,
-    "ppo": RED,
-    "RLOO": GREY,
-    "GRPO": RED,
-    "DAPO": BLUE,
-    "GSPO": ORANGE,
-    "CISPO": GREEN,
-    # variants, in the experiments of cures.py
-    "plain step": OLIVE,
-    "no clip": PINK,
-    "penalty": SKY,
-    "RLOO, 1 step": BROWN,
-    "RLOO, 4 steps": BROWN,
-    "GRPO, no clip": PINK,
-    "GRPO, no ratio": PURPLE,
-    "GRPO, constant": PINK,
-    "Dr. GRPO": SKY,
-    "token mean": BLUE,  # DAPO's
-    "DAPO, one draw": SKY,
-    "DAPO, symmetric": SKY,
-    "CISPO, GRPO's clip": PINK,
-    "RLOO in GRPO": GREY,
-    "DAPO in GRPO": BLUE,
-    "CISPO in GRPO": GREEN,
-    "PPO 1": SKY,
-    "PPO 0.95": PINK,
-    "PPO 0.95, no groups": PURPLE,
-    "PPO 1, no critic": OLIVE,
-    "PPO 1, no critic, no groups": GREEN,
-}
-
-
-def label(script: str) -> str:
-    """grpo_llm → GRPO; a classic script is called by its file's name."""
-    return script.removesuffix("_llm").upper() if script.endswith("_llm") else script
-
-
-def found(pattern: str) -> list[str]:
-    """The scripts of the top level, in the order of their colours."""
-    order = list(COLORS)
-    names = sorted(path.stem for path in ROOT.glob(pattern))
-    return sorted(names, key=lambda name: [*order, label(name)].index(label(name)))
-
-
-LLM = found("*_llm.py")
-CLASSIC = [name for name in found("*.py") if name not in LLM]
+CLASSIC, LLM = CLASSIC_SCRIPTS, [name for name in LLM_SCRIPTS if (ROOT / f"{name}.py").exists()]
 
 # ---------------------------------------------------------------------------------------- Tables
 
@@ -95,11 +41,17 @@ def table(header: list[str], rows) -> list[str]:
     return [row(header), "|-" * len(header) + "|", *map(row, rows)]
 
 
+def revision() -> str:
+    """Of this repository; with + where a file that git knows has changed since."""
+    command = ["git", "describe", "--always", "--dirty=+"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+
 def footer(*packages: str, note: str = "") -> str:
-    """The machine, the versions of torch and of these packages, and the date."""
+    """The machine, the versions of torch and of these packages, the date and the revision."""
     parts = [platform.machine(), f"{os.cpu_count()} cores", f"Python {platform.python_version()}"]
     parts += [f"{name} {version(name)}" for name in ("torch", *packages)]
-    parts += [time.strftime("%Y-%m-%d"), note]
+    parts += [time.strftime("%Y-%m-%d"), f"revision {revision()}", note]
     return ", ".join(part for part in parts if part)
 
 
@@ -167,7 +119,7 @@ class Training:
         if getattr(args, "beta", 0.0) > 0:
             self.reference = copy.deepcopy(self.model).requires_grad_(False)
         if hasattr(script, "add_critic"):
-            script.add_critic(self.model, {}, args)
+            script.add_critic(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), weight_decay=0.0, fused=True)
         train, _ = script.load_data(args)
         self.problems = script.problem_stream(train, args.seed)
@@ -182,7 +134,7 @@ class Training:
         known = vars(self) | {"rng": rng}
         wanted = inspect.signature(self.script.train_step).parameters
         metrics = self.script.train_step(*(known[name] for name in wanted))
-        if isinstance(metrics, tuple):  # and a group as text, up to 72afeed
+        if isinstance(metrics, tuple):  # up to 72afeed; there is a group as text in it, too
             metrics, _ = metrics
         return {name: float(value) for name, value in metrics.items()}
 

@@ -1,0 +1,352 @@
+"""The classic scripts, alone and beside Stable-Baselines3 and sb3-contrib; times on two cores.
+
+    python tests/benchmarks/classic.py cartpole          # time to a return of 475; half an hour
+    python tests/benchmarks/classic.py seeds --seeds 50  # ours alone, whole runs; half an hour
+    python tests/benchmarks/classic.py shapes            # steps a second, equal shapes; 15 minutes
+    python tests/benchmarks/classic.py beyond --only LunarLander-v3  # returns at equal steps; hours
+
+Theirs have the settings that RL Baselines3 Zoo tuned (zoo.json; `steps`: for how many). Ours and
+theirs run in turns, seed by seed, each run a process of its own with one thread. Runs of `beyond`
+are kept in results/classic_beyond.json, and what is there is not run again. Each writes
+results/classic_….md. --smoke: at toy size, without writing; without theirs if not installed.
+"""
+
+import importlib
+import json
+import operator
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from math import inf
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Literal
+
+import torch
+import tyro
+from bench import CLASSIC, RESULTS, ROOT, revision, table, write_table
+
+# "lin 0.001": falls linearly from there to 0. hyperparams/*.yml of DLR-RM/rl-baselines3-zoo.
+ZOO = json.loads(Path(__file__).with_name("zoo.json").read_text())
+PEERS = {"actor_critic": "A2C", "trpo": "TRPO", "ppo": "PPO"}
+PACKAGES = ("gymnasium", "stable-baselines3", "sb3-contrib")
+LEVEL = 475  # a mean return of the last 100 episodes, at which CartPole counts as solved
+BEYOND = {  # steps, and our flags, found on other seeds
+    ("Acrobot-v1", "ppo"): (200_000, "--gae-lambda 0.95 --num-minibatches 8 --update-epochs 8"),
+    ("Acrobot-v1", "trpo"): (
+        200_000,
+        "--num-steps 64 --gae-lambda 0.95 --num-minibatches 16 --update-epochs 8",
+    ),
+    ("Pendulum-v1", "ppo"): (200_000, "--gamma 0.9"),
+    ("Pendulum-v1", "trpo"): (200_000, "--gamma 0.9"),
+    ("LunarLander-v3", "ppo"): (
+        500_000,
+        "--gamma 0.999 --num-steps 256 --num-minibatches 8 --learning-rate 0.002 --ent-coef 0.01",
+    ),
+    ("LunarLander-v3", "trpo"): (
+        500_000,
+        "--gamma 0.999 --num-steps 64 --max-kl 0.02 --damping 0.01 --num-minibatches 8 "
+        "--update-epochs 8",
+    ),
+    ("HalfCheetah-v5", "ppo"): (
+        300_000,
+        "--gamma 0.98 --gae-lambda 0.92 --init-std 0.37 --num-envs 4 --num-steps 512 "
+        "--num-minibatches 16 --learning-rate 0.001",
+    ),
+    ("HalfCheetah-v5", "trpo"): (300_000, "--init-std 0.37 --max-kl 0.04"),
+}
+SHAPES = [  # whose they are; environments, steps, minibatches, passes
+    ("ours", "reinforce", (24,)),
+    ("ours", "actor_critic", (16, 64)),
+    ("ours", "trpo", (16, 128, 4, 4)),
+    ("ours", "ppo", (16, 128, 4, 4)),
+    ("the zoo's", "actor_critic", (8, 5)),
+    ("the zoo's", "trpo", (2, 512, 2, 20)),
+    ("the zoo's", "ppo", (8, 32, 1, 20)),
+]
+FLAGS = ("--num-envs", "--num-steps", "--num-minibatches", "--update-epochs")
+
+
+def peer(script: str) -> str:
+    """ppo → SB3 PPO."""
+    return f"{'sb3-contrib' if script == 'trpo' else 'SB3'} {PEERS[script]}"
+
+
+# ----------------------------------------------------------------------------- Runs, a process each
+
+
+class Watch:
+    """Steps and seconds from the first step on, and those at which the level was reached."""
+
+    def __init__(self, begun: float):
+        self.found = {"steps": 0, "solved_step": inf, "solved_seconds": inf}
+        self.begun, self.recent = begun, []
+
+    def start(self):
+        self.first = time.perf_counter()
+        self.found["start"] = time.time() - self.begun  # from the command on, imports included
+
+    def note(self, steps: int, episodes: list) -> bool:
+        """So many further steps, and the returns of the episodes that ended; is it solved?"""
+        self.found["steps"] += steps
+        self.found["seconds"] = time.perf_counter() - self.first
+        self.recent = (self.recent + episodes)[-100:]
+        solved = len(self.recent) == 100 and sum(self.recent) / 100 >= LEVEL
+        if solved and self.found["solved_step"] == inf:
+            self.found["solved_step"] = self.found["steps"]
+            self.found["solved_seconds"] = self.found["seconds"]
+        return solved
+
+
+def ours(watch: Watch, script: str, env_id: str, seed: int, steps: int, flags: str = "") -> tuple:
+    """Greedy and sampled return after a run of a script, by its main()."""
+    module = importlib.import_module(script)
+    args = tyro.cli(module.Args, args=flags.split())
+    rollouts = module.rollouts
+
+    def watched(*inputs):
+        watch.start()
+        for rollout, episodes in rollouts(*inputs):
+            watch.note(int(rollout["mask"].sum()), episodes)
+            yield rollout, episodes
+
+    module.rollouts = watched
+    args = replace(args, env_id=env_id, seed=seed, total_timesteps=steps)
+    with tempfile.TemporaryDirectory() as folder:
+        found = module.main(replace(args, output_dir=folder))
+    return found["eval/return"], found["eval/return_stochastic"]
+
+
+def theirs(watch: Watch, algorithm: str, env_id: str, seed: int, steps: int, settings: dict):
+    """The same of Stable-Baselines3; on CartPole a run ends when it is solved."""
+    import sb3_contrib
+    import stable_baselines3
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    class Note(BaseCallback):
+        def _on_training_start(self):
+            watch.start()
+
+        def _on_step(self):
+            ended = [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
+            solved = watch.note(self.training_env.num_envs, ended)
+            return not (solved and env_id == "CartPole-v1")
+
+    for name, value in settings.items():
+        if isinstance(value, str):
+            settings[name] = partial(operator.mul, float(value.removeprefix("lin ")))
+    if settings.pop("cheetah_net", False):
+        net = {"log_std_init": -2, "ortho_init": False, "activation_fn": torch.nn.ReLU}
+        settings["policy_kwargs"] = net | {"net_arch": {"pi": [256, 256], "vf": [256, 256]}}
+    envs = make_vec_env(env_id, n_envs=settings.pop("n_envs"), seed=seed)
+    normalize = settings.pop("normalize", False)
+    if normalize:
+        envs = VecNormalize(envs, gamma=settings.get("gamma", 0.99))
+    module = sb3_contrib if algorithm == "TRPO" else stable_baselines3
+    model = getattr(module, algorithm)("MlpPolicy", envs, seed=seed, device="cpu", **settings)
+    model.learn(steps, callback=Note())
+    fresh = make_vec_env(env_id, n_envs=16, seed=seed + 10**6)
+    if normalize:
+        fresh = VecNormalize(fresh, training=False, norm_reward=False)
+        fresh.obs_rms = envs.obs_rms
+    return [evaluate_policy(model, fresh, 100, deterministic=greedy)[0] for greedy in (True, False)]
+
+
+def run_job(begun: float, **job):
+    """In the new process; the last line printed is what was found."""
+    torch.set_num_threads(1)
+    watch = Watch(begun)
+    greedy, sampled = ours(watch, **job) if "script" in job else theirs(watch, **job)
+    found = {"eval/return": float(greedy), "eval/return_stochastic": float(sampled)}
+    print(json.dumps(watch.found | found))
+
+
+def measure(side: str, **job) -> dict:
+    """A run of this script or peer."""
+    job |= {"begun": time.time(), "script" if side in CLASSIC else "algorithm": side}
+    command = [sys.executable, __file__, "--job", json.dumps(job)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    done = subprocess.run(command, cwd=ROOT, env=environment, **pipes)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(side, job["env_id"], job["seed"], found, flush=True)
+    return found
+
+
+# ----------------------------------------------------------------------------------------- CartPole
+
+
+def times(runs: list[dict]) -> list[str]:
+    """Cells: how many were solved, steps and seconds to it, seconds from the command."""
+    seconds = [run["solved_seconds"] for run in runs]
+    return [
+        f"{sum(value < inf for value in seconds)} of {len(runs)}",
+        f"{median(run['solved_step'] for run in runs):,.0f}",
+        f"{median(seconds):.1f}",
+        f"{max(seconds):.1f}",
+        f"{median(run['start'] + run['solved_seconds'] for run in runs):.1f}",
+    ]
+
+
+TIMES = ["solved", "steps to 475, median", "seconds to 475, median", "worst"]
+TIMES += ["from the command"]
+
+
+def cartpole(seeds: int, peers: bool, smoke: bool) -> list[str]:
+    """Time to 475; without peers, what whole runs end with."""
+    runs = defaultdict(list)
+    for seed in range(1, seeds + 1):
+        for script in CLASSIC:
+            job = {"env_id": "CartPole-v1", "seed": seed}
+            steps = 4_000 if smoke else 200_000
+            runs[script].append(measure(script, **job, steps=steps))
+            if peers and script in PEERS:
+                settings = dict(ZOO[f"{PEERS[script]} CartPole-v1"])
+                job |= {"steps": settings.pop("steps"), "settings": settings}
+                runs[PEERS[script]].append(measure(PEERS[script], **job))
+    rows = []
+    for script in CLASSIC:
+        mine, other = runs[script], runs[PEERS.get(script)]
+        returns = [run["eval/return"] for run in mine]
+        held = f"{sum(value >= LEVEL for value in returns)} of {seeds}"
+        cells = [script, *times(mine), held, f"{median(returns):.0f}", f"{min(returns):.0f}"]
+        if peers and other:
+            seconds = [median(run["solved_seconds"] for run in side) for side in (mine, other)]
+            cells += [peer(script), *times(other), f"{seconds[1] / seconds[0]:.1f}"]
+        elif peers:
+            cells += ["–"] * (len(TIMES) + 2)
+        rows.append(cells)
+    header = ["CartPole-v1", *TIMES, "greedy return ≥ 475", "median", "worst"]
+    return table(header + ["beside", *TIMES, "times faster"] * peers, rows)
+
+
+# ------------------------------------------------------------------------------------------- Shapes
+
+
+def shapes(rounds: int, peers: bool, smoke: bool) -> list[str]:
+    """Steps a second; ours for 100,000 steps, theirs for 20,000."""
+    rows = []
+    for whose, script, shape in SHAPES:
+        flags = " ".join(f"{flag} {n}" for flag, n in zip(FLAGS, shape, strict=False))
+        rates = defaultdict(list)
+        for seed in range(1, rounds + 1):
+            job = {"env_id": "CartPole-v1", "seed": seed}
+            found = measure(script, **job, steps=4_000 if smoke else 100_000, flags=flags)
+            rates[script].append(found["steps"] / found["seconds"])
+            if peers and script in PEERS:
+                settings = their_shape(script, *shape)
+                found = measure(PEERS[script], **job, steps=20_000, settings=settings)
+                rates[peer(script)].append(found["steps"] / found["seconds"])
+        speeds = [median(each) for each in rates.values()]
+        beside = f"{speeds[0] / speeds[-1]:.1f}" if len(speeds) > 1 else "–"
+        cells = [f"{name} {speed:,.0f}" for name, speed in zip(rates, speeds, strict=True)]
+        rows.append([f"{whose}: {flags}", cells[0], cells[-1] if len(cells) > 1 else "–", beside])
+    return table(["shapes", "steps a second", "beside", "times faster"], rows)
+
+
+def their_shape(script: str, envs: int, steps: int, minibatches=None, passes=None) -> dict:
+    """The same in their vocabulary."""
+    settings = {"n_envs": envs, "n_steps": steps}
+    if minibatches:
+        settings["batch_size"] = envs * steps // minibatches
+        settings["n_epochs" if script == "ppo" else "n_critic_updates"] = passes
+    return settings
+
+
+# ------------------------------------------------------------------------------------------- Beyond
+
+KEPT = ("eval/return", "eval/return_stochastic", "seconds")
+
+
+def beyond(seeds: int, only: tuple[str, ...], peers: bool, smoke: bool) -> list[str]:
+    """Returns at equal steps; what is known is not run again."""
+    path, rows = RESULTS / "classic_beyond.json", []
+    known = {} if smoke else json.loads(path.read_text())
+    for (env_id, script), (steps, flags) in BEYOND.items():
+        zoo = ZOO.get(f"{PEERS[script]} {env_id}")
+        sides = {script: {"flags": flags}}
+        titles = {script: f"{script}.py {flags}"}
+        if peers:
+            sides[peer(script)] = {"settings": {**zoo}}
+            titles[peer(script)] = f"{peer(script)}, the zoo's for {zoo['steps']:,} steps"
+        for seed in range(1, seeds + 1):
+            for side, more in sides.items():
+                key = f"{env_id}, {side}, seed {seed}"
+                if key in known or (only and env_id not in only):
+                    continue
+                job = {"env_id": env_id, "seed": seed, "steps": 4_000 if smoke else steps, **more}
+                job.get("settings", {}).pop("steps", None)
+                found = measure(side.split()[-1], **job)
+                known[key] = {name: round(found[name], 2) for name in KEPT}
+                known[key]["revision"] = revision()
+                if not smoke:
+                    path.write_text(json.dumps(known, indent=1) + "\n")
+        for side, title in titles.items():
+            runs = [run for key, run in known.items() if key.startswith(f"{env_id}, {side}, ")]
+            if runs:
+                rows.append([f"{env_id}, {steps:,}", title, len(runs), *returns(runs)])
+    header = ["environment, steps", "", "seeds", "greedy return, IQM (95 % interval)"]
+    header += ["median", "worst", "sampled return, IQM", "seconds, median"]
+    return table(header, rows)
+
+
+def returns(runs: list[dict]) -> list[str]:
+    """Cells: the interquartile mean of greedy returns (of five: without the ends), with an interval
+    by bootstrap over the seeds (Agarwal et al. 2021, arXiv:2108.13264), and what else."""
+    from scipy.stats import bootstrap, trim_mean  # the tests' --help runs without it
+
+    greedy, sampled, seconds = ([run[part] for run in runs] for part in KEPT)
+    middle = partial(trim_mean, proportiontocut=0.25, axis=-1)
+    first = f"{middle(greedy):.0f}"
+    if len(runs) > 1:
+        options = {"n_resamples": 10_000, "method": "percentile", "rng": 0}
+        low, high = bootstrap((greedy,), middle, **options).confidence_interval
+        first += f" ({low:.0f} to {high:.0f})"
+    cells = [first, f"{median(greedy):.0f}", f"{min(greedy):.0f}"]
+    return [*cells, f"{middle(sampled):.0f}", f"{median(seconds):.0f}"]
+
+
+def main(
+    what: Annotated[
+        Literal["cartpole", "seeds", "shapes", "beyond"],
+        tyro.conf.Positional,
+    ],
+    seeds: int = 5,
+    only: tuple[str, ...] = (),
+    smoke: bool = False,
+):
+    """Measure; `only` names environments of beyond."""
+    seeds = 1 if smoke else seeds
+    peers = what != "seeds" and (find_spec("sb3_contrib") is not None or not smoke)
+    note = f"one thread, {seeds} seeds; theirs with the zoo's tuned settings"
+    if what == "shapes":
+        lines = shapes(seeds, peers, smoke)
+        note = f"one thread, medians of {seeds}; 100,000 steps of ours, 20,000 of theirs"
+    elif what == "beyond":
+        lines = beyond(seeds, only, peers, smoke)
+        note = "a thread each; seconds of training alone"
+    else:
+        lines = cartpole(seeds, peers, smoke)
+    if smoke:
+        print(*lines, sep="\n")
+    else:
+        packages = PACKAGES if peers else PACKAGES[:1]
+        write_table(f"classic_{what}", lines, *packages, note=note)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--job"]:
+        run_job(**json.loads(sys.argv[2]))
+    else:
+        tyro.cli(main)
