@@ -8,7 +8,7 @@ from harness import PARTLY, Experiment, Panel, grid
 
 import ppo
 
-HEIGHTS, COEFFICIENTS = [10, 11], [0.0, 0.1, 1.0]
+HEIGHTS = [10, 11]
 
 
 class Stairs(gym.Env):
@@ -62,45 +62,42 @@ def run(height, coefficient, seed, steps=100_000):
     }
 
 
-LABELS = {"no bonus": 0.0, "weight 0.1": 0.1, "weight 1": 1.0}
+LABELS = {
+    "no bonus": {"height": 11, "coefficient": 0.0},
+    "weight 0.1": {"height": 11, "coefficient": 0.1},
+    "weight 1": {"height": 11, "coefficient": 1.0},
+}
 EXPERIMENT = Experiment(
     claim="An entropy bonus keeps a policy from settling for the nearest reward.",
     verdict=PARTLY,
     run=run,
-    jobs=grid(5, height=HEIGHTS, coefficient=COEFFICIENTS),
-    smoke=grid(1, height=[11], coefficient=COEFFICIENTS, steps=[5000]),
+    jobs=grid(5, height=HEIGHTS, coefficient=[0.0, 0.1, 1.0]),
+    smoke=grid(1, height=[11], coefficient=[0.0, 0.1, 1.0], steps=[5000]),
     panels=[
         Panel(
-            "With a large bonus each run finds the top of 11 stairs",
-            {
-                label: ({"height": 11, "coefficient": weight}, "greedy_return")
-                for label, weight in LABELS.items()
-            },
-            axes=("greedy return of each run, bar: median", ""),
+            "With a large bonus every run finds the top of 11 stairs",
+            {label: (settings, "greedy_return") for label, settings in LABELS.items()},
+            axes=("greedy return of each run; bar: median", ""),
             dots=True,
         ),
         Panel(
             "Entropy on the first stair",
-            {
-                label: ({"height": 11, "coefficient": weight}, "entropy")
-                for label, weight in LABELS.items()
-            },
+            {label: (settings, "entropy") for label, settings in LABELS.items()},
             axes=("thousands of steps", "nats"),
             x=thousands(100_000),
         ),
     ],
-    finding="On stairs where stopping pays 1 on average and the top of 11 "
-    "{height 11, coefficient 1.0 / greedy_return :.1f}, the greedy return of five seeds ends at "
-    "{height 11, coefficient 0.0 / greedy_return / range :.1f} without the bonus, at "
-    "{height 11, coefficient 0.1 / greedy_return / range :.1f} with a weight of 0.1, and at "
-    "{height 11, coefficient 1.0 / greedy_return / range :.1f} with 1.0 (p = "
+    finding="On 11 stairs, where stopping pays 1 on average, the greedy return of five seeds ends "
+    "at {height 11, coefficient 0.0 / greedy_return / range :.1f} without the bonus, at "
+    "{height 11, coefficient 0.1 / greedy_return / range :.1f} with a weight of 0.1 and at "
+    "{height 11, coefficient 1.0 / greedy_return / range :.1f}, the top, with 1.0 (p = "
     "{height 11, coefficient 0.0 ~ height 11, coefficient 1.0 / greedy_return / p :.2f} against "
     "none). With 10 stairs these are {height 10, coefficient 0.0 / greedy_return / range :.1f}, "
     "{height 10, coefficient 0.1 / greedy_return / range :.1f} and "
     "{height 10, coefficient 1.0 / greedy_return / range :.1f} (p = "
     "{height 10, coefficient 0.0 ~ height 10, coefficient 1.0 / greedy_return / p :.2f}): some "
-    "runs find the top without it, and a small weight changes nothing. That the large one keeps "
-    "the policy undecided is plain: halfway its entropy on the first of 11 stairs is "
+    "runs find the top without it, and a small weight gains nothing. That a large one keeps the "
+    "policy undecided is plain: halfway its entropy on the first of 11 stairs is "
     "{height 11, coefficient 1.0 / entropy halfway / range :.2f} nats, against "
     "{height 11, coefficient 0.0 / entropy halfway / range :.2f} without (p = "
     "{height 11, coefficient 0.0 ~ height 11, coefficient 1.0 / entropy halfway / p :.3f}). The "

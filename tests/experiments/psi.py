@@ -31,34 +31,14 @@ def square_of_mean(vectors):
     return (all_pairs / (n * (n - 1))).item()
 
 
-def errors(agent, stream, rollouts, args):
-    """{Ψ: variance and squared bias of its gradient}, from the same rollouts for all.
-
-    The bias is taken against the gradient with the baseline: for γ = 1, and without a time limit,
-    the mean of that one is the true gradient, whatever the critic says.
-    """
-    drawn = [next(stream)[0] for _ in range(rollouts)]
-    gradients = {}
-    for psi in PSIS:
-        each = [policy_gradient(agent, rollout, psi, args) for rollout in drawn]
-        gradients[psi] = torch.stack(each)
-    unbiased = gradients["baseline"]
-    return {
-        psi: {
-            "variance": each.var(0).sum().item(),
-            "bias²": square_of_mean(each - unbiased),
-            "gradient²": square_of_mean(unbiased),
-        }
-        for psi, each in gradients.items()
-    }
-
-
 @cache
-def errors_at_one_policy(seed, training_steps, rollouts):
-    """errors() with a critic that has seen 2 rollouts of the policy, and with one that has seen 50.
+def errors(seed, training_steps, rollouts):
+    """{Ψ: variance and squared bias of its gradient}, at one policy: from the same rollouts for
+    all, with a critic that has seen 2 rollouts before, and with one that has seen 50.
 
     The policy is half trained, with reinforce.py's defaults, and the same for all seeds. The seed
-    draws the rollouts: 24 whole episodes each, without a time limit, γ = 1.
+    draws the rollouts: 24 whole episodes each, without a time limit, γ = 1. Then the mean of the
+    gradient with the baseline is the true one, whatever the critic says: bias is taken against it.
     """
     _, agent = train(reinforce, total_timesteps=training_steps, seed=1000)
     torch.manual_seed(seed)
@@ -66,21 +46,27 @@ def errors_at_one_policy(seed, training_steps, rollouts):
     envs = reinforce.make_envs(args.env_id, args.num_envs, max_episode_steps=10**9)
     stream = reinforce.rollouts(envs, agent, args)
     optimizer = torch.optim.Adam(agent.critic.parameters(), lr=1e-3)
-    found = []
-    for fits in (2, 48):
+    found = {psi: {} for psi in PSIS}
+    for critic, fits in ((", rough critic", 2), ("", 48)):
         for _ in range(min(fits, rollouts)):
-            rollout, _ = next(stream)
-            batch = reinforce.prepare(agent, rollout, args)
+            batch = reinforce.prepare(agent, next(stream)[0], args)
             agent.return_norm.update(batch["returns"])
             reinforce.fit_critic(agent, optimizer, batch, args)
-        found.append(errors(agent, stream, rollouts, args))
+        drawn = [next(stream)[0] for _ in range(rollouts)]
+        gradients = {}
+        for psi in PSIS:
+            each = [policy_gradient(agent, rollout, psi, args) for rollout in drawn]
+            gradients[psi] = torch.stack(each)
+        for psi, each in gradients.items():
+            found[psi][f"variance{critic}"] = each.var(0).sum().item()
+            found[psi][f"bias²{critic}"] = square_of_mean(each - gradients["baseline"])
+            found[psi][f"gradient²{critic}"] = square_of_mean(gradients["baseline"])
     return found
 
 
 def run(psi, seed, steps=100_000, rollouts=80):
-    """The errors of the gradient at one policy, with either critic; and a run of reinforce.py."""
-    rough, fitted = errors_at_one_policy(seed, min(steps, 20_000), rollouts)
-    result = fitted[psi] | {f"{key}, rough critic": value for key, value in rough[psi].items()}
+    """The errors of the gradient, and a run of reinforce.py, which has no TD error."""
+    result = errors(seed, min(steps, 20_000), rollouts)[psi]
     if psi == "TD error":
         return result
     learned, _ = train(reinforce, psi=psi, seed=seed, total_timesteps=steps)
@@ -104,8 +90,9 @@ EXPERIMENT = Experiment(
                 "TD error": ({"psi": "TD error"}, "variance"),
                 "its bias²": ({"psi": "TD error"}, "bias²"),
                 "bias², rough critic": ({"psi": "TD error"}, "bias², rough critic"),
+                "true gradient²": ({"psi": "baseline"}, "gradient²"),
             },
-            axes=("variance of the gradient, or its bias², at one policy", ""),
+            axes=("variance of the gradient at one policy, or its bias²", ""),
             dots=True,
             log="x",
         ),
@@ -121,20 +108,20 @@ EXPERIMENT = Experiment(
             smooth=3,
         ),
     ],
-    finding="At one policy, of which five seeds draw 80 rollouts each, the gradient's variance is "
-    "{psi return / variance :,.0f} with the whole return, {psi reward-to-go / variance :,.0f} with "
-    "reward-to-go, {psi baseline / variance :,.0f} with the baseline and "
-    "{psi TD error / variance :,.0f} with the TD error, while the true gradient's square is "
-    "{psi baseline / gradient² :,.0f}. In each step of this row all seeds are apart (p = "
+    finding="At one policy, of which each of five seeds draws 80 rollouts, the gradient's variance "
+    "is {psi return / variance :,.0f} with the whole return, {psi reward-to-go / variance :,.0f} "
+    "with reward-to-go, {psi baseline / variance :,.0f} with the baseline and "
+    "{psi TD error / variance :,.0f} with the TD error; the true gradient's square is "
+    "{psi baseline / gradient² :,.0f}. At each step all seeds are apart (p = "
     "{psi return ~ psi reward-to-go / variance / p :.3f}), with a critic that has seen 50 rollouts "
-    "of the policy and with one that has seen 2. The TD error's squared bias is "
-    "{psi TD error / bias² / range :,.0f} with the first critic, and "
+    "and with one that has seen 2. The TD error's squared bias is "
+    "{psi TD error / bias² / range :,.0f} with the first critic and "
     "{psi TD error / bias², rough critic / range :,.0f}, as much as the gradient's square, with "
-    "the second: there its variance and bias² together are the larger error, against a variance "
-    "of {psi baseline / variance, rough critic :,.0f} with the baseline. (The same estimate gives "
-    "{psi return / bias² :,.0f} for the whole return, which has no bias: noise.) After 100,000 "
-    "steps of learning the return is {psi return / greedy_return / range :.0f} with the whole "
-    "return and {psi reward-to-go / greedy_return / range :.0f} with reward-to-go (p = "
-    "{psi return ~ psi reward-to-go / greedy_return / p :.2f}); what the baseline saves is not "
-    "seen there, {psi baseline / greedy_return / range :.0f}.",
+    "the second: far more than the baseline's variance, "
+    "{psi baseline / variance, rough critic :,.0f}. (For the whole return, which has no bias, the "
+    "same estimate gives {psi return / bias² :,.0f}: noise.) After 100,000 steps of learning the "
+    "return is {psi return / greedy_return / range :.0f} with the whole return and "
+    "{psi reward-to-go / greedy_return / range :.0f} with reward-to-go (p = "
+    "{psi return ~ psi reward-to-go / greedy_return / p :.2f}); what the baseline takes from the "
+    "variance is not seen there: {psi baseline / greedy_return / range :.0f}.",
 )

@@ -73,44 +73,46 @@ EXPERIMENT = Experiment(
     smoke=grid(1, form=[*ADAM, "trpo"], value=[0.01], steps=[5000]),
     panels=[
         Panel(
-            "CartPole's return: worst of 5 seeds (dotted: median)",
+            "CartPole: worst of 5 seeds (dotted: median)",
             {label: ({"form": form}, "greedy_return") for label, form in LABELS.items()},
-            axes=("Adam's rate for the policy", "greedy return"),
+            axes=(
+                "Adam's rate for the policy: 16 steps a rollout, the plain step 1",
+                "greedy return",
+            ),
             x="value",
             worst=True,
         ),
         Panel(
-            "TRPO's",
+            "TRPO, one step a rollout",
             {"TRPO": ({"form": "trpo"}, "greedy_return")},
             axes=("δ, the KL allowed per step; the step's length grows with √δ", "greedy return"),
             x="value",
             worst=True,
         ),
     ],
-    finding="In one loop of 60,000 steps, where only the policy's step differs. With 16 steps of "
+    finding="One loop of 60,000 steps, in which only the policy's step differs. Of 16 steps of "
     "Adam per rollout, at rates of 0.003, 0.01 and 0.03, all five seeds end at "
-    "{form ppo, value 0.003 / greedy_return / low :.0f} with PPO's clip; without it at "
+    "{form ppo, value 0.003 / greedy_return / low :.0f} with PPO's clip, without it at "
     "{form no clip, value 0.003 / greedy_return / range :.0f}, "
     "{form no clip, value 0.01 / greedy_return / range :.0f} and "
     "{form no clip, value 0.03 / greedy_return / range :.0f} (p = "
     "{form ppo, value 0.003 ~ form no clip, value 0.003 / greedy_return / p :.2f}, "
     "{form ppo, value 0.01 ~ form no clip, value 0.01 / greedy_return / p :.2f} and "
-    "{form ppo, value 0.03 ~ form no clip, value 0.03 / greedy_return / p :.2f}). What the clip "
-    "holds is the KL of a rollout: {form ppo, value 0.003 / kl_max :.2f}, "
-    "{form ppo, value 0.01 / kl_max :.2f} and {form ppo, value 0.03 / kl_max :.2f} nats against "
-    "{form no clip, value 0.003 / kl_max :.1f}, {form no clip, value 0.01 / kl_max :.1f} and "
-    "{form no clip, value 0.03 / kl_max :.1f} (p = "
-    "{form ppo, value 0.003 ~ form no clip, value 0.003 / kl_max / p :.3f} at each). With one step "
-    "per rollout TRPO ends at {form trpo, value 0.001 / greedy_return / low :.0f} on all seeds for "
-    "δ 0.001 and 0.01, which is 3.2 times in the step's length; a plain gradient step does that at "
-    "no rate, but its best, {form plain step, value 0.003 / greedy_return / range :.0f} at 0.003, "
-    "is not apart from it (p = "
+    "{form ppo, value 0.03 ~ form no clip, value 0.03 / greedy_return / p :.2f}). The clip does "
+    "hold the KL of a rollout, at {form ppo, value 0.003 / kl_max :.2f} to "
+    "{form ppo, value 0.03 / kl_max :.2f} nats instead of "
+    "{form no clip, value 0.003 / kl_max :.1f} to {form no clip, value 0.03 / kl_max :.1f} (p = "
+    "{form ppo, value 0.003 ~ form no clip, value 0.003 / kl_max / p :.3f}). Of one step per "
+    "rollout all seeds end at {form trpo, value 0.001 / greedy_return / low :.0f} with TRPO at "
+    "δ 0.001 and 0.01, which is 3.2 times in the step's length. A plain gradient step does that at "
+    "no rate; but its best, {form plain step, value 0.003 / greedy_return / range :.0f} at 0.003, "
+    "is not apart from TRPO's (p = "
     "{form trpo, value 0.01 ~ form plain step, value 0.003 / greedy_return / p :.2f}). Further out "
-    "neither helps: at 0.001 the worst seed is at "
-    "{form ppo, value 0.001 / greedy_return / low :.0f} with the clip and at "
-    "{form no clip, value 0.001 / greedy_return / low :.0f} without; at 0.1 the medians are "
+    "neither helps: at 0.001 the worst seed ends at "
+    "{form ppo, value 0.001 / greedy_return / low :.0f} with the clip and "
+    "{form no clip, value 0.001 / greedy_return / low :.0f} without, at 0.1 the median at "
     "{form ppo, value 0.1 / greedy_return :.0f} and "
-    "{form no clip, value 0.1 / greedy_return :.0f}; and TRPO's seeds end at "
-    "{form trpo, value 0.0001 / greedy_return / range :.0f} for δ 0.0001 and "
-    "{form trpo, value 0.1 / greedy_return / range :.0f} for 0.1.",
+    "{form no clip, value 0.1 / greedy_return :.0f}, and TRPO's worst at "
+    "{form trpo, value 0.0001 / greedy_return / low :.0f} for δ 0.0001 and "
+    "{form trpo, value 0.1 / greedy_return / low :.0f} for 0.1.",
 )
