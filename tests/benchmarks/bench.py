@@ -16,6 +16,7 @@ import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -23,31 +24,34 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 CPU = torch.device("cpu")
-sys.path[:0] = [str(ROOT / room) for room in (".", "tests", "tests/examples", "tests/experiments")]
+for room in ("tests/experiments", "tests/examples", "tests", "."):
+    sys.path.insert(0, str(ROOT / room))
 
 from lineage import CLASSIC_SCRIPTS, LLM_SCRIPTS  # noqa: E402
 
-CLASSIC, LLM = CLASSIC_SCRIPTS, [name for name in LLM_SCRIPTS if (ROOT / f"{name}.py").exists()]
+CLASSIC = CLASSIC_SCRIPTS
+LLM = [name for name in LLM_SCRIPTS if name != "ppo_llm"]  # that is there for experiments alone
 
 # ---------------------------------------------------------------------------------------- Tables
 
 
-def row(cells) -> str:
-    return "|" + "".join(f" {cell} |" if cell != "" else " |" for cell in cells)
+def row(cells):
+    return f"| {' | '.join(map(str, cells))} |".replace("|  |", "| |")
 
 
-def table(header: list[str], rows) -> list[str]:
+def table(header, rows):
     """Lines of Markdown."""
     return [row(header), "|-" * len(header) + "|", *map(row, rows)]
 
 
-def revision() -> str:
+def revision():
     """Of this repository; with + where a file that git knows has changed since."""
     command = ["git", "describe", "--always", "--dirty=+"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
-def footer(*packages: str, note: str = "") -> str:
+def footer(*packages, note=""):
     """The machine, the versions of torch and of these packages, the date and the revision."""
     parts = [platform.machine(), f"{os.cpu_count()} cores", f"Python {platform.python_version()}"]
     parts += [f"{name} {version(name)}" for name in ("torch", *packages)]
@@ -55,62 +59,64 @@ def footer(*packages: str, note: str = "") -> str:
     return ", ".join(part for part in parts if part)
 
 
-def write_table(name: str, lines: list[str], *packages: str, note: str = ""):
+def write_table(name, lines, *packages, note=""):
     """Into results/NAME.md, with a footer, and in RESULTS.md in place of what was there before."""
     path, page = RESULTS / f"{name}.md", RESULTS.parent / "RESULTS.md"
-    text = "\n".join([*lines, "", footer(*packages, note=note)]) + "\n"
+    text = "\n".join([*lines, "", footer(*packages, note=note), ""])
     if path.exists():
         page.write_text(page.read_text().replace(path.read_text(), text))
     path.write_text(text)
     print(text)
 
 
+def spread(values, form=".2f"):
+    """Median (lowest to highest)."""
+    middle, low, high = (format(each, form) for each in (median(values), min(values), max(values)))
+    return f"{middle} ({low} to {high})"
+
+
 # ------------------------------------------------------------------------------------------ Runs
 
 
-def scalars(folder) -> dict[str, list[tuple[int, float]]]:
-    """TensorBoard's log of the run in this folder: (step, value) by name."""
+def scalars(folder):
+    """TensorBoard's log of the run in this folder: the values by name."""
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
     names = events.Tags()["scalars"]
-    return {name: [(each.step, each.value) for each in events.Scalars(name)] for name in names}
+    return {name: [each.value for each in events.Scalars(name)] for name in names}
 
 
-def run_script(script: str, *flags, launcher=(), look=None, root=ROOT, **environment) -> dict:
-    """A run in a process of its own: its log, seconds by the clock and on the CPU, and its peak in
-    MB; and what `look` finds in the run's folder before that is deleted. `root` is the checkout."""
+def run_script(script, *flags, launcher=(), root=ROOT, **environment):
+    """A run in a process of its own, of the checkout in root: its log, what it has printed, seconds
+    by the clock and on the CPU, and its peak in MB."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as output:
         command = [sys.executable, *launcher, f"{script}.py", *map(str, flags)]
+        command += ["--output-dir", folder]
         streams = {"stdout": output, "stderr": output}
         start = time.perf_counter()
-        process = subprocess.Popen(
-            [*command, "--output-dir", folder], cwd=root, env=os.environ | environment, **streams
-        )
+        process = subprocess.Popen(command, cwd=root, env=os.environ | environment, **streams)
         _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - start
+        output.seek(0)
+        printed = output.read()
         if status != 0:
-            output.seek(0)
-            raise RuntimeError(f"{' '.join(command)}\n{output.read()[-2000:]}")
+            raise RuntimeError(f"{' '.join(command)}\n{printed[-2000:]}")
         (run,) = Path(folder).iterdir()
-        found = {"log": scalars(run), "seconds": seconds, "MB": usage.ru_maxrss / 1024}
-        found |= {"cpu_seconds": usage.ru_utime + usage.ru_stime}
-        return found | ({"look": look(run)} if look else {})
+        return {
+            "log": scalars(run),
+            "printed": printed,
+            "seconds": seconds,
+            "cpu_seconds": usage.ru_utime + usage.ru_stime,
+            "MB": usage.ru_maxrss / 1024,
+        }
 
 
 # -------------------------------------------------------------------------------- Training loop
 
 
-def learning_rate_at(step, args) -> float:
-    """As main() has it: up to the peak, then down, to 0 after the last step."""
-    warmup, end = min(args.warmup_steps, args.steps) or 1, args.steps + 1
-    return args.learning_rate * min(step / warmup, (end - step) / (end - warmup))
-
-
 class Training:
-    """main() of an LLM script step by step, without its files.
-
-    `model` is (model, tokenizer), to begin with them rather than args.model.
-    """
+    """main() of an LLM script step by step, without its files. `model` is (model, tokenizer), to
+    begin with them rather than args.model."""
 
     def __init__(self, script, args, device=CPU, model=None):
         self.script, self.args = script, args
@@ -124,17 +130,19 @@ class Training:
         train, _ = script.load_data(args)
         self.problems = script.problem_stream(train, args.seed)
 
-    def step(self, number: int, learning_rate: float | None = None) -> dict[str, float]:
-        """What step `number`, from 1 on, logs; train_step is given what it asks for by name."""
+    def step(self, number):
+        """What step `number`, from 1 on, logs; train_step is given what it asks for by name. The
+        rate goes up to the peak, then down, to 0 after the last step."""
         rng = random.Random(f"{self.args.seed} {number}")
         torch.manual_seed(rng.getrandbits(32))
-        if learning_rate is None:
-            learning_rate = learning_rate_at(number, self.args)
-        self.optimizer.param_groups[0]["lr"] = learning_rate
+        warmup = min(self.args.warmup_steps, self.args.steps) or 1
+        end = self.args.steps + 1
+        rate = self.args.learning_rate * min(number / warmup, (end - number) / (end - warmup))
+        self.optimizer.param_groups[0]["lr"] = rate
         known = vars(self) | {"rng": rng}
         wanted = inspect.signature(self.script.train_step).parameters
         metrics = self.script.train_step(*(known[name] for name in wanted))
-        if isinstance(metrics, tuple):  # up to 72afeed; there is a group as text in it, too
+        if isinstance(metrics, tuple):  # at 72afeed, with a group as text
             metrics, _ = metrics
         return {name: float(value) for name, value in metrics.items()}
 
@@ -170,20 +178,14 @@ def train(script, args, steps=None, each_step=None, model=None):
 
 
 def evaluate(script, model, tokenizer, args, num_problems=128, k=8, problems=None):
-    """Scores on the first held-out sums, or on these problems, from k samples each at temperature
-    1.
-
-    pass@1: share of right samples; pass@k: of sums with one or more. The dice are the same at
-    every call, but the caller's are left as they were.
-    """
+    """Scores on the first held-out sums, or on these problems, from k samples at temperature 1: the
+    share of right samples, and of problems with one or more. The dice are the same at every call,
+    and the caller's are left as they were."""
     if problems is None:
         rng = random.Random(0)
         problems = [script.make_sum(rng, held_out=True) for _ in range(num_problems)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        batch, _, rewards = script.rollout(model, tokenizer, problems, k, 1.0, args)
-    return {
-        "pass@1": rewards.mean().item(),
-        f"pass@{k}": rewards.amax(1).mean().item(),
-        "mean_length": batch["mask"].sum(1).mean().item(),
-    }
+        _, _, rewards = script.rollout(model, tokenizer, problems, k, 1.0, args)
+    best = rewards.amax(1).mean().item()
+    return {"pass@1": rewards.mean().item(), f"pass@{k}": best}

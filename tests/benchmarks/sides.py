@@ -65,10 +65,11 @@ def revision(script: str, options: Options):
         there.reference.load_state_dict(here.reference.state_dict())
     for side in sides:  # the same sums from here on, however many were drawn before
         side.problems, side.rewards = side.script.problem_stream(None, 0), []
+        side.args.learning_rate = 0.0  # neither moves
 
     def step(side):
         start, number = perf_counter(), options.warm + 1 + len(side.rewards)
-        side.rewards.append(side.step(number, learning_rate=0.0)["reward"])
+        side.rewards.append(side.step(number)["reward"])
         seconds = perf_counter() - start
         pairs = zip(there.rewards, here.rewards, strict=False)  # one may be ahead
         assert all(abs(a - b) < 0.02 for a, b in pairs), "they have drawn other answers"
@@ -98,7 +99,7 @@ def processes(script: str, options: Options):
     def seconds(launcher):
         flags = ["--steps", options.steps, "--eval-problems", 8]
         found = run_script(script, *flags, launcher=launcher, root=options.checkout)
-        return median(value for _, value in found["log"]["step_time"])
+        return median(found["log"]["step_time"])
 
     return "one process, two", seconds, (), TORCHRUN
 
