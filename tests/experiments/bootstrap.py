@@ -53,12 +53,14 @@ EXPERIMENT = Experiment(
             x=list(UPDATES),
         ),
     ],
-    finding="On CartPole, each with its defaults and over five seeds, REINFORCE with a baseline "
-    "has a mean return of 475 after {script reinforce / steps to 475 / range :,.0f} steps and the "
-    "actor-critic after {script actor_critic / steps to 475 / range :,.0f} (p = "
-    "{script reinforce ~ script actor_critic / steps to 475 / p :.2f}). The actor-critic needs "
-    "{script actor_critic / updates to 475 / range :.0f} updates of the policy for it, REINFORCE "
-    "{script reinforce / updates to 475 / range :.0f} (p = "
-    "{script reinforce ~ script actor_critic / updates to 475 / p :.3f}). A guess: while the "
-    "critic is rough, its bias costs what the smaller variance gains ([above](#psi)).",
+    finding="""
+    On CartPole, each with its defaults and over five seeds, REINFORCE with a baseline has a mean
+    return of 475 after {reinforce / steps to 475 / range :,.0f} steps and the actor-critic after
+    {actor_critic / steps to 475 / range :,.0f} (p =
+    {reinforce ~ actor_critic / steps to 475 / p :.2f}). The actor-critic needs
+    {actor_critic / updates to 475 / range :.0f} updates of the policy for it, REINFORCE
+    {reinforce / updates to 475 / range :.0f} (p =
+    {reinforce ~ actor_critic / updates to 475 / p :.3f}). A guess: while the critic is rough, its
+    bias costs what the smaller variance gains ([above](#psi)).
+    """,
 )

@@ -42,26 +42,23 @@ EXPERIMENT = Experiment(
             log="y",
         ),
     ],
-    finding="At a learning rate of 0.003 the five seeds end, after 4, 10 and 20 passes over each "
-    "rollout, all at {form clip, epochs 4 / greedy_return / low :.0f} with the clip, and at "
-    "{form no clip, epochs 4 / greedy_return / range :.0f}, "
-    "{form no clip, epochs 10 / greedy_return / range :.0f} and "
-    "{form no clip, epochs 20 / greedy_return / range :.0f} without it (p = "
-    "{form clip, epochs 4 ~ form no clip, epochs 4 / greedy_return / p :.2f}, "
-    "{form clip, epochs 10 ~ form no clip, epochs 10 / greedy_return / p :.3f} and "
-    "{form clip, epochs 20 ~ form no clip, epochs 20 / greedy_return / p :.2f}). With the clip "
-    "each of the three is apart from one pass, "
-    "{form clip, epochs 1 / greedy_return / range :.0f} (p = "
-    "{form clip, epochs 1 ~ form clip, epochs 4 / greedy_return / p :.3f}). Without it one rollout "
-    "moves the policy by up to {form no clip, epochs 4 / kl_max :.1f}, "
-    "{form no clip, epochs 10 / kl_max :.1f} and {form no clip, epochs 20 / kl_max :.1f} nats, "
-    "with it by {form clip, epochs 20 / kl_max / range :.2f} in 20 passes. But with one pass the "
-    "clip's median is {form clip, epochs 1 / greedy_return :.0f} and that without it "
-    "{form no clip, epochs 1 / greedy_return :.0f}, and at a rate of 0.001 the clip is not missed: "
-    "in the loop [above](#step) the worst seed of four passes ends at "
-    "{step: form no clip, value 0.001 / greedy_return / low :.0f} without it, at "
-    "{step: form ppo, value 0.001 / greedy_return / low :.0f} with it. The penalty of adaptive "
-    "weight ends at {form penalty, epochs 4 / greedy_return / range :.0f}, "
-    "{form penalty, epochs 10 / greedy_return / range :.0f} and "
-    "{form penalty, epochs 20 / greedy_return / range :.0f}.",
+    finding="""
+    At a learning rate of 0.003 the five seeds end, after 4, 10 and 20 passes over each rollout, all
+    at {clip, 4 / greedy_return / low :.0f} with the clip, and at
+    {no clip, 4 / greedy_return / range :.0f}, {no clip, 10 / greedy_return / range :.0f} and
+    {no clip, 20 / greedy_return / range :.0f} without it (p =
+    {clip, 4 ~ no clip, 4 / greedy_return / p :.2f},
+    {clip, 10 ~ no clip, 10 / greedy_return / p :.3f} and
+    {clip, 20 ~ no clip, 20 / greedy_return / p :.2f}). With the clip each of the three is apart
+    from one pass, {clip, 1 / greedy_return / range :.0f} (p =
+    {clip, 1 ~ clip, 4 / greedy_return / p :.3f}). Without it one rollout moves the policy by up to
+    {no clip, 4 / kl_max :.1f}, {no clip, 10 / kl_max :.1f} and {no clip, 20 / kl_max :.1f} nats,
+    with it by {clip, 20 / kl_max / range :.2f} in 20 passes. But with one pass the clip's median is
+    {clip, 1 / greedy_return :.0f} and that without it {no clip, 1 / greedy_return :.0f}, and at a
+    rate of 0.001 the clip is not missed: in the loop [above](#step) the worst seed of four passes
+    ends at {step: no clip, 0.001 / greedy_return / low :.0f} without it, at
+    {step: ppo, 0.001 / greedy_return / low :.0f} with it. The penalty of adaptive weight ends at
+    {penalty, 4 / greedy_return / range :.0f}, {penalty, 10 / greedy_return / range :.0f} and
+    {penalty, 20 / greedy_return / range :.0f}.
+    """,
 )

@@ -87,19 +87,18 @@ EXPERIMENT = Experiment(
             x=thousands(100_000),
         ),
     ],
-    finding="On 11 stairs, where stopping pays 1 on average, the greedy return of five seeds ends "
-    "at {height 11, coefficient 0.0 / greedy_return / range :.1f} without the bonus, at "
-    "{height 11, coefficient 0.1 / greedy_return / range :.1f} with a weight of 0.1 and at "
-    "{height 11, coefficient 1.0 / greedy_return / range :.1f}, the top, with 1.0 (p = "
-    "{height 11, coefficient 0.0 ~ height 11, coefficient 1.0 / greedy_return / p :.2f} against "
-    "none). With 10 stairs these are {height 10, coefficient 0.0 / greedy_return / range :.1f}, "
-    "{height 10, coefficient 0.1 / greedy_return / range :.1f} and "
-    "{height 10, coefficient 1.0 / greedy_return / range :.1f} (p = "
-    "{height 10, coefficient 0.0 ~ height 10, coefficient 1.0 / greedy_return / p :.2f}): some "
-    "runs find the top without it, and a small weight gains nothing. That a large one keeps the "
-    "policy undecided is plain: halfway its entropy on the first of 11 stairs is "
-    "{height 11, coefficient 1.0 / entropy halfway / range :.2f} nats, against "
-    "{height 11, coefficient 0.0 / entropy halfway / range :.2f} without (p = "
-    "{height 11, coefficient 0.0 ~ height 11, coefficient 1.0 / entropy halfway / p :.3f}). The "
-    "stairs were chosen so that it matters.",
+    finding="""
+    On 11 stairs, where stopping pays 1 on average, the greedy return of five seeds ends at
+    {11, 0.0 / greedy_return / range :.1f} without the bonus, at
+    {11, 0.1 / greedy_return / range :.1f} with a weight of 0.1 and at
+    {11, 1.0 / greedy_return / range :.1f}, the top, with 1.0 (p =
+    {11, 0.0 ~ 11, 1.0 / greedy_return / p :.2f} against none). With 10 stairs these are
+    {10, 0.0 / greedy_return / range :.1f}, {10, 0.1 / greedy_return / range :.1f} and
+    {10, 1.0 / greedy_return / range :.1f} (p = {10, 0.0 ~ 10, 1.0 / greedy_return / p :.2f}): some
+    runs find the top without it, and a small weight gains nothing. That a large one keeps the
+    policy undecided is plain: halfway its entropy on the first of 11 stairs is
+    {11, 1.0 / entropy halfway / range :.2f} nats, against {11, 0.0 / entropy halfway / range :.2f}
+    without (p = {11, 0.0 ~ 11, 1.0 / entropy halfway / p :.3f}). The stairs were chosen so that it
+    matters.
+    """,
 )

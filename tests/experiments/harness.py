@@ -38,7 +38,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
 CACHE = CACHE / "policy-gradients-experiments"
 sys.path[:0] = [str(folder) for folder in FOLDERS]
 
-from bench import footer, table  # noqa: E402
+from bench import footer, spread, table  # noqa: E402
 
 NAMES = re.findall(r"^{(\w+)}$", TEMPLATE.partition("{index}")[2], re.M)  # in the page's order
 WRITTEN = {path.stem for path in HERE.glob("*.py") if "\nEXPERIMENT = " in path.read_text()}
@@ -105,7 +105,7 @@ def texts(path, found):
     for module in re.findall(r"^ *(?:import|from) (\w+)", found[path.name], re.M):
         for folder in FOLDERS:
             file = folder / f"{module}.py"
-            if file.exists() and file.name not in found:
+            if file.exists() and file.name not in [*found, "harness.py"]:
                 texts(file, found)
     return found
 
@@ -119,7 +119,7 @@ def rounded(value):
 
 def work(name, settings):
     """One run, in a worker process, into its file, unless it is there."""
-    key = json.dumps([settings, texts(HERE / f"{name}.py", {"harness.py": ""})], sort_keys=True)
+    key = json.dumps([settings, texts(HERE / f"{name}.py", {})], sort_keys=True)
     path = CACHE / f"{name}-{zlib.crc32(key.encode()):08x}.json"
     if not path.exists():
         start = time.process_time()
@@ -164,11 +164,17 @@ def try_out(name):
 # ---------------------------------------------------------------------------------------- Numbers
 
 
-def summary(runs):
-    """{row: {column: its numbers, one for each seed}}; a row for each setting."""
+def summary(runs, short=False):
+    """{row: {column: its numbers, one for each seed}}; a row for each setting, named by names and
+    values as in "form clip, epochs 4"; or, if short, by those values that differ, "clip, 4"."""
+    names = dict.fromkeys(name for settings, _ in runs for name in settings if name != "seed")
+    if short:
+        first, _ = runs[0]
+        names = [n for n in names if any(of.get(n) != first.get(n) for of, _ in runs)]
     rows = {}
     for settings, result in runs:
-        row = ", ".join(f"{name} {value}" for name, value in settings.items() if name != "seed")
+        own = {name: settings[name] for name in names if name in settings}
+        row = ", ".join(f"{value}" if short else f"{name} {value}" for name, value in own.items())
         for column, value in result.items():
             if not isinstance(value, list | None):
                 rows.setdefault(row, {}).setdefault(column, []).append(value)
@@ -190,22 +196,25 @@ FIELD = re.compile(r"\{(?:(\w+): )?([^{}]*?) ?/ ([^{}]+?)(?: / (low|high|range|p
 def fill(finding, name, rows):
     """The sentences with their numbers; rows: {(experiment, row): {column: numbers}}.
 
-    {row / column :.2f} is the median over the seeds. Behind the column may stand / low, / high, or
-    / range for all three, "median (lowest to highest)". {row ~ another row / column / p :.2f} is
-    the p-value of their difference, and {other: row / column :.2f} is of the experiment `other`.
+    {clip, 4 / return :.0f} is the median over the seeds, of this row and this column. Behind these
+    may stand / low, / high, or / range for all three, "median (lowest to highest)". {clip, 4 ~
+    no clip, 4 / return / p :.2f} is the p-value of a difference, and {step: ppo, 0.003 / return
+    :.0f} is of another experiment.
     """
 
     def number(match):
         other, places, column, end, form = match.groups()
         numbers, *more = (rows[other or name, row][column] for row in places.split(" ~ "))
-        values = {"low": min(numbers), "high": max(numbers), None: median(numbers)}
-        if end == "p":
-            values["p"] = p_value(numbers, *more)
-        text = {key: format(value, form).replace("%", " %") for key, value in values.items()}
-        text["range"] = f"{text[None]} ({text['low']} to {text['high']})"
-        return text[end]
+        if end == "range":
+            text = spread(numbers, form)
+        elif end == "p":
+            text = format(p_value(numbers, *more), form)
+        else:
+            value = {"low": min, "high": max, None: median}[end](numbers)
+            text = format(value, form)
+        return text.replace("%", " %")
 
-    return FIELD.sub(number, finding)
+    return FIELD.sub(number, " ".join(finding.split()))
 
 
 # --------------------------------------------------------------------------------------- Pictures
@@ -318,13 +327,13 @@ def draw(panels, runs, path):
 def section(name, rows):
     """Claim, picture, verdict and finding, and below them all numbers, folded away."""
     chosen = load(name)
-    own = {row: numbers for (experiment, row), numbers in rows.items() if experiment == name}
+    own = summary(measured(name)["runs"])
     columns = list(dict.fromkeys(column for numbers in own.values() for column in numbers))
     cells = []
     for row, numbers in own.items():
         of = [numbers.get(column) for column in columns]
-        ends = [f"{median(x):.4g} ({min(x):.4g} to {max(x):.4g})" if x else "–" for x in of]
-        cells.append([row, max(map(len, numbers.values())), *ends])
+        of = [spread(each, ".4g") if each else "–" for each in of]
+        cells.append([row, max(map(len, numbers.values())), *of])
     said = f"**{chosen.verdict.capitalize()}.** {fill(chosen.finding, name, rows)}"
     seen = "; ".join(panel.title for panel in chosen.panels)
     return [
@@ -342,7 +351,8 @@ def page():
     rows, text = {}, TEMPLATE
     for name in NAMES:
         runs = measured(name)["runs"]
-        rows |= {(name, row): numbers for row, numbers in summary(runs).items()}
+        for short in (False, True):
+            rows |= {(name, row): numbers for row, numbers in summary(runs, short).items()}
     for name in NAMES:
         text = text.replace(f"{{{name}}}", "\n".join(section(name, rows)))
     claims = [(name, load(name).claim.replace("|", "\\|")) for name in NAMES]

@@ -99,17 +99,18 @@ EXPERIMENT = Experiment(
             x="lam",
         ),
     ],
-    finding="Over five seeds, each with a policy and a critic of its own, the squared bias falls "
-    "from {lam 0.0 / bias² / range :.1f} at λ = 0 to {lam 0.95 / bias² / range :.2f} at 0.95 and "
-    "{lam 1.0 / bias² / range :.2f} at 1, where there is none but noise. The variance is "
-    "{lam 0.5 / variance / range :.2f} at 0.5, {lam 0.95 / variance / range :.2f} at 0.95 (p = "
-    "{lam 0.5 ~ lam 0.95 / variance / p :.2f}) and {lam 1.0 / variance / range :.1f} at 1 (p = "
-    "{lam 0.95 ~ lam 1.0 / variance / p :.3f}). Its {lam 0.0 / variance :.0f} at λ = 0 is the "
-    "environment's: CartPole is deterministic, so that a state and an action have one TD error. In "
-    "learning there is no trade. PPO's mean return over the first 60,000 steps is "
-    "{lam 0.0 / return / range :.0f} at 0, {lam 0.95 / return / range :.0f} at 0.95, "
-    "{lam 0.98 / return / range :.0f} at 0.98, the default, and {lam 1.0 / return / range :.0f} at "
-    "1 (p = {lam 0.95 ~ lam 1.0 / return / p :.2f} against 0.95 and "
-    "{lam 0.98 ~ lam 1.0 / return / p :.2f} against 0.98): here the critic's bias costs more than "
-    "the variance.",
+    finding="""
+    Over five seeds, each with a policy and a critic of its own, the squared bias falls from
+    {0.0 / bias² / range :.1f} at λ = 0 to {0.95 / bias² / range :.2f} at 0.95 and
+    {1.0 / bias² / range :.2f} at 1, where there is none but noise. The variance is
+    {0.5 / variance / range :.2f} at 0.5, {0.95 / variance / range :.2f} at 0.95 (p =
+    {0.5 ~ 0.95 / variance / p :.2f}) and {1.0 / variance / range :.1f} at 1 (p =
+    {0.95 ~ 1.0 / variance / p :.3f}). Its {0.0 / variance :.0f} at λ = 0 is the environment's:
+    CartPole is deterministic, so that a state and an action have one TD error. In learning there is
+    no trade. PPO's mean return over the first 60,000 steps is {0.0 / return / range :.0f} at 0,
+    {0.95 / return / range :.0f} at 0.95, {0.98 / return / range :.0f} at 0.98, the default, and
+    {1.0 / return / range :.0f} at 1 (p = {0.95 ~ 1.0 / return / p :.2f} against 0.95 and
+    {0.98 ~ 1.0 / return / p :.2f} against 0.98): here the critic's bias costs more than the
+    variance.
+    """,
 )

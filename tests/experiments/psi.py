@@ -108,20 +108,20 @@ EXPERIMENT = Experiment(
             smooth=3,
         ),
     ],
-    finding="At one policy, of which each of five seeds draws 80 rollouts, the gradient's variance "
-    "is {psi return / variance :,.0f} with the whole return, {psi reward-to-go / variance :,.0f} "
-    "with reward-to-go, {psi baseline / variance :,.0f} with the baseline and "
-    "{psi TD error / variance :,.0f} with the TD error; the true gradient's square is "
-    "{psi baseline / gradient² :,.0f}. At each step all seeds are apart (p = "
-    "{psi return ~ psi reward-to-go / variance / p :.3f}), with a critic that has seen 50 rollouts "
-    "and with one that has seen 2. The TD error's squared bias is "
-    "{psi TD error / bias² / range :,.0f} with the first critic and "
-    "{psi TD error / bias², rough critic / range :,.0f}, as much as the gradient's square, with "
-    "the second: far more than the baseline's variance, "
-    "{psi baseline / variance, rough critic :,.0f}. (For the whole return, which has no bias, the "
-    "same estimate gives {psi return / bias² :,.0f}: noise.) After 100,000 steps of learning the "
-    "return is {psi return / greedy_return / range :.0f} with the whole return and "
-    "{psi reward-to-go / greedy_return / range :.0f} with reward-to-go (p = "
-    "{psi return ~ psi reward-to-go / greedy_return / p :.2f}); what the baseline takes from the "
-    "variance is not seen there: {psi baseline / greedy_return / range :.0f}.",
+    finding="""
+    At one policy, of which each of five seeds draws 80 rollouts, the gradient's variance is
+    {return / variance :,.0f} with the whole return, {reward-to-go / variance :,.0f} with
+    reward-to-go, {baseline / variance :,.0f} with the baseline and {TD error / variance :,.0f} with
+    the TD error; the true gradient's square is {baseline / gradient² :,.0f}. At each step all seeds
+    are apart (p = {return ~ reward-to-go / variance / p :.3f}), with a critic that has seen 50
+    rollouts and with one that has seen 2. The TD error's squared bias is
+    {TD error / bias² / range :,.0f} with the first critic and
+    {TD error / bias², rough critic / range :,.0f}, as much as the gradient's square, with the
+    second: far more than the baseline's variance, {baseline / variance, rough critic :,.0f}. (For
+    the whole return, which has no bias, the same estimate gives {return / bias² :,.0f}: noise.)
+    After 100,000 steps of learning the return is {return / greedy_return / range :.0f} with the
+    whole return and {reward-to-go / greedy_return / range :.0f} with reward-to-go (p =
+    {return ~ reward-to-go / greedy_return / p :.2f}); what the baseline takes from the variance is
+    not seen there: {baseline / greedy_return / range :.0f}.
+    """,
 )

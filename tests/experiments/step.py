@@ -90,29 +90,26 @@ EXPERIMENT = Experiment(
             worst=True,
         ),
     ],
-    finding="One loop of 60,000 steps, in which only the policy's step differs. Of 16 steps of "
-    "Adam per rollout, at rates of 0.003, 0.01 and 0.03, all five seeds end at "
-    "{form ppo, value 0.003 / greedy_return / low :.0f} with PPO's clip, without it at "
-    "{form no clip, value 0.003 / greedy_return / range :.0f}, "
-    "{form no clip, value 0.01 / greedy_return / range :.0f} and "
-    "{form no clip, value 0.03 / greedy_return / range :.0f} (p = "
-    "{form ppo, value 0.003 ~ form no clip, value 0.003 / greedy_return / p :.2f}, "
-    "{form ppo, value 0.01 ~ form no clip, value 0.01 / greedy_return / p :.2f} and "
-    "{form ppo, value 0.03 ~ form no clip, value 0.03 / greedy_return / p :.2f}). The clip does "
-    "hold the KL of a rollout, at {form ppo, value 0.003 / kl_max :.2f} to "
-    "{form ppo, value 0.03 / kl_max :.2f} nats instead of "
-    "{form no clip, value 0.003 / kl_max :.1f} to {form no clip, value 0.03 / kl_max :.1f} (p = "
-    "{form ppo, value 0.003 ~ form no clip, value 0.003 / kl_max / p :.3f}). Of one step per "
-    "rollout all seeds end at {form trpo, value 0.001 / greedy_return / low :.0f} with TRPO at "
-    "δ 0.001 and 0.01, which is 3.2 times in the step's length. A plain gradient step does that at "
-    "no rate; but its best, {form plain step, value 0.003 / greedy_return / range :.0f} at 0.003, "
-    "is not apart from TRPO's (p = "
-    "{form trpo, value 0.01 ~ form plain step, value 0.003 / greedy_return / p :.2f}). Further out "
-    "neither helps: at 0.001 the worst seed ends at "
-    "{form ppo, value 0.001 / greedy_return / low :.0f} with the clip and "
-    "{form no clip, value 0.001 / greedy_return / low :.0f} without, at 0.1 the median at "
-    "{form ppo, value 0.1 / greedy_return :.0f} and "
-    "{form no clip, value 0.1 / greedy_return :.0f}, and TRPO's worst at "
-    "{form trpo, value 0.0001 / greedy_return / low :.0f} for δ 0.0001 and "
-    "{form trpo, value 0.1 / greedy_return / low :.0f} for 0.1.",
+    finding="""
+    One loop of 60,000 steps, in which only the policy's step differs. Of 16 steps of Adam per
+    rollout, at rates of 0.003, 0.01 and 0.03, all five seeds end at
+    {ppo, 0.003 / greedy_return / low :.0f} with PPO's clip, without it at
+    {no clip, 0.003 / greedy_return / range :.0f}, {no clip, 0.01 / greedy_return / range :.0f} and
+    {no clip, 0.03 / greedy_return / range :.0f} (p =
+    {ppo, 0.003 ~ no clip, 0.003 / greedy_return / p :.2f},
+    {ppo, 0.01 ~ no clip, 0.01 / greedy_return / p :.2f} and
+    {ppo, 0.03 ~ no clip, 0.03 / greedy_return / p :.2f}). The clip does hold the KL of a rollout,
+    at {ppo, 0.003 / kl_max :.2f} to {ppo, 0.03 / kl_max :.2f} nats instead of
+    {no clip, 0.003 / kl_max :.1f} to {no clip, 0.03 / kl_max :.1f} (p =
+    {ppo, 0.003 ~ no clip, 0.003 / kl_max / p :.3f}). Of one step per rollout all seeds end at
+    {trpo, 0.001 / greedy_return / low :.0f} with TRPO at δ 0.001 and 0.01, which is 3.2 times in
+    the step's length. A plain gradient step does that at no rate; but its best,
+    {plain step, 0.003 / greedy_return / range :.0f} at 0.003, is not apart from TRPO's (p =
+    {trpo, 0.01 ~ plain step, 0.003 / greedy_return / p :.2f}). Further out neither helps: at 0.001
+    the worst seed ends at {ppo, 0.001 / greedy_return / low :.0f} with the clip and
+    {no clip, 0.001 / greedy_return / low :.0f} without, at 0.1 the median at
+    {ppo, 0.1 / greedy_return :.0f} and {no clip, 0.1 / greedy_return :.0f}, and TRPO's worst at
+    {trpo, 0.0001 / greedy_return / low :.0f} for δ 0.0001 and
+    {trpo, 0.1 / greedy_return / low :.0f} for 0.1.
+    """,
 )

@@ -73,16 +73,16 @@ EXPERIMENT = Experiment(
             x=RATIOS,
         ),
     ],
-    finding="Computed from the scripts' own code, without dice. With A = 1 PPO's objective "
-    "is {method PPO / A+ r=1.1 :.1f} at r = 1.1, and at r = 2 only {method PPO / A+ r=2.0 :.1f}; "
-    "with A = −1 it falls on, to {method PPO / A- r=2.0 :.0f}: a bad action made likelier is "
-    "pushed back in full. At r = 2 and A > 0 the gradient of a token counts "
-    "{method RLOO / A+ r=2.0 :.0f} time in RLOO, which knows no ratio, "
-    "{method GRPO / A+ r=2.0 :.0f} times in GRPO, and {method CISPO / A+ r=2.0 :.1f} times in "
-    "CISPO, which bounds the weight and keeps the gradient. At r = 0.5 and A < 0 it counts "
-    "{method CISPO / A- r=0.5 :.1f} times in CISPO: there the weight fades with r. In GSPO one "
-    "token of 20 moves their mean so little that at r = 0.5 and A > 0 it still counts "
-    "{method GSPO / A+ r=0.5 :.2f} times; but bounds as narrow as its own silence the whole answer "
-    'before r = 2, which the picture shows as its jump to 0. "Only there" holds for PPO and GRPO, '
-    "of a sample's own ratio; it bounds no distance of the policy.",
+    finding="""
+    Computed from the scripts' own code, without dice. With A = 1 PPO's objective is
+    {PPO / A+ r=1.1 :.1f} at r = 1.1, and at r = 2 only {PPO / A+ r=2.0 :.1f}; with A = −1 it falls
+    on, to {PPO / A- r=2.0 :.0f}: a bad action made likelier is pushed back in full. At r = 2 and A
+    > 0 the gradient of a token counts {RLOO / A+ r=2.0 :.0f} time in RLOO, which knows no ratio,
+    {GRPO / A+ r=2.0 :.0f} times in GRPO, and {CISPO / A+ r=2.0 :.1f} times in CISPO, which bounds
+    the weight and keeps the gradient; at r = 0.5 and A < 0 it counts {CISPO / A- r=0.5 :.1f} times
+    in CISPO, whose weight fades with r. In GSPO one token of 20 moves their mean so little that at
+    r = 0.5 and A > 0 it still counts {GSPO / A+ r=0.5 :.2f} times; but bounds as narrow as its own
+    silence the whole answer before r = 2. All this is of a sample's own ratio: others may carry the
+    policy on.
+    """,
 )
