@@ -6,6 +6,7 @@ Where a script's inner functions change, the loop changes here: it calls load_po
 
 import copy
 import inspect
+import json
 import math
 import os
 import platform
@@ -84,6 +85,16 @@ def scalars(folder):
     events.Reload()
     names = events.Tags()["scalars"]
     return {name: [each.value for each in events.Scalars(name)] for name in names}
+
+
+def own_process(file, environment=None, **job):
+    """What FILE --job {…} prints last."""
+    command = [sys.executable, file, "--job", json.dumps(job)]
+    environment = os.environ | (environment or {})
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr[-3000:])
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def run_script(script, *flags, launcher=(), root=ROOT, **environment):

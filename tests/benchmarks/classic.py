@@ -14,8 +14,6 @@ results/classic_….md. --smoke: at toy size, without writing; without theirs if
 import importlib
 import json
 import operator
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,7 +29,7 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 import tyro
-from bench import CLASSIC, RESULTS, ROOT, revision, table, write_table
+from bench import CLASSIC, RESULTS, own_process, revision, table, write_table
 
 # "lin 0.001": falls linearly from there to 0. hyperparams/*.yml of DLR-RM/rl-baselines3-zoo.
 ZOO = json.loads(Path(__file__).with_name("zoo.json").read_text())
@@ -174,13 +172,7 @@ def run_job(begun: float, **job):
 def measure(side: str, **job) -> dict:
     """A run of this script or peer."""
     job |= {"begun": time.time(), "script" if side in CLASSIC else "algorithm": side}
-    command = [sys.executable, __file__, "--job", json.dumps(job)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    done = subprocess.run(command, cwd=ROOT, env=environment, **pipes)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = own_process(__file__, {"OMP_NUM_THREADS": "1"}, **job)
     print(side, job["env_id"], job["seed"], found, flush=True)
     return found
 

@@ -36,7 +36,6 @@ import torch
 import transformers
 import tyro
 from bench import CPU, LLM, RESULTS, ROOT, label, run_script, table, write_table
-from cures_tools import smooth
 
 import grpo_llm
 
@@ -291,8 +290,8 @@ SCORES = ("pass@1", "pass@1_greedy", "pass@8", "clipped_ratio")
 
 def rollouts_to(share: float, rewards: list[float]) -> float:
     """The first rollout at which that share of the last three rollouts' answers was right."""
-    recent = smooth(rewards)
-    return next((step for step in range(3, len(recent) + 1) if recent[step - 1] >= share), inf)
+    steps = range(3, len(rewards) + 1)
+    return next((step for step in steps if fmean(rewards[step - 3 : step]) >= share), inf)
 
 
 def before_after(runs: list[dict], name: str) -> str:
