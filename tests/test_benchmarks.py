@@ -8,11 +8,10 @@ import sys
 from datetime import datetime
 from math import prod
 
-import cures
+import harness
 import pytest
 import real_model
 from conftest import ROOT
-from cures_findings import FINDINGS, VERDICTS, fill, summary
 from launch import run
 
 pytestmark = pytest.mark.usefixtures("tiny_model")
@@ -29,10 +28,6 @@ RESTING = {
     "hacking": OTHER_DEMONSTRATIONS,
     "critic": "in one file with those whose demonstrations are gone",
     "passes": "it patches update and is_clipped, which are gone",
-    "lambda": "drops the last of T + 1 rows of observations, of which there are T now",
-    "step": "reads a batch's logprobs and an update's arguments, both of which have changed",
-    "surrogate": "draws what ppo.py's surrogate returns, now a pair",
-    "clip": "takes mean_kl for a tensor, now a float, and clip_low and clip_high, now clip_coef",
     "classic_compare": "reads solved_step and solved_seconds, which are gone: to read TensorBoard",
     "classic_seeds": "the same",
 }
@@ -70,7 +65,7 @@ SMOKE = [
         '"acting": … "environment": … "update": … "steps a second": ',
     ),
 ]
-SMOKE += [(name, f"experiments/cures.py --smoke --only {name}", f"{name}: ") for name in VERDICTS]
+SMOKE += [(name, f"experiments/harness.py {name} --smoke", f"{name}: ") for name in harness.NAMES]
 
 
 @pytest.mark.slow
@@ -96,28 +91,41 @@ def test_what_rests_is_there():
 
 
 def test_findings_are_filled_in_from_the_place_named():
-    rows = {"clip, on": {"seeds": 3, "a / b": (1, 2.25, 4)}, "": {"share": (0, 0.5, 1)}}
-    text = "{clip, on / a / b :.1f} of {clip, on / a / b / low :.0f}, {/ share / high :.0%}"
-    assert fill(text, rows) == "2.2 of 1, 100 %"
+    rows = {("a", "clip, on"): {"x / y": [4, 1, 2.25]}, ("a", "off"): {"x / y": [9, 9, 9]}}
+    rows |= {("b", ""): {"share": [0, 0.5, 1]}}
+    text = "{clip, on / x / y :.1f} of {clip, on / x / y / low :.0f}, {b: / share / high :.0%}; "
+    text += "{clip, on / x / y / range :.0f}, p = {clip, on ~ off / x / y / p :.2f}"
+    assert harness.fill(text, "a", rows) == "2.2 of 1, 100 %; 2 (1 to 4), p = 0.10"
     with pytest.raises(KeyError):
-        fill("{clip, off / a / b :.1f}", rows)
+        harness.fill("{clip, off / x / y :.1f}", "a", rows)
 
 
-def test_every_experiment_has_numbers_a_figure_and_a_finding():
-    """The page says what was found, in the order of the lineage."""
-    assert sorted(VERDICTS) == sorted(FINDINGS) == sorted(sum(cures.PARTS.values(), ()))
+def test_p_value_counts_all_ways_to_deal():
+    """Of two and two numbers there are six: two of them set 1 and 2 against 3 and 4."""
+    assert harness.p_value([1, 2], [3, 4]) == harness.p_value([4, 3], [1, 2]) == 2 / 6
+    assert harness.p_value([1, 3], [2, 4]) == 4 / 6
+    assert harness.p_value([1, 4], [2, 3]) == harness.p_value([7], [7, 7]) == 1
+    assert harness.p_value(range(5), range(5, 10)) == 2 / 252
+
+
+def test_a_run_is_kept_under_the_text_of_what_it_runs():
+    """Its experiment's, without the sentences, and that of all that this imports."""
+    texts = harness.texts(EXPERIMENTS / "clip.py", {})
+    assert texts.keys() == {"clip.py", "classic_parts.py", "ppo.py"}
+    assert texts["ppo.py"] == (ROOT / "ppo.py").read_text()
+    assert "def run(" in texts["clip.py"] and "claim=" not in texts["clip.py"]
+    silenced = harness.texts(EXPERIMENTS / "silenced.py", {})
+    assert {"grpo_llm.py", "cispo_llm.py"} <= silenced.keys()
+
+
+def test_the_page_is_what_the_harness_writes_from_the_results():
+    """And each experiment is in it, with a picture."""
+    assert harness.page() == (EXPERIMENTS / "EXPERIMENTS.md").read_text()
+    found = [path for path in EXPERIMENTS.glob("*.py") if "EXPERIMENT = " in path.read_text()]
+    assert {path.stem for path in found} - {"harness"} == set(harness.NAMES)
     for ending in ("json", "png"):
-        found = EXPERIMENTS.glob(f"results/*.{ending}")
-        assert {path.stem.removeprefix("cures_") for path in found} == VERDICTS.keys()
-    page = " ".join((EXPERIMENTS / "EXPERIMENTS.md").read_text().split())
-    for name, verdict in VERDICTS.items():
-        found = json.loads((EXPERIMENTS / f"results/cures_{name}.json").read_text())
-        claim, measure = found["claim"].replace("|", "\\|"), found["measure"]
-        assert f"| [{claim}](#{name}) | {verdict} |" in page
-        said = f"**{verdict.capitalize()}.** {fill(FINDINGS[name], summary(found))}"
-        section = f'<a id="{name}"></a>{found["claim"]} ![{measure}](results/cures_{name}.png)'
-        assert f"{section} {said}" in page
-    assert re.findall(r'<a id="(\w+)">', page) == list(VERDICTS)
+        results = EXPERIMENTS.glob(f"results/*.{ending}")
+        assert {path.stem for path in results} == set(harness.NAMES)
 
 
 def test_the_index_names_every_script_and_result():
