@@ -123,7 +123,8 @@ def work(name, settings):
     path = CACHE / f"{name}-{zlib.crc32(key.encode()):08x}.json"
     if not path.exists():
         start = time.process_time()
-        result = {column: rounded(value) for column, value in load(name).run(**settings).items()}
+        result = load(name).run(**settings)
+        result = {column: rounded(value) for column, value in result.items()}
         found = {"run": [settings, result], "seconds": time.process_time() - start}
         mine = path.with_suffix(f".{os.getpid()}")
         mine.write_text(json.dumps(found))
@@ -135,13 +136,15 @@ def measure(name, workers):
     """All runs of an experiment, and what to know about them, into results/."""
     CACHE.mkdir(parents=True, exist_ok=True)
     # seed by seed, so that runs that are stopped have every setting
-    inputs = [(name, job) for job in sorted(load(name).jobs, key=lambda job: job["seed"])]
+    jobs = sorted(load(name).jobs, key=lambda job: job["seed"])
+    inputs = [(name, job) for job in jobs]
     with multiprocessing.get_context("spawn").Pool(workers, maxtasksperchild=8) as pool:
         found = pool.starmap(work, inputs, chunksize=1)
     minutes = sum(each["seconds"] for each in found) / 60
     where = f"{minutes:.0f} minutes of one core; {footer('transformers')}"
     runs = [each["run"] for each in found]
-    (RESULTS / f"{name}.json").write_text(json.dumps({"where": where, "runs": runs}) + "\n")
+    text = json.dumps({"where": where, "runs": runs})
+    (RESULTS / f"{name}.json").write_text(text + "\n")
 
 
 def measured(name):
@@ -237,15 +240,19 @@ def curve(panel, runs, column):
     x, values = panel.x, [result[column] for _, result in runs]
     if not isinstance(x, str):
         length = min(map(len, values))
-        y = np.array([value[:length] for value in values], float)
-        y = [y[:, max(0, end - panel.smooth) : end].mean(1) for end in range(1, length + 1)]
+        y = np.array([value[:length] for value in values], float).T
+        starts = [max(0, end - panel.smooth) for end in range(1, length + 1)]
+        y = [y[start : end + 1].mean(0) for end, start in enumerate(starts)]
         return range(1, length + 1) if x is None else x[:length], y
     if x in runs[0][0]:
         points = sorted({settings[x] for settings, _ in runs})
-        y = [[result[column] for _, result in select(runs, {x: point})] for point in points]
+        at_points = [select(runs, {x: point}) for point in points]
+        y = [[result[column] for _, result in at_point] for at_point in at_points]
         return [f"{point:g}" for point in points], y
     own = [result[x] for _, result in runs]  # each run's: all are read at the same points
-    points = np.linspace(max(each[0] for each in own), min(each[-1] for each in own), 100)
+    first = max(each[0] for each in own)
+    last = min(each[-1] for each in own)
+    points = np.linspace(first, last, 100)
     y = [np.interp(points, *pair) for pair in zip(own, values, strict=True)]
     return points, np.transpose(y)
 
@@ -255,21 +262,28 @@ def draw_lines(axes, panel, lines, colors):
     ends = {}
     for label, (runs, column) in lines.items():
         x, y = curve(panel, runs, column)
-        color, middle, low = colors[label], list(map(median, y)), list(map(min, y))
+        color = colors[label]
+        middle = list(map(median, y))
+        low = list(map(min, y))
+        high = list(map(max, y))
         if panel.worst:
             axes.plot(x, middle, ":", color=color)
             axes.plot(x, low, ".-", color=color)
+            ends[label] = low[-1]
         else:
             axes.plot(x, middle, color=color)
-            axes.fill_between(x, low, list(map(max, y)), color=color, alpha=0.15, linewidth=0)
-        ends[label] = (low if panel.worst else middle)[-1]
+            axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+            ends[label] = middle[-1]
     write_labels(axes, ends, colors)
 
 
 def write_labels(axes, ends, colors):
     """Each label right of its line's end; farther up or down where two would touch."""
-    left, place = axes.get_xlim()[0], axes.transData + axes.transAxes.inverted()
-    heights = {label: place.transform((left, end))[1] for label, end in ends.items()}
+    left, _ = axes.get_xlim()
+    place = axes.transData + axes.transAxes.inverted()
+    heights = {}
+    for label, end in ends.items():
+        _, heights[label] = place.transform((left, end))
     below = -1.0
     for label in sorted(ends, key=heights.get):
         below = max(heights[label], below + 0.12)
@@ -286,8 +300,9 @@ def draw_dots(axes, lines, colors):
     for row, (label, (runs, column)) in enumerate(lines.items()):
         values = sorted(result[column] for _, result in runs)
         heights = np.linspace(row - 0.2, row + 0.2, len(values))  # so that none hides another
-        axes.plot(values, heights, "o", color=colors[label], alpha=0.6, markersize=4)
-        axes.plot(median(values), row, "|", color=colors[label], markersize=16, markeredgewidth=2)
+        color = colors[label]
+        axes.plot(values, heights, "o", color=color, alpha=0.6, markersize=4)
+        axes.plot(median(values), row, "|", color=color, markersize=16, markeredgewidth=2)
     axes.set_yticks(range(len(lines)), lines)
     axes.set_ylim(len(lines) - 0.4, -0.6)
 
@@ -306,11 +321,12 @@ def draw(panels, runs, path):
         figure = Figure(figsize=(5.6, 2.4 * len(panels)))
         for number, panel in enumerate(panels, 1):
             axes = figure.add_subplot(len(panels), 1, number)
-            lines = {
-                label: (select(runs, of), column) for label, (of, column) in panel.lines.items()
-            }
-            lines = {label: line for label, line in lines.items() if line[0]}  # not at toy size
-            axes.set(title=panel.title, xlabel=panel.axes[0], ylabel=panel.axes[1])
+            lines = {}
+            for label, (wanted, column) in panel.lines.items():
+                if chosen := select(runs, wanted):  # not all, at toy size
+                    lines[label] = chosen, column
+            xlabel, ylabel = panel.axes
+            axes.set(title=panel.title, xlabel=xlabel, ylabel=ylabel)
             for which in panel.log:
                 axes.set(**{f"{which}scale": "log"})
             if panel.dots:
@@ -333,7 +349,8 @@ def section(name, rows):
     for row, numbers in own.items():
         of = [numbers.get(column) for column in columns]
         of = [spread(each, ".4g") if each else "–" for each in of]
-        cells.append([row, max(map(len, numbers.values())), *of])
+        seeds = max(map(len, numbers.values()))
+        cells.append([row, seeds, *of])
     said = f"**{chosen.verdict.capitalize()}.** {fill(chosen.finding, name, rows)}"
     seen = "; ".join(panel.title for panel in chosen.panels)
     return [
@@ -355,8 +372,10 @@ def page():
             rows |= {(name, row): numbers for row, numbers in summary(runs, short).items()}
     for name in NAMES:
         text = text.replace(f"{{{name}}}", "\n".join(section(name, rows)))
-    claims = [(name, load(name).claim.replace("|", "\\|")) for name in NAMES]
-    index = [[f"[{claim}](#{name})", load(name).verdict] for name, claim in claims]
+    index = []
+    for name in NAMES:
+        claim = load(name).claim.replace("|", "\\|")
+        index.append([f"[{claim}](#{name})", load(name).verdict])
     return text.replace("{index}", "\n".join(table(["claim", "verdict"], index)))
 
 

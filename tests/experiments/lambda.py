@@ -47,13 +47,18 @@ def plays_at_one_policy(seed, steps, states, copies, horizon):
     """Plays of either action, `copies` from each of the states, by a half-trained PPO agent."""
     _, agent = train(ppo, total_timesteps=steps, seed=seed)
     args = ppo.Args(seed=seed + 500)
-    rollout, _ = next(ppo.rollouts(ppo.make_envs(args.env_id, args.num_envs), agent, args))
+    envs = ppo.make_envs(args.env_id, args.num_envs)
+    rollout, _ = next(ppo.rollouts(envs, agent, args))
     visited = rollout["obs"][rollout["mask"]].double().numpy()
-    chosen = visited[np.random.default_rng(seed).choice(len(visited), states, replace=False)]
-    chosen = chosen.repeat(copies, 0)
+    dice = np.random.default_rng(seed)
+    rows = dice.choice(len(visited), states, replace=False)
+    chosen = visited[rows].repeat(copies, 0)
     envs = gym.make_vec("CartPole-v1", len(chosen), max_episode_steps=10**9)
-    both = [np.full(len(chosen), action) for action in (0, 1)]
-    return [play(envs, agent, chosen, actions, horizon) for actions in both]
+    plays = []
+    for action in (0, 1):
+        first = np.full(len(chosen), action)
+        plays.append(play(envs, agent, chosen, first, horizon))
+    return plays
 
 
 def run(lam, seed, steps=20_000, states=32, copies=400, horizon=600, curve_steps=60_000):
@@ -64,7 +69,8 @@ def run(lam, seed, steps=20_000, states=32, copies=400, horizon=600, curve_steps
     action are dealt into four quarters: two bear Â, and two the Monte Carlo returns that tell Q.
     The product of two independent errors has the squared bias as its mean, without the noise.
     """
-    plays, gamma = plays_at_one_policy(seed, steps, states, copies, horizon), ppo.Args().gamma
+    plays = plays_at_one_policy(seed, steps, states, copies, horizon)
+    gamma = ppo.Args().gamma
     left, right = (gae(*each, gamma, lam).reshape(states, copies) for each in plays)
     to_the_end = [gae(*each, gamma, 1.0) for each in plays]
     truth = (to_the_end[1] - to_the_end[0]).reshape(states, 4, -1).mean(2)
