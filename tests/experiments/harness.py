@@ -41,8 +41,6 @@ sys.path[:0] = [str(folder) for folder in FOLDERS]
 from bench import footer, spread, table  # noqa: E402
 
 NAMES = re.findall(r"^{(\w+)}$", TEMPLATE.partition("{index}")[2], re.M)  # in the page's order
-WRITTEN = {path.stem for path in HERE.glob("*.py") if "\nEXPERIMENT = " in path.read_text()}
-NAMES = [name for name in NAMES if name in WRITTEN]  # while the others are written
 
 SHOWN, PARTLY = "shown", "partly"
 NOT_SHOWN, UNDECIDED = "not at this size", "undecided at this size"
@@ -368,8 +366,7 @@ def page():
     rows, text = {}, TEMPLATE
     for name in NAMES:
         runs = measured(name)["runs"]
-        for short in (False, True):
-            rows |= {(name, row): numbers for row, numbers in summary(runs, short).items()}
+        rows |= {(name, row): numbers for row, numbers in summary(runs, short=True).items()}
     for name in NAMES:
         text = text.replace(f"{{{name}}}", "\n".join(section(name, rows)))
     index = []
