@@ -1,10 +1,10 @@
 """DAPO, Decoupled Clip and Dynamic Sampling Policy Optimization: GRPO with four repairs.
 
 For each question, draw a group of G completions o_1 … o_G from the policy as it stands, π_old. A
-verifier gives each a reward R_i, and the rest of the group tells how good that is: the advantage
-A_i. Then take gradient steps up the objective J(θ), each on a minibatch of N completions, whole
-groups. (Index i is a completion and t a token; π of a token is its probability after the question
-and the tokens before it.)
+verifier gives each a reward R_i, and its group tells how good that is: the advantage A_i. Then take
+gradient steps up the objective J(θ), each on a minibatch of N completions (whole groups). Index i
+is a completion and t a token; π of a token is its probability after the question and the tokens
+before it.
 
     J    = Σ_i Σ_t min(r_it A_i, clip(r_it, 1 − ε_low, 1 + ε_high) A_i) / Σ_i |o_i|
     A_i  = (R'_i − mean R') / std R'                  over its group, not over the minibatch
@@ -71,7 +71,7 @@ class Args:
     clip_high: float = 0.28  # the ratio is clipped above at 1 + clip_high
     overlong_cache: float = 0.2  # share of max_new_tokens over which a penalty grows (L_cache)
     max_resample: int = 10  # rollouts per training step, at most, to find groups with a signal
-    beta: float = 0.0  # weight of GRPO's KL penalty in the loss; the paper leaves it out
+    beta: float = 0.0  # weight of GRPO's KL penalty in the loss; the paper's formula has none
     scale_rewards: bool = True  # divide advantages by the group's std (Dr. GRPO does not)
     minibatches: int = 4  # optimizer steps per pass over a rollout, each on a part of its groups
     update_epochs: int = 1  # passes over each rollout (μ), each in a new order of its groups
@@ -128,7 +128,7 @@ def compute_advantages(rewards, args):
 
 
 def token_weights(mask, args):
-    """Each token's weight in J, 1 / Σ_i |o_i| over a minibatch in all processes: its mask (B, T) →
+    """Each token's weight in J, 1 / Σ_i |o_i| over a minibatch in all processes: mask (B, T) →
     weights (B, T)."""
     return mask / sum_over_processes(mask.sum())
 
@@ -158,28 +158,28 @@ def kl_k3(logprobs, other_logprobs):
 def overlong_penalty(lengths, ended, args):
     """The penalty of each completion for its number of tokens: lengths, ended (B,) → (B,).
 
-    0 up to the last overlong_cache of max_new_tokens, there a line down to −0.5; −0.5 if cut
-    off. The paper's −1 is for rewards of ±1. On ours, 0 and 1, it would put a right answer level
-    with a wrong one.
+    0 up to the last overlong_cache of max_new_tokens, there a line down to −0.5; −0.5 if cut off;
+    with a share of 0, none at all. The paper's −1 is for rewards of ±1. On ours, 0 and 1, it would
+    put a right answer level with a wrong one.
     """
     cache = args.overlong_cache * args.max_new_tokens  # L_cache, in tokens
     overrun = (lengths + cache - args.max_new_tokens) / max(cache, 1e-9)
-    return -0.5 * overrun.clamp(min=0).masked_fill(~ended, 1.0)
+    return -0.5 * bool(cache) * overrun.clamp(min=0).masked_fill(~ended, 1.0)
 
 
 # ---------------------------------------------------------------------------------------- Update
 
 
 def train_minibatch(model, optimizer, batch, args):
-    """One optimizer step on a batch with advantages (B,); returns what to log of it.
+    """One optimizer step on a batch, generate's tensors and advantages (B,); returns what to log.
 
     Where all advantages are 0, in all processes, there is no step, not even for the KL term: Adam
-    would blow up rounding noise to a full one. approx_kl and clip_ratio are means over tokens.
+    makes a full step of any noise. approx_kl and clip_ratio are means over the tokens trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
     # the gradient is the same however the rows are split.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
-    has_signal = ~(batch["advantages"].abs() <= 1e-6)  # NaN must not pass for none
+    has_signal = ~(batch["advantages"].abs() <= 1e-6)  # NaN is one: main will stop
     if sum_over_processes(has_signal.sum()) == 0:
         return {}
     if "ref_logprobs" not in batch:  # without a KL term, only these rows have a gradient
@@ -190,7 +190,7 @@ def train_minibatch(model, optimizer, batch, args):
 
     for micro in micro_batches(batch, args):
         old_logprobs, advantages, mask = micro["old_logprobs"], micro["advantages"], micro["mask"]
-        with writing_states_allowed(model):  # for recurrent layers
+        with writing_states_allowed(model):  # only recurrent layers need it
             logprobs = token_logprobs(model, micro, args.temperature)
             objective, clipped = surrogate(logprobs, old_logprobs, advantages, mask, args)
             if "ref_logprobs" in micro:
@@ -248,7 +248,7 @@ def train_step(model, reference, tokenizer, optimizer, problems, rng, args):
         "completions/clipped_ratio": ~batch["ended"],  # cut off at max_new_tokens
         "entropy": -batch["old_logprobs"][tokens],  # an estimate, from the samples
         "num_tokens": tokens.sum() * WORLD,  # so that its mean over processes is their sum
-        "discarded_groups": (len(rewards) - len(kept)) * WORLD,
+        "discarded_groups": len(rewards) - len(kept),  # of a process
     }
     penalty = overlong_penalty(batch["mask"].sum(1), batch["ended"], args).view_as(rewards)
     rows = torch.arange(rewards.numel(), device=model.device).view_as(rewards)[kept].flatten()
@@ -284,7 +284,7 @@ def main(args: Args) -> dict:
     train, held_out = load_data(args)
     model, tokenizer = load_policy(args, device)
     encode_prompts(held_out + train, tokenizer, args)  # stops if one is too long
-    reference = load_policy(replace(args, resume=""), device)[0] if args.beta > 0 else None
+    reference = load_policy(replace(args, resume=""), device)[0] if args.beta * args.steps else None
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
     run = [SCRIPT, WORLD, args.model, args.dataset, args.eval_dataset, args.seed, args.group_size]
     if args.resume:
@@ -309,7 +309,7 @@ def main(args: Args) -> dict:
         optimizer.param_groups[0]["lr"] = rate
         metrics = train_step(model, reference, tokenizer, optimizer, problems, rng, args)
         if not math.isfinite(sum(metrics.values())):
-            sys.exit(f"error: step {step}: not finite: try a lower --learning-rate: {metrics}")
+            sys.exit(f"error: step {step}: not finite, try a lower --learning-rate: {metrics}")
         metrics |= {"step_time": time.perf_counter() - step_start, "learning_rate": rate}
         metrics["tokens_per_second"] = metrics["num_tokens"] / metrics["step_time"]
         log(writer, metrics, step)
@@ -579,6 +579,7 @@ def load_jsonl(flag, path, args):
             question, answer = row["question"].strip(), str(row["answer"])
             if args.verifier in ("strict", "flexible"):
                 answer = NUMBER.fullmatch(answer.rpartition("#")[2].strip())[0]
+            assert question
         problems[question] = answer
     return list(problems.items())
 
@@ -798,6 +799,7 @@ def log(writer, metrics, step):
     if RANK == 0:
         for name, value in metrics.items():
             writer.add_scalar(name, value, step)
+        writer.flush()
 
 
 def save(model, tokenizer, folder, state=None):

@@ -1,10 +1,10 @@
 """GRPO, Group Relative Policy Optimization: PPO for language models, without a critic.
 
 For each question, draw a group of G completions o_1 … o_G from the policy as it stands, π_old. A
-verifier gives each a reward R_i, and the rest of the group tells how good that is: the advantage
-A_i. Then take gradient steps up the objective J(θ), each on a minibatch of N completions, whole
-groups. (Index i is a completion and t a token; π of a token is its probability after the question
-and the tokens before it.)
+verifier gives each a reward R_i, and its group tells how good that is: the advantage A_i. Then take
+gradient steps up the objective J(θ), each on a minibatch of N completions (whole groups). Index i
+is a completion and t a token; π of a token is its probability after the question and the tokens
+before it.
 
     J    = 1/N Σ_i 1/|o_i| Σ_t [ min(r_it A_i, clip(r_it, 1 − ε, 1 + ε) A_i) − β k3_it ]
     A_i  = (R_i − mean R) / std R                     over its group, not over the minibatch
@@ -13,8 +13,8 @@ and the tokens before it.)
 
 Why. PPO trains a value network as large as the policy to tell what reward to expect; a group of
 completions tells it without training. RLOO has such a baseline too, but no clip, so a rollout
-serves one gradient step. With PPO's clip it serves several: four here; the paper takes one, with
-G = 64 and β = 0.04. The KL penalty moves from the reward into the loss, token by token.
+serves one gradient step. With PPO's clip it serves several: here four, each on a quarter of it (in
+the paper one; G = 64, β = 0.04). RLOO's KL penalty moves from the reward to the loss, per token.
 
 Weakness. 1/|o_i| makes each token of a long wrong answer cheap. 1/std R adds weight to questions
 solved almost always or almost never; and since a z-score ignores scale, rewards that differ by a
@@ -128,8 +128,8 @@ def compute_advantages(rewards, args):
 
 
 def token_weights(mask, args):
-    """Each token's weight in J, where N counts the completions of a minibatch in all processes: its
-    mask (B, T) → weights (B, T)."""
+    """Each token's weight in J: mask (B, T) → weights (B, T). N counts the completions of a
+    minibatch in all processes."""
     lengths = mask.sum(1, keepdim=True).clamp(min=1)  # |o_i|
     if args.length_norm == "constant":
         lengths = args.max_new_tokens
@@ -162,15 +162,15 @@ def kl_k3(logprobs, other_logprobs):
 
 
 def train_minibatch(model, optimizer, batch, args):
-    """One optimizer step on a batch with advantages (B,); returns what to log of it.
+    """One optimizer step on a batch, generate's tensors and advantages (B,); returns what to log.
 
     Where all advantages are 0, in all processes, there is no step, not even for the KL term: Adam
-    would blow up rounding noise to a full one. approx_kl and clip_ratio are means over tokens.
+    makes a full step of any noise. approx_kl and clip_ratio are means over the tokens trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
     # the gradient is the same however the rows are split.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
-    has_signal = ~(batch["advantages"].abs() <= 1e-6)  # NaN must not pass for none
+    has_signal = ~(batch["advantages"].abs() <= 1e-6)  # NaN is one: main will stop
     if sum_over_processes(has_signal.sum()) == 0:
         return {}
     if "ref_logprobs" not in batch:  # without a KL term, only these rows have a gradient
@@ -181,7 +181,7 @@ def train_minibatch(model, optimizer, batch, args):
 
     for micro in micro_batches(batch, args):
         old_logprobs, advantages, mask = micro["old_logprobs"], micro["advantages"], micro["mask"]
-        with writing_states_allowed(model):  # for recurrent layers
+        with writing_states_allowed(model):  # only recurrent layers need it
             logprobs = token_logprobs(model, micro, args.temperature)
             objective, clipped = surrogate(logprobs, old_logprobs, advantages, mask, args)
             if "ref_logprobs" in micro:
@@ -248,7 +248,7 @@ def main(args: Args) -> dict:
     train, held_out = load_data(args)
     model, tokenizer = load_policy(args, device)
     encode_prompts(held_out + train, tokenizer, args)  # stops if one is too long
-    reference = load_policy(replace(args, resume=""), device)[0] if args.beta > 0 else None
+    reference = load_policy(replace(args, resume=""), device)[0] if args.beta * args.steps else None
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
     run = [SCRIPT, WORLD, args.model, args.dataset, args.eval_dataset, args.seed, args.group_size]
     if args.resume:
@@ -273,7 +273,7 @@ def main(args: Args) -> dict:
         optimizer.param_groups[0]["lr"] = rate
         metrics = train_step(model, reference, tokenizer, optimizer, problems, rng, args)
         if not math.isfinite(sum(metrics.values())):
-            sys.exit(f"error: step {step}: not finite: try a lower --learning-rate: {metrics}")
+            sys.exit(f"error: step {step}: not finite, try a lower --learning-rate: {metrics}")
         metrics |= {"step_time": time.perf_counter() - step_start, "learning_rate": rate}
         metrics["tokens_per_second"] = metrics["num_tokens"] / metrics["step_time"]
         log(writer, metrics, step)
@@ -543,6 +543,7 @@ def load_jsonl(flag, path, args):
             question, answer = row["question"].strip(), str(row["answer"])
             if args.verifier in ("strict", "flexible"):
                 answer = NUMBER.fullmatch(answer.rpartition("#")[2].strip())[0]
+            assert question
         problems[question] = answer
     return list(problems.items())
 
@@ -762,6 +763,7 @@ def log(writer, metrics, step):
     if RANK == 0:
         for name, value in metrics.items():
             writer.add_scalar(name, value, step)
+        writer.flush()
 
 
 def save(model, tokenizer, folder, state=None):

@@ -1,10 +1,10 @@
 """GSPO, Group Sequence Policy Optimization: one ratio per completion, as there is one reward.
 
 For each question, draw a group of G completions o_1 … o_G from the policy as it stands, π_old. A
-verifier gives each a reward R_i, and the rest of the group tells how good that is: the advantage
-A_i. Then take gradient steps up the objective J(θ), each on a minibatch of N completions, whole
-groups. (Index i is a completion and t a token; π of a token is its probability after the question
-and the tokens before it.)
+verifier gives each a reward R_i, and its group tells how good that is: the advantage A_i. Then take
+gradient steps up the objective J(θ), each on a minibatch of N completions (whole groups). Index i
+is a completion and t a token; π of a token is its probability after the question and the tokens
+before it.
 
     J   = 1/N Σ_i min(s_i A_i, clip(s_i, 1 − ε_low, 1 + ε_high) A_i)
     A_i = (R_i − mean R) / std R                      over its group, not over the minibatch
@@ -70,7 +70,7 @@ WORLD = int(os.environ.get("WORLD_SIZE", 1))
 class Args:
     clip_low: float = 0.01  # s_i is clipped below at 1 - clip_low; in the paper, 3e-4
     clip_high: float = 0.013  # s_i is clipped above at 1 + clip_high; in the paper, 4e-4
-    beta: float = 0.0  # weight of GRPO's KL penalty in the loss; the paper leaves it out
+    beta: float = 0.0  # weight of GRPO's KL penalty in the loss; the paper's formula has none
     scale_rewards: bool = True  # divide advantages by the group's std (Dr. GRPO does not)
     minibatches: int = 4  # optimizer steps per pass over a rollout, each on a part of its groups
     update_epochs: int = 1  # passes over each rollout (μ), each in a new order of its groups
@@ -125,8 +125,8 @@ def compute_advantages(rewards, args):
 
 
 def token_weights(mask, args):
-    """Each token's weight in J, where N counts the completions of a minibatch in all processes: its
-    mask (B, T) → weights (B, T)."""
+    """Each token's weight in J: mask (B, T) → weights (B, T). N counts the completions of a
+    minibatch in all processes."""
     lengths = mask.sum(1, keepdim=True).clamp(min=1)  # |o_i|
     return mask / (lengths * len(mask) * WORLD)
 
@@ -159,15 +159,15 @@ def kl_k3(logprobs, other_logprobs):
 
 
 def train_minibatch(model, optimizer, batch, args):
-    """One optimizer step on a batch with advantages (B,); returns what to log of it.
+    """One optimizer step on a batch, generate's tensors and advantages (B,); returns what to log.
 
     Where all advantages are 0, in all processes, there is no step, not even for the KL term: Adam
-    would blow up rounding noise to a full one. approx_kl and clip_ratio are means over tokens.
+    makes a full step of any noise. approx_kl and clip_ratio are means over the tokens trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
     # the gradient is the same however the rows are split.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
-    has_signal = ~(batch["advantages"].abs() <= 1e-6)  # NaN must not pass for none
+    has_signal = ~(batch["advantages"].abs() <= 1e-6)  # NaN is one: main will stop
     if sum_over_processes(has_signal.sum()) == 0:
         return {}
     if "ref_logprobs" not in batch:  # without a KL term, only these rows have a gradient
@@ -178,7 +178,7 @@ def train_minibatch(model, optimizer, batch, args):
 
     for micro in micro_batches(batch, args):
         old_logprobs, advantages, mask = micro["old_logprobs"], micro["advantages"], micro["mask"]
-        with writing_states_allowed(model):  # for recurrent layers
+        with writing_states_allowed(model):  # only recurrent layers need it
             logprobs = token_logprobs(model, micro, args.temperature)
             objective, clipped = surrogate(logprobs, old_logprobs, advantages, mask, args)
             if "ref_logprobs" in micro:
@@ -245,7 +245,7 @@ def main(args: Args) -> dict:
     train, held_out = load_data(args)
     model, tokenizer = load_policy(args, device)
     encode_prompts(held_out + train, tokenizer, args)  # stops if one is too long
-    reference = load_policy(replace(args, resume=""), device)[0] if args.beta > 0 else None
+    reference = load_policy(replace(args, resume=""), device)[0] if args.beta * args.steps else None
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
     run = [SCRIPT, WORLD, args.model, args.dataset, args.eval_dataset, args.seed, args.group_size]
     if args.resume:
@@ -270,7 +270,7 @@ def main(args: Args) -> dict:
         optimizer.param_groups[0]["lr"] = rate
         metrics = train_step(model, reference, tokenizer, optimizer, problems, rng, args)
         if not math.isfinite(sum(metrics.values())):
-            sys.exit(f"error: step {step}: not finite: try a lower --learning-rate: {metrics}")
+            sys.exit(f"error: step {step}: not finite, try a lower --learning-rate: {metrics}")
         metrics |= {"step_time": time.perf_counter() - step_start, "learning_rate": rate}
         metrics["tokens_per_second"] = metrics["num_tokens"] / metrics["step_time"]
         log(writer, metrics, step)
@@ -540,6 +540,7 @@ def load_jsonl(flag, path, args):
             question, answer = row["question"].strip(), str(row["answer"])
             if args.verifier in ("strict", "flexible"):
                 answer = NUMBER.fullmatch(answer.rpartition("#")[2].strip())[0]
+            assert question
         problems[question] = answer
     return list(problems.items())
 
@@ -759,6 +760,7 @@ def log(writer, metrics, step):
     if RANK == 0:
         for name, value in metrics.items():
             writer.add_scalar(name, value, step)
+        writer.flush()
 
 
 def save(model, tokenizer, folder, state=None):

@@ -1,10 +1,10 @@
 """RLOO, REINFORCE Leave-One-Out: the plain policy gradient; the rest of the group is the baseline.
 
 For each question, draw a group of G completions o_1 … o_G from the policy as it stands, π_old. A
-verifier gives each a reward R_i, and the rest of the group tells how good that is: the advantage
-A_i. Then take gradient steps up the objective J(θ), each on a minibatch of N completions, whole
-groups. (Index i is a completion and t a token; π of a token is its probability after the question
-and the tokens before it.)
+verifier gives each a reward R_i, and its group tells how good that is: the advantage A_i. Then take
+gradient steps up the objective J(θ), each on a minibatch of N completions (whole groups). Index i
+is a completion and t a token; π of a token is its probability after the question and the tokens
+before it.
 
     J    = Σ_i Σ_t A_i log π_θ(o_it) / Σ_i |o_i|      over the minibatch
     A_i  = R'_i − mean of R'_j over the others, j ≠ i      they say how hard the question is
@@ -126,7 +126,7 @@ def compute_advantages(rewards, args):
 
 
 def token_weights(mask, args):
-    """Each token's weight in J, 1 / Σ_i |o_i| over a minibatch in all processes: its mask (B, T) →
+    """Each token's weight in J, 1 / Σ_i |o_i| over a minibatch in all processes: mask (B, T) →
     weights (B, T)."""
     return mask / sum_over_processes(mask.sum())
 
@@ -150,15 +150,15 @@ def kl_k3(logprobs, other_logprobs):
 
 
 def train_minibatch(model, optimizer, batch, args):
-    """One optimizer step on a batch with advantages (B,); returns what to log of it.
+    """One optimizer step on a batch, generate's tensors and advantages (B,); returns what to log.
 
     Where all advantages are 0, in all processes, there is no step, not even for the KL term: Adam
-    would blow up rounding noise to a full one. approx_kl and clip_ratio are means over tokens.
+    makes a full step of any noise. approx_kl and clip_ratio are means over the tokens trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
     # the gradient is the same however the rows are split.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
-    has_signal = ~(batch["advantages"].abs() <= 1e-6)  # NaN must not pass for none
+    has_signal = ~(batch["advantages"].abs() <= 1e-6)  # NaN is one: main will stop
     if sum_over_processes(has_signal.sum()) == 0:
         return {}
     if "ref_logprobs" not in batch:  # without a KL term, only these rows have a gradient
@@ -169,7 +169,7 @@ def train_minibatch(model, optimizer, batch, args):
 
     for micro in micro_batches(batch, args):
         old_logprobs, advantages, mask = micro["old_logprobs"], micro["advantages"], micro["mask"]
-        with writing_states_allowed(model):  # for recurrent layers
+        with writing_states_allowed(model):  # only recurrent layers need it
             logprobs = token_logprobs(model, micro, args.temperature)
             objective, clipped = surrogate(logprobs, old_logprobs, advantages, mask, args)
             if "ref_logprobs" in micro:
@@ -237,7 +237,7 @@ def main(args: Args) -> dict:
     train, held_out = load_data(args)
     model, tokenizer = load_policy(args, device)
     encode_prompts(held_out + train, tokenizer, args)  # stops if one is too long
-    reference = load_policy(replace(args, resume=""), device)[0] if args.beta > 0 else None
+    reference = load_policy(replace(args, resume=""), device)[0] if args.beta * args.steps else None
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
     run = [SCRIPT, WORLD, args.model, args.dataset, args.eval_dataset, args.seed, args.group_size]
     if args.resume:
@@ -262,7 +262,7 @@ def main(args: Args) -> dict:
         optimizer.param_groups[0]["lr"] = rate
         metrics = train_step(model, reference, tokenizer, optimizer, problems, rng, args)
         if not math.isfinite(sum(metrics.values())):
-            sys.exit(f"error: step {step}: not finite: try a lower --learning-rate: {metrics}")
+            sys.exit(f"error: step {step}: not finite, try a lower --learning-rate: {metrics}")
         metrics |= {"step_time": time.perf_counter() - step_start, "learning_rate": rate}
         metrics["tokens_per_second"] = metrics["num_tokens"] / metrics["step_time"]
         log(writer, metrics, step)
@@ -532,6 +532,7 @@ def load_jsonl(flag, path, args):
             question, answer = row["question"].strip(), str(row["answer"])
             if args.verifier in ("strict", "flexible"):
                 answer = NUMBER.fullmatch(answer.rpartition("#")[2].strip())[0]
+            assert question
         problems[question] = answer
     return list(problems.items())
 
@@ -751,6 +752,7 @@ def log(writer, metrics, step):
     if RANK == 0:
         for name, value in metrics.items():
             writer.add_scalar(name, value, step)
+        writer.flush()
 
 
 def save(model, tokenizer, folder, state=None):

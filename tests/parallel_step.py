@@ -55,7 +55,8 @@ def trained(name, own):
     for case, (problems, flags) in cases.items():
         flags |= {"max_resample": 1} if name == "dapo_llm" else {}
         shape = {"prompts_per_step": 4, "group_size": 4, "minibatches": 1, "update_epochs": 2}
-        args = module.Args(max_new_tokens=9, model="some", micro_batch_size=3, **shape, **flags)
+        shape |= {"max_new_tokens": 9, "micro_batch_size": 3, "verifier": "some.py"}
+        args = module.Args(model="some", **shape, **flags)
         model, reference = random_model("qwen2").double(), random_model("qwen2", seed=1).double()
         model = with_critic(name, model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
@@ -64,6 +65,7 @@ def trained(name, own):
         weights = torch.cat([p.detach().flatten() for p in model.parameters()])
         results[case] = {"weights": weights, "stats": stats}
     results["lengths"] = len(set(lengths))
+    module.log = lambda *_: None
     results["scores"] = [
         module.evaluate(model, Characters(), PROBLEMS[:n], args, None, 0) for n in (3, 1)
     ]

@@ -13,6 +13,7 @@ import random
 import sys
 from contextlib import nullcontext
 from functools import partial
+from unittest.mock import Mock
 
 import torch
 from conftest import LLM_SCRIPTS, script, with_critic
@@ -117,7 +118,7 @@ def two_steps(script, there):
         given = (model, reference, tokenizer, optimizer, problems, rng, args)
         found.append(script.train_step(*given))
     _, held_out = script.load_data(args)
-    found.append(script.evaluate(model, tokenizer, held_out, args, None, 2))
+    found.append(script.evaluate(model, tokenizer, held_out, args, Mock(), 2))
     assert model.device.type == ("second" if there else "cpu")
     return [{name: float(on_host(value)) for name, value in each.items()} for each in found]
 

@@ -19,7 +19,15 @@ def test_overlong_penalty_by_hand():
         dapo.overlong_penalty(lengths, ended, args),
         torch.tensor([0, 0, -1 / 16, -0.25, -0.5, -0.5]),
     )
-    assert (dapo.overlong_penalty(lengths, ended, dapo.Args(overlong_cache=0)) == 0).all()
+    args = dapo.Args(max_new_tokens=40, overlong_cache=0)  # no penalty at all
+    assert not dapo.overlong_penalty(lengths, ended, args).any()
+
+
+def test_the_clip_is_higher_above_than_below():
+    ratios = torch.tensor([[0.79, 0.81, 1.27, 1.29]])
+    for advantage, expected in ((1.0, [0, 0, 0, 1]), (-1.0, [1, 0, 0, 0])):
+        given = (ratios.log(), torch.zeros(1, 4), torch.tensor([advantage]), torch.ones(1, 4))
+        assert dapo.surrogate(*given, dapo.Args())[1].tolist() == [expected]
 
 
 def scripted(monkeypatch, rewards):
@@ -46,7 +54,7 @@ def scripted(monkeypatch, rewards):
     return calls
 
 
-DEAD, WRONG, ALIVE = [1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]
+DEAD, WRONG, ALIVE = [0.1, 0.1, 0.1], [-1.0, -1.0, -1.0], [2.0, 2.0, 0.5]  # any numbers
 MODEL = SimpleNamespace(device=torch.device("cpu"))
 
 
@@ -54,12 +62,13 @@ def problems():
     return iter([(f"1+{i}", "2") for i in range(1000)])
 
 
-def test_refill_until_enough_groups_have_signal(monkeypatch):
+def test_refill_until_enough_groups_have_signal(monkeypatch, capsys):
     calls = scripted(monkeypatch, [DEAD, ALIVE, WRONG, DEAD, ALIVE, ALIVE, ALIVE, ALIVE])
     args = dapo.Args(prompts_per_step=2, group_size=3, max_resample=10)
-    batch, rewards = dapo.dynamic_rollout(MODEL, None, problems(), args)
+    batch, rewards, kept = dapo.dynamic_rollout(MODEL, None, problems(), args)
     assert calls == [list(islice(problems(), i, i + 2)) for i in (0, 2, 4)]
-    assert dapo.informative(rewards).tolist() == [1, 4, 5]
+    assert kept.tolist() == [1, 4] and rewards[kept].tolist() == [ALIVE, ALIVE]
+    assert len(rewards) == 6 and not capsys.readouterr().out
     assert batch["mask"].shape == (18, 4) and batch["prompt_mask"].shape == (18, 5)
     # the first draw was narrower: padded on the left of the prompt, on the right of the completion
     assert batch["prompt_mask"][0].tolist() == [0, 0, 1, 1, 1]
@@ -67,12 +76,14 @@ def test_refill_until_enough_groups_have_signal(monkeypatch):
     assert batch["old_logprobs"][:, 0].tolist() == [-1.0] * 6 + [-2.0] * 6 + [-3.0] * 6
 
 
-def test_the_cap_and_all_groups_dead(monkeypatch):
-    calls = scripted(monkeypatch, [DEAD, WRONG] * 50)
-    _, rewards = dapo.dynamic_rollout(
-        MODEL, None, problems(), dapo.Args(prompts_per_step=2, group_size=3, max_resample=4)
-    )
-    assert len(calls) == 4 and len(dapo.informative(rewards)) == 0 and len(rewards) == 8
+@pytest.mark.parametrize("last,kept", [(DEAD, []), (ALIVE, [7])])
+def test_the_cap_is_named_when_it_binds(monkeypatch, capsys, last, kept):
+    calls = scripted(monkeypatch, [DEAD, WRONG] * 3 + [DEAD, last])
+    args = dapo.Args(prompts_per_step=2, group_size=3, max_resample=4)
+    _, rewards, found = dapo.dynamic_rollout(MODEL, None, problems(), args)
+    assert len(calls) == 4 and len(rewards) == 8 and found.tolist() == kept
+    said = capsys.readouterr().out
+    assert f"only {len(kept)} groups differ" in said and "--max-resample" in said
 
 
 @pytest.mark.parametrize("verdict", [0.0, 0.7, 1.0])
@@ -112,17 +123,23 @@ def train_step(model, reference=None, rate=0.0, **flags):
 
 
 def test_it_trains_on_informative_groups_alone_and_counts_what_it_discards(monkeypatch):
+    """Their advantages are those of the rewards with the penalty."""
     batches, real = [], dapo.train_minibatch
     monkeypatch.setattr(
         dapo,
         "train_minibatch",
         lambda m, o, batch, a: batches.append(batch) or real(m, o, batch, a),
     )
-    drawn, coin = record(monkeypatch, "rollout"), random.Random(0)
+    drawn, penalties = record(monkeypatch, "rollout"), record(monkeypatch, "overlong_penalty")
+    coin = random.Random(0)
     monkeypatch.setattr(dapo, "load_verifier", lambda _: lambda *_: float(coin.random() < 0.05))
-    metrics = train_step(random_model(), minibatches=1, max_resample=50, overlong_cache=0)
+    metrics = train_step(random_model(), minibatches=1, max_resample=50, overlong_cache=1.0)
+    rewards = torch.cat([rewards for _, _, rewards in drawn])
+    shaped = (rewards + penalties[0].view_as(rewards))[rewards.std(1) > 0][:4]
+    expected = dapo.compute_advantages(shaped, dapo.Args()).flatten()
     (batch,) = batches
-    assert len(batch["advantages"]) == 16 and batch["advantages"].all()  # four groups of z-scores
+    assert sorted(batch["advantages"].tolist()) == pytest.approx(sorted(expected.tolist()))
+    assert len(expected) == 16 and penalties[0].unique().numel() > 5
     assert metrics["discarded_groups"] == 4 * len(drawn) - 4 > 0
     assert metrics["num_tokens"] == sum(int(each[0]["mask"].sum()) for each in drawn)
 
@@ -135,9 +152,3 @@ def test_the_kl_of_beta_is_of_the_kept_groups_alone(monkeypatch):
     metrics = train_step(random_model(), random_model(seed=1), beta=0.1)
     assert metrics["discarded_groups"] > 0 and metrics["kl"] > 0.1
     assert [len(logprobs) for logprobs in reads] == [16]
-
-
-def test_informative_is_a_matter_of_spread():
-    """Rewards need not be 0 and 1: a constant 0.5 has no signal, 0.5 and 2 have one."""
-    rewards = torch.tensor([[0.5, 0.5, 0.5], [2.0, 2, 0.5], [-1, -1, -1]])
-    assert dapo.informative(rewards).tolist() == [1]

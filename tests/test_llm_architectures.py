@@ -111,6 +111,7 @@ REFUSED = {
     "mamba2": {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1, "chunk_size": 8},
     "minimax": EXPERTS | {"layer_types": ["linear_attention", "full_attention"]},
     "recurrent_gemma": {},
+    "rwkv": {"attention_hidden_size": 32},
 }
 PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [10, 11], [12]]
 slow = pytest.mark.slow
@@ -197,8 +198,8 @@ def test_what_cannot_be_sampled_from_and_trained_is_refused(kind, saved, refused
 
 
 @pytest.mark.parametrize("kind", ["gemma3", pytest.param("gemma4", marks=slow)])
-def test_a_model_that_can_also_see(kind, saved, refused):
-    """Its configuration keeps that of the text apart: stop ids and context length are in there."""
+def test_a_model_that_can_also_see(kind, saved):
+    """Its configuration keeps that of the text apart."""
     text = SHAPE | (COMMON | OTHERS)[f"{kind}_text"]
     config = transformers.AutoConfig.for_model(kind, text_config=text)
     small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "image_size": 16}
@@ -207,5 +208,3 @@ def test_a_model_that_can_also_see(kind, saved, refused):
             setattr(config.vision_config, name, value)
     flags = saved(kind, transformers.AutoModelForCausalLM.from_config(config))
     assert "folder" in grpo.main(grpo.Args(**flags))
-    too_many = grpo.Args(**flags | {"max_new_tokens": 126})
-    assert "no room" in refused(grpo.main, too_many)

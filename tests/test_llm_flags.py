@@ -35,13 +35,15 @@ def test_defaults_follow_from_model_and_data_unless_given(name):
     assert chosen(model="some/model", dataset="train.jsonl", **own) == (3e-5, 9, 5)
 
 
-def test_the_tiny_model_takes_two_threads_at_most(monkeypatch):
+def test_the_tiny_model_takes_half_of_the_threads_and_two_at_most(monkeypatch):
+    """So that two runs on two cores do not wait for each other."""
     asked = []
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    grpo.start_device(grpo.Args(device="cpu"))
-    grpo.start_device(grpo.Args(device="cpu", model="some/model"))
-    assert asked == [2]
+    for cores in (1, 2, 3, 4, 64):
+        monkeypatch.setattr(torch, "get_num_threads", lambda cores=cores: cores)
+        grpo.start_device(grpo.Args(device="cpu"))
+        grpo.start_device(grpo.Args(device="cpu", model="some/model"))
+    assert asked == [1, 1, 1, 2, 2]
 
 
 def test_a_device_that_is_not_there(refused):
@@ -144,7 +146,7 @@ def test_bfloat16_learns(tmp_path):
     assert result["eval/pass@1"] > result["eval/pass@1_initial"] + 0.05
 
 
-# ------------------------------------------------------------------------- models and held-out
+# -------------------------------------------------------------------------------------- models
 
 
 def test_a_checkpoint_of_the_tiny_model_is_a_model(quick, tmp_path):
@@ -152,15 +154,6 @@ def test_a_checkpoint_of_the_tiny_model_is_a_model(quick, tmp_path):
     again = quick | {"model": str(last_checkpoint(trained["folder"])), "steps": 1}
     result = grpo.main(grpo.Args(**again | {"output_dir": str(tmp_path / "again")}))
     assert result["eval/pass@1_initial"] == trained["eval/pass@1"]
-
-
-def test_nothing_is_wasted_of_a_data_set(tmp_path):
-    rows = [{"question": f"{i}?", "answer": f"#### {i}"} for i in range(7473)]
-    (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    train, held_out = grpo.load_data(grpo.Args(dataset=str(tmp_path / "d.jsonl")))
-    assert len(held_out) == 256 and len(train) == 7473 - 256
-    args = grpo.Args(dataset=str(tmp_path / "d.jsonl"), eval_problems=10)
-    assert grpo.load_data(args) == (train, held_out[:10]), "the split does not hang on the flag"
 
 
 @pytest.mark.slow

@@ -105,13 +105,13 @@ def test_torchrun(tmp_path, quick):
 
 
 def test_processes_draw_different_samples(tmp_path):
-    """The same question to both processes: with the same dice, the answers would be the same.
-    And no thread of the process group is left: at the interpreter's end it may abort."""
+    """Each has questions of its own; read as the same one, they would have the same answers if the
+    dice were the same. And no thread of the process group is left: at the end it may abort."""
     (tmp_path / "dice.py").write_text(f"""
 import pathlib
 import grpo_llm as grpo
 seen, real = [], grpo.rollout
-grpo.rollout = lambda *args: seen.append(real(*args)) or seen[-1]
+grpo.rollout = lambda *args: seen.append((args[2][0], real(*args))) or seen[-1][1]
 encode = grpo.encode_prompts
 grpo.encode_prompts = lambda problems, *rest: encode([("3+8+5", "16")] * len(problems), *rest)
 grpo.evaluate = lambda *args: {{"eval/pass@1": 0.0}}
@@ -119,9 +119,10 @@ own = {{"steps": 1, "prompts_per_step": 2, "minibatches": 1, "group_size": 32}}
 grpo.main(grpo.Args(**own, output_dir={str(tmp_path)!r}))
 threads = [path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
 assert not any("gloo" in thread for thread in threads), threads
-print(*seen[0][1])
+problem, (_, completions, _) = seen[0]
+print(problem[0], *completions)
 """)
     both = side_by_side(tmp_path / "dice.py")
     assert [process.wait() for process in both] == [0, 0], both[0].stderr + both[1].stderr
-    a, b = (process.stdout.splitlines()[-1].split(" ") for process in both)
-    assert len(a) == len(b) == 32 and len(set(a)) > 1 and a != b
+    (a, *drawn), (b, *others) = (process.stdout.splitlines()[-1].split(" ") for process in both)
+    assert a != b and len(drawn) == len(others) == 32 and len(set(drawn)) > 1 and drawn != others

@@ -125,10 +125,10 @@ def test_flags_that_follow_from_repeated_ones_are_not_taken_as_given(pretrained,
 
 
 def test_what_would_be_another_run_is_one_line(begun, refused, gsm_file, pretrained):
-    args, _, path = begun()
+    args, _, path = begun(dataset=gsm_file, max_new_tokens=8)
     before = files(args.output_dir)
     given = {"model": pretrained, "seed": 8, "group_size": 8}
-    given |= {"dataset": gsm_file, "eval_dataset": gsm_file}
+    given |= {"dataset": "arithmetic", "eval_dataset": gsm_file}
     for name, value in given.items():
         line = refused(grpo.main, replace(args, resume=path, **{name: value}))
         assert f"--resume {path}: begun as" in line and str(value) in line.partition("is not")[2]
@@ -262,19 +262,27 @@ def test_folder_that_cannot_be_written(name, tmp_path, quick):
     assert done.stderr.splitlines()[-1].startswith(f"error: --output-dir {folder}: ")
 
 
-def test_prompt_longer_than_the_context(quick, refused):
-    assert "--max-new-tokens" in refused(grpo.main, grpo.Args(**quick | {"max_new_tokens": 125}))
-    grpo.main(grpo.Args(**quick | {"steps": 1, "max_new_tokens": 120}))  # 128 with the longest sum
+def test_a_prompt_that_leaves_no_room_stops_the_run_before_its_first_step(
+    quick, tmp_path, refused, monkeypatch
+):
+    """The longest of all, though it is one to train on."""
+    questions = [f"{i}+{i}" for i in range(20)] + ["7+" * 9 + "7"]
+    rows = [json.dumps({"question": question, "answer": "1"}) for question in questions]
+    (tmp_path / "sums.jsonl").write_text("\n".join(rows))
+    own = {"dataset": str(tmp_path / "sums.jsonl"), "prompt": "{question}=", "max_new_tokens": 10}
+    args, load = grpo.Args(**quick | own), grpo.load_policy
+    assert questions[-1] in dict(grpo.load_data(args)[0])
 
+    def limited(*given):
+        model, tokenizer = load(*given)
+        tokenizer.model_max_length = 30
+        return model, tokenizer
 
-def test_one_long_question_stops_the_run_before_its_first_step(quick, tmp_path, refused):
-    questions = [f"{i}+{i}=" for i in range(10)] * 3 + ["7+" * 60 + "7="]
-    (tmp_path / "sums.jsonl").write_text(
-        "\n".join(json.dumps({"question": q, "answer": "#### 1"}) for q in questions)
-    )
-    flags = {"dataset": str(tmp_path / "sums.jsonl"), "prompt": "{question}", "max_new_tokens": 24}
-    line = refused(grpo.main, grpo.Args(**quick | flags))
-    assert "--max-new-tokens" in line and "7+7+7" in line and not Path(quick["output_dir"]).exists()
+    monkeypatch.setattr(grpo, "load_policy", limited)
+    line = refused(grpo.main, replace(args, max_new_tokens=11))
+    assert line == "error: --max-new-tokens 11: the longest prompt leaves room for 10"
+    assert not Path(quick["output_dir"]).exists()
+    grpo.main(args)
 
 
 @pytest.mark.parametrize("steps", [60, pytest.param(300, marks=pytest.mark.slow)])

@@ -1,5 +1,7 @@
 """The sampler and the log-probs, against plain forward passes of one unpadded sequence each."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from conftest import Characters, random_model, script
@@ -147,5 +149,5 @@ def test_no_more_questions_at_a_time_than_in_a_step(monkeypatch):
     sizes, real = [], grpo.generate
     monkeypatch.setattr(grpo, "generate", lambda *a: sizes.append(len(a[1])) or real(*a))
     problems, args = [(f"{i}+1", "1") for i in range(5)], grpo.Args(prompts_per_step=2)
-    grpo.evaluate(random_model(), Characters(), problems, args, None, 0)
+    grpo.evaluate(random_model(), Characters(), problems, args, Mock(), 0)
     assert sizes == [2, 2, 2, 2, 1, 1]

@@ -66,9 +66,9 @@ def test_clip_is_live_and_logs_are_complete(learned):
     for name, values in logged.items():
         assert len(values) == (3 if name.startswith("eval") else 30), name
     assert 0 < sum(logged["clip_ratio"]) / 30 < 0.5
-    assert logged["kl"][-1] > 1e-3 and abs(logged["kl"][0]) < 1e-8, (
-        "at first, it is its own reference"
-    )
+    assert (
+        abs(logged["kl"][0]) < 1e-8 < 1e-3 < logged["kl"][-1]
+    )  # at first, it is its own reference
     assert logged["approx_kl"][-1] > 0 and logged["learning_rate"][9] == pytest.approx(4e-4)
     assert min(logged["num_tokens"]) > 0 and max(logged["num_tokens"]) < 256 * 24, "of one step"
 
@@ -185,15 +185,6 @@ def test_reference_stays_and_is_not_loaded_without_kl(quick, monkeypatch):
 # ----------------------------------------------------------------------------- real models and data
 
 
-def test_tokenizer_of_another_model(pretrained, gsm_file, tmp_path, quick, refused):
-    """Ids that the model has no embedding for:
-    an index error within, or on CUDA a device-side assertion."""
-    transformers.AutoTokenizer.from_pretrained(pretrained).save_pretrained(tmp_path / "mixed")
-    random_model("llama", vocab=50).save_pretrained(tmp_path / "mixed")
-    flags = {"model": str(tmp_path / "mixed"), "dataset": gsm_file}
-    assert "--model" in refused(grpo.main, grpo.Args(**quick | flags))
-
-
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
 def test_three_architectures(kind, pretrained, gsm_file, tmp_path, quick, monkeypatch):
     """A base model: no chat template, no pad token; GPT-2's positions are learned, its embeddings
@@ -205,7 +196,7 @@ def test_three_architectures(kind, pretrained, gsm_file, tmp_path, quick, monkey
     model.save_pretrained(tmp_path)
     own = '{"do_sample": false, "temperature": 0.6, "top_p": 0.9}'
     (tmp_path / "generation_config.json").write_text(own)
-    monkeypatch.setattr(grpo, "verify", lambda text, answer, flexible: float(len(text) % 2))
+    monkeypatch.setattr(grpo, "load_verifier", lambda _: lambda text, _: len(text) % 2)
     quick |= {"model": str(tmp_path), "dataset": gsm_file, "prompt": "{question}"}
     args = grpo.Args(**quick | {"max_new_tokens": 6, "learning_rate": 1e-3})
     after, before = weights(grpo.main(args)["folder"]), model.state_dict()
@@ -274,12 +265,6 @@ def test_bad_flags(quick, refused, name):
         assert f"--{name.replace('_', '-')}" in line
 
 
-def test_tokenizer_that_cannot_read_the_prompt(quick, refused, learned, gsm_file):
-    for model in (str(last_checkpoint(learned["folder"])), "tiny"):
-        line = refused(grpo.main, grpo.Args(**quick | {"model": model, "dataset": gsm_file}))
-        assert f"--model {model} cannot read 'What is " in line
-
-
 def test_non_finite_loss_stops_with_the_step_and_keeps_the_model(quick, monkeypatch, capsys):
     real, calls = grpo.compute_advantages, []  # called by each evaluation, too
 
@@ -293,24 +278,6 @@ def test_non_finite_loss_stops_with_the_step_and_keeps_the_model(quick, monkeypa
     (folder,) = Path(quick["output_dir"]).iterdir()
     assert last_checkpoint(folder).name == "step-000001"
     assert all(tensor.isfinite().all() for tensor in weights(folder).values())
-
-
-def test_a_reward_that_is_not_finite_is_one_line(quick, tmp_path, refused):
-    own = tmp_path / "not_finite.py"
-    own.write_text("def verify(completion, answer):\n    return float('nan')\n")
-    args = grpo.Args(**quick | {"steps": 0, "verifier": str(own)})
-    assert "--verifier" in refused(grpo.main, args)
-
-
-def test_an_unknown_token_that_also_ends(pretrained):
-    """As OPT's and Granite's: in a prompt it is no sign of what cannot be read."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
-    tokenizer.unk_token = "<|im_start|>"
-    with pytest.raises(SystemExit):
-        grpo.encode_prompts([("1+1", "2")], tokenizer, grpo.Args())
-    tokenizer.eos_token = "<|im_start|>"
-    (ids,) = grpo.encode_prompts([("1+1", "2")], tokenizer, grpo.Args())
-    assert tokenizer.unk_token_id in ids
 
 
 def test_a_run_leaves_nothing_outside_its_folder(quick, tmp_path, monkeypatch):

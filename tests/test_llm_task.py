@@ -32,7 +32,7 @@ def test_held_out_sums_are_what_they_have_always_been(name):
         if zlib.crc32(("+".join(map(str, terms)) + "=").encode()) % 10 == 0:
             expected.append(("+".join(map(str, terms)), str(sum(terms))))
     module = script(name)
-    assert module.load_data(module.Args()) == (None, expected)
+    assert module.load_data(module.Args()) == ([], expected)
     assert expected[0][0].count("=") == 0 and len(set(expected)) > 100
 
 
@@ -59,18 +59,30 @@ def args_for(**kwargs):
 
 
 def test_jsonl_split_is_fixed_and_disjoint(tmp_path):
-    """Held out: the tenth of the distinct questions with the smallest checksums, wherever and
-    however often they stand."""
-    path = write(tmp_path / "d.jsonl", gsm(500, 600) + gsm(20, 600))
+    """Held out: the tenth of the questions with the smallest checksums, wherever they stand and
+    however few of them are evaluated. One that stands twice counts once, with its last answer."""
+    wrong = [{"question": row["question"], "answer": "0"} for row in gsm(20, 600)]
+    path = write(tmp_path / "d.jsonl", wrong + gsm(500, 600))
     train, held_out = grpo.load_data(args_for(dataset=path))
     questions = sorted(
         (f"What is {i} + {i}?" for i in range(600, 1100)),
         key=lambda question: zlib.crc32(question.encode()),
     )
-    assert {q for q, _ in held_out} == {*questions[:50]} and len(train) + len(held_out) == 520
+    assert {q for q, _ in held_out} == {*questions[:50]} and len(held_out) == 50
+    assert {q for q, _ in train} == {*questions[50:]} and len(train) == 450
     assert ("What is 600 + 600?", "1,200") in train + held_out
-    assert not {q for q, _ in train} & {q for q, _ in held_out}
-    assert (train, held_out) == grpo.load_data(args_for(dataset=path))
+    args = args_for(dataset=path, eval_problems=10)
+    assert grpo.load_data(args) == (train, held_out[:10])
+
+
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_each_pass_over_a_file_has_every_question_once(name):
+    """In an order of its own, which follows from the seed."""
+    problem_stream, train = script(name).problem_stream, [(f"{i}?", str(i)) for i in range(20)]
+    streams = [problem_stream(train, seed) for seed in (1, 1, 2)]
+    first, again, other = ([list(islice(each, 20)) for _ in range(3)] for each in streams)
+    assert all(sorted(once) == sorted(train) for once in first)
+    assert first == again != other and first[0] != first[1] != first[2] and first[0] != train
 
 
 def test_eval_dataset_takes_nothing_out_of_training(tmp_path, capsys):
@@ -101,6 +113,5 @@ def test_files_that_are_not_there_or_empty_or_binary(tmp_path, refused):
     for name in ("none.jsonl", "", "empty.jsonl", "binary.jsonl", "one.jsonl"):
         path = str(tmp_path / name)
         assert f"--dataset {path}" in refused(grpo.load_data, args_for(dataset=path))
-    for dataset in (str(tmp_path / "one.jsonl"), "arithmetic"):
-        args = args_for(dataset=dataset, eval_dataset=str(tmp_path / "x"))
-        assert "--eval-dataset" in refused(grpo.load_data, args)
+    args = args_for(dataset=str(tmp_path / "one.jsonl"), eval_dataset=str(tmp_path / "x"))
+    assert "--eval-dataset" in refused(grpo.load_data, args)

@@ -153,7 +153,7 @@ def whiten(advantages, mask):
 
 
 def token_weights(mask, args):
-    """Each token's weight in J, 1 / Σ_i |o_i| over a minibatch in all processes: its mask (B, T) →
+    """Each token's weight in J, 1 / Σ_i |o_i| over a minibatch in all processes: mask (B, T) →
     weights (B, T)."""
     return mask / sum_over_processes(mask.sum())
 
@@ -183,10 +183,10 @@ def kl_k3(logprobs, other_logprobs):
 
 
 def train_minibatch(model, optimizer, batch, args):
-    """One optimizer step on a batch with advantages and returns (B, T).
+    """One optimizer step on a batch, generate's tensors and advantages and returns (B, T).
 
     Where all rewards are equal there is a step, too, for the critic to learn. Returns what to log:
-    approx_kl and clip_ratio are means over tokens.
+    approx_kl and clip_ratio are means over the tokens of all processes.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
     # the gradient is the same however the rows are split.
@@ -197,7 +197,7 @@ def train_minibatch(model, optimizer, batch, args):
 
     for micro in micro_batches(batch, args):
         old_logprobs, advantages, mask = micro["old_logprobs"], micro["advantages"], micro["mask"]
-        with writing_states_allowed(model):  # for recurrent layers
+        with writing_states_allowed(model):  # only recurrent layers need it
             all_logprobs = policy_logprobs(completion_logits(model, micro), args.temperature)
             logprobs = of_tokens(all_logprobs, micro)
             objective, clipped = surrogate(logprobs, old_logprobs, advantages, mask, args)
@@ -277,7 +277,7 @@ def main(args: Args) -> dict:
     model, tokenizer = load_policy(args, device)
     add_critic(model)
     encode_prompts(held_out + train, tokenizer, args)  # stops if one is too long
-    reference = load_policy(replace(args, resume=""), device)[0] if args.beta > 0 else None
+    reference = load_policy(replace(args, resume=""), device)[0] if args.beta * args.steps else None
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
     run = [SCRIPT, WORLD, args.model, args.dataset, args.eval_dataset, args.seed, args.group_size]
     if args.resume:
@@ -303,7 +303,7 @@ def main(args: Args) -> dict:
         optimizer.param_groups[0]["lr"] = rate
         metrics = train_step(model, reference, tokenizer, optimizer, problems, rng, args)
         if not math.isfinite(sum(metrics.values())):
-            sys.exit(f"error: step {step}: not finite: try a lower --learning-rate: {metrics}")
+            sys.exit(f"error: step {step}: not finite, try a lower --learning-rate: {metrics}")
         metrics |= {"step_time": time.perf_counter() - step_start, "learning_rate": rate}
         metrics["tokens_per_second"] = metrics["num_tokens"] / metrics["step_time"]
         log(writer, metrics, step)
@@ -596,6 +596,7 @@ def load_jsonl(flag, path, args):
             question, answer = row["question"].strip(), str(row["answer"])
             if args.verifier in ("strict", "flexible"):
                 answer = NUMBER.fullmatch(answer.rpartition("#")[2].strip())[0]
+            assert question
         problems[question] = answer
     return list(problems.items())
 
@@ -829,6 +830,7 @@ def log(writer, metrics, step):
     if RANK == 0:
         for name, value in metrics.items():
             writer.add_scalar(name, value, step)
+        writer.flush()
 
 
 def save(model, tokenizer, folder, state=None):
