@@ -1,5 +1,6 @@
 """A reward with a hole, and the KL penalty, in the loss or in the reward, that holds against it."""
 
+import copy
 from unittest.mock import patch
 
 import torch
@@ -43,7 +44,8 @@ def run(method, beta, seed, steps=40, every=5, asked=64, warm=1000):
     script = SCRIPTS[method]
     args = script.Args(beta=beta, seed=seed, steps=steps, minibatches=4, eval_problems=asked)
     args.learning_rate = 4e-4
-    (model, tokenizer), (reference, _) = warm_start("meander", warm), warm_start("meander", warm)
+    model, tokenizer = warm_start("meander", warm)
+    reference = copy.deepcopy(model)
     problems, points = script.load_data(args)[1], []
 
     def each_step(step, policy, metrics):

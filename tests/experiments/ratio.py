@@ -11,7 +11,7 @@ from llm_parts import after_each_pass, mean, warm_start
 import grpo_llm
 import gspo_llm
 
-OWNERS = {"GRPO": grpo_llm.Args(), "GSPO": gspo_llm.Args()}
+BOUNDS = {"token": ("GRPO", grpo_llm.Args()), "mean": ("GSPO", gspo_llm.Args())}
 
 
 def kinds(log_ratio, mask):
@@ -21,14 +21,13 @@ def kinds(log_ratio, mask):
 
 
 def spread(log_ratio, mask):
-    """Their standard deviations, and the shares beyond the bounds of either script."""
-    found = {}
-    for kind, values in kinds(log_ratio, mask).items():
-        found[kind] = values.std().item()
-        for owner, args in OWNERS.items():
-            low, high = math.log(1 - args.clip_low), math.log(1 + args.clip_high)
-            beyond = (values < low) | (values > high)
-            found[f"{kind} beyond {owner}'s bounds"] = beyond.float().mean().item()
+    """Their standard deviations, and the shares beyond GRPO's bounds and GSPO's."""
+    of = kinds(log_ratio, mask)
+    found = {kind: values.std().item() for kind, values in of.items()}
+    for kind, (owner, args) in BOUNDS.items():
+        low, high = math.log(1 - args.clip_low), math.log(1 + args.clip_high)
+        beyond = (of[kind] < low) | (of[kind] > high)
+        found[f"{kind} beyond {owner}'s bounds"] = beyond.float().mean().item()
     return found
 
 
@@ -109,6 +108,6 @@ EXPERIMENT = Experiment(
     more for it: with 16 [passes](#passes) it ends at
     {passes: GSPO, 16, 0.0004 / pass@1 / range :.2f}, GRPO at
     {passes: GRPO, 16, 0.0004 / pass@1 / range :.2f} (p = {passes: GSPO, 16, 0.0004 ~
-    GRPO, 16, 0.0004 / pass@1 / p :.2f}). One setting, at which nothing else was tried.
+    GRPO, 16, 0.0004 / pass@1 / p :.2f}). One setting alone.
     """,
 )

@@ -16,7 +16,6 @@ METHODS = {  # the script, and what stands in for its surrogate
     "CISPO": (cispo_llm, cispo_llm.surrogate),
     "CISPO, GRPO's clip": (cispo_llm, grpo_llm.surrogate),
 }
-CLIPPED = ["GRPO", "CISPO, GRPO's clip"]
 HALF = "rollouts to 0.5, or 1 more than all"
 
 
@@ -44,7 +43,7 @@ def run(method, guess_rate, passes, seed, steps=40, warm=1000):
         "pass@1": found["pass@1"],
         "reward": found["reward"],
     }
-    if method in CLIPPED:
+    if surrogate is grpo_llm.surrogate and args.clip_low < 1:
         praised, silenced = torch.cat(praised), torch.cat(silenced)
         result |= {
             "silenced of praised": len(silenced) / max(len(praised), 1),
@@ -84,7 +83,8 @@ EXPERIMENT = Experiment(
     rollout GRPO's clip takes the gradient of {GRPO / silenced of praised / range :.1%} of the
     tokens of answers with A > 0; their probability was
     {GRPO / median old probability, silenced :.2f} in the median, that of all
-    {GRPO / median old probability, praised :.2f}. From a model that guesses 99.9 % of the time
+    {GRPO / median old probability, praised :.2f}; {GRPO / silenced below 0.1 :.0%} of them were
+    below 0.1, of all {GRPO / praised below 0.1 :.0%}. From a model that guesses 99.9 % of the time
     CISPO is half right after {CISPO / rollouts to 0.5, or 1 more than all / range :.0f} rollouts,
     GRPO after {GRPO / rollouts to 0.5, or 1 more than all / range :.0f} (five seeds each; 41:
     never; p = {CISPO ~ GRPO / rollouts to 0.5, or 1 more than all / p :.2f}), and CISPO with GRPO's
