@@ -213,7 +213,7 @@ def fill(finding, name, rows):
         else:
             value = {"low": min, "high": max, None: median}[end](numbers)
             text = format(value, form)
-        return text.replace("%", " %")
+        return text.replace("%", " %").replace("-", "−")
 
     return FIELD.sub(number, " ".join(finding.split()))
 
