@@ -19,15 +19,7 @@ TESTS = ROOT / "tests"
 BENCHMARKS, EXAMPLES, EXPERIMENTS = TESTS / "benchmarks", TESTS / "examples", TESTS / "experiments"
 
 # What may be broken while the scripts are written anew, and why: a name of SMOKE, and a reason.
-OTHER_DEMONSTRATIONS = "they were patched into the warm start, which is one function now"
 RESTING = {
-    "length": OTHER_DEMONSTRATIONS,
-    "cliphigher": OTHER_DEMONSTRATIONS,
-    "ratio": OTHER_DEMONSTRATIONS,
-    "silenced": OTHER_DEMONSTRATIONS,
-    "hacking": OTHER_DEMONSTRATIONS,
-    "critic": "in one file with those whose demonstrations are gone",
-    "passes": "it patches update and is_clipped, which are gone",
     "classic_compare": "reads solved_step and solved_seconds, which are gone: to read TensorBoard",
     "classic_seeds": "the same",
 }
