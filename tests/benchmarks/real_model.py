@@ -37,6 +37,7 @@ import torch
 import transformers
 import tyro
 from bench import LLM, RESULTS, ROOT, revision, run_script, table, write_table
+from harness import Panel, draw
 
 import grpo_llm
 
@@ -283,6 +284,22 @@ def page(found: dict[Cell, dict]) -> list[str]:
     return [*table(["run", *COLUMNS], body), *groups]
 
 
+def draw_methods(found: dict[Cell, dict]):
+    """Products: five methods, and those with four passes over a rollout."""
+    runs, lines = [], {"1 pass": {}, "4 passes": {}}
+    for cell, one in found.items():
+        if cell.task == "products" and cell.steps > 0:
+            label = cell.script.removesuffix("_llm").upper()
+            lines["1 pass" if cell.passes == 1 else "4 passes"][label] = (
+                {"run": cell.row},
+                "reward",
+            )
+            runs.append(({"run": cell.row}, one["log"]))
+    axes = ("rollouts", "share of right answers")
+    panels = [Panel(title, drawn, axes, smooth=3) for title, drawn in lines.items() if drawn]
+    draw(panels, runs, RESULTS / "real_model.png")
+
+
 def main(only: str = "", write: bool = False, model: str = "", smoke: bool = False):
     """Run the cells whose names begin with `only`, or with --write write the table.
 
@@ -307,6 +324,7 @@ def main(only: str = "", write: bool = False, model: str = "", smoke: bool = Fal
     if write:
         named = {cell.name: one for cell, one in found.items()}
         stored.write_text(json.dumps({"cells": named}) + "\n")
+        draw_methods(found)
         write_table("real_model", page(found), "transformers", note="weights from a 4-bit GGUF")
     else:
         print(*page(found), sep="\n")
