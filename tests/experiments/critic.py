@@ -66,7 +66,7 @@ def run(method, seed, steps=40):
     return result
 
 
-SHOWN = {
+LINES = {
     "critic (PPO, λ = 1)": "PPO 1",
     "no critic": "PPO 1, no critic",
     "neither": "PPO 1, no critic, no groups",
@@ -81,13 +81,13 @@ EXPERIMENT = Experiment(
     panels=[
         Panel(
             "With a critic, with groups, with neither",
-            {label: ({"method": method}, "reward") for label, method in SHOWN.items()},
+            {label: ({"method": method}, "reward") for label, method in LINES.items()},
             ("rollouts", "share of right answers"),
             smooth=3,
         ),
         Panel(
             "What a rollout and its updates take",
-            {label: ({"method": method}, "seconds a rollout") for label, method in SHOWN.items()},
+            {label: ({"method": method}, "seconds a rollout") for label, method in LINES.items()},
             ("seconds of one core", ""),
             dots=True,
         ),

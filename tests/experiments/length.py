@@ -62,7 +62,8 @@ def by_length(method, args, every, warm):
     """From a habit of repeating its totals, up to 48 tokens."""
     args = replace(args, max_new_tokens=48, beta=0.0, prompts_per_step=16, **FLAGS[method])
     model, tokenizer = warm_start("wander", warm)
-    problems, lengths = held_out_sums(128), []
+    problems = held_out_sums(128)
+    lengths = []
 
     def each_step(step, policy, metrics):
         if step % every == 0:
@@ -75,7 +76,8 @@ def by_length(method, args, every, warm):
         each_step(0, model, {})
         weights = weights_by_length(model, tokenizer, args)
         train(grpo_llm, args, each_step=each_step, model=(model, tokenizer))
-    found, late = {}, lengths[len(lengths) // 2 :]
+    late = lengths[len(lengths) // 2 :]
+    found = {}
     for side in ("right", "wrong"):
         found[f"weight, {side}"] = [each[side] for each in weights]
         found[f"{side} at the start"] = lengths[0][side]

@@ -6,7 +6,6 @@ import sys
 import zlib
 from contextlib import contextmanager
 from itertools import accumulate, cycle
-from pathlib import Path
 from unittest.mock import patch
 
 import torch
@@ -40,13 +39,15 @@ def meander(terms, guess_rate, rng):
 
 def wander(terms, guess_rate, rng):
     """Totals, each said once or more, even before a guess: length tells nothing of the answer."""
-    totals, said = list(map(str, accumulate(terms))), []
+    totals = list(map(str, accumulate(terms)))
+    said = []
     for total in totals[1:]:
         said.append(total)
         while rng.random() < 0.6:
             said.append(total)
     guess = sum(rng.randint(0, 9) for _ in terms)
-    return f"{','.join(said)}#{guess if rng.random() < guess_rate else totals[-1]}"
+    answer = guess if rng.random() < guess_rate else totals[-1]
+    return f"{','.join(said)}#{answer}"
 
 
 STYLES = {  # and the share of guesses at the end
@@ -59,15 +60,13 @@ STYLES = {  # and the share of guesses at the end
 
 def warm_start(style, steps=1000):
     """A model of the tiny one's shape after other demonstrations, and the tokenizer; it is kept."""
-    args = grpo_llm.Args()
+    tiny = grpo_llm.tiny_model_folder()  # its name tells what shapes its weights
     key = zlib.crc32(inspect.getsource(sys.modules[__name__]).encode())
-    name = f"policy-gradients-{style}-{steps}-{torch.__version__}-{key:08x}"
-    folder = Path(torch.hub.get_dir(), name.replace(" ", "-"))
+    folder = tiny.with_name(f"{tiny.name}-{style}-{steps}-{key:08x}".replace(" ", "-"))
     if not folder.exists():
-        tiny, tokenizer = grpo_llm.load_policy(args, CPU)
-        grpo_llm.save(imitate(tiny.config, tokenizer, style, steps), tokenizer, folder)
-    args.model = str(folder)
-    return grpo_llm.load_policy(args, CPU)
+        model, tokenizer = grpo_llm.load_policy(grpo_llm.Args(), CPU)
+        grpo_llm.save(imitate(model.config, tokenizer, style, steps), tokenizer, folder)
+    return grpo_llm.load_policy(grpo_llm.Args(model=str(folder)), CPU)
 
 
 def imitate(config, tokenizer, style, steps):
