@@ -206,7 +206,8 @@ def cartpole(seeds: int, peers: bool, smoke: bool) -> list[str]:
             runs[script].append(measure(script, **job, steps=steps))
             if peers and script in PEERS:
                 settings = dict(ZOO[f"{PEERS[script]} CartPole-v1"])
-                job |= {"steps": settings.pop("steps"), "settings": settings}
+                most = settings.pop("steps")
+                job |= {"steps": 4_000 if smoke else most, "settings": settings}
                 runs[PEERS[script]].append(measure(PEERS[script], **job))
     rows = []
     for script in CLASSIC:
@@ -239,7 +240,8 @@ def shapes(rounds: int, peers: bool, smoke: bool) -> list[str]:
             rates[script].append(found["steps"] / found["seconds"])
             if peers and script in PEERS:
                 settings = their_shape(script, *shape)
-                found = measure(PEERS[script], **job, steps=20_000, settings=settings)
+                steps = 4_000 if smoke else 20_000
+                found = measure(PEERS[script], **job, steps=steps, settings=settings)
                 rates[peer(script)].append(found["steps"] / found["seconds"])
         speeds = [median(each) for each in rates.values()]
         beside = f"{speeds[0] / speeds[-1]:.1f}" if len(speeds) > 1 else "–"

@@ -136,15 +136,15 @@ def passes(script: str, options: Options):
 
 
 def compare(script: str, options: Options) -> list:
-    """A row of the table, printed at once; the first round is not counted."""
+    """A row of the table, printed at once; what is measured in this process is warmed up first."""
     name, seconds, first, second = WORK[options.what](script, options)
-    pairs = []
-    for number in range(options.rounds + 1):
+    warm, pairs = WARM.get(options.what, 0), []
+    for number in range(options.rounds + warm):
         if number % 2:  # who begins changes
             pairs.append((seconds(first), seconds(second)))
         else:
             pairs.append((seconds(second), seconds(first))[::-1])
-    pairs = pairs[1:]
+    pairs = pairs[warm:]
     a, b = (median(column) for column in zip(*pairs, strict=True))
     ratios, cut = sorted(x / y for x, y in pairs), len(pairs) // 10
     spread = f"{ratios[cut]:.2f} to {ratios[-1 - cut]:.2f}"
@@ -156,6 +156,7 @@ def compare(script: str, options: Options) -> list:
 
 WORK = {"revision": revision, "runs": runs, "starts": runs, "processes": processes}
 WORK |= {"shared": passes, "bf16": passes}
+WARM = {"revision": 5, "shared": 1, "bf16": 1}  # rounds that are not counted
 
 if __name__ == "__main__":
     options = tyro.cli(Options)
