@@ -31,7 +31,7 @@ for room in ("tests/experiments", "tests/examples", "tests", "."):
 from lineage import CLASSIC_SCRIPTS, LLM_SCRIPTS  # noqa: E402
 
 CLASSIC = CLASSIC_SCRIPTS
-LLM = [name for name in LLM_SCRIPTS if name != "ppo_llm"]  # that is there for experiments alone
+LLM = [name for name in LLM_SCRIPTS if name != "ppo_llm"]  # that is for experiments alone
 
 # ---------------------------------------------------------------------------------------- Tables
 
@@ -72,8 +72,7 @@ def write_table(name, lines, *packages, note=""):
 
 def spread(values, form=".2f"):
     """Median (lowest to highest)."""
-    middle, low, high = (format(each, form) for each in (median(values), min(values), max(values)))
-    return f"{middle} ({low} to {high})"
+    return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 # ------------------------------------------------------------------------------------------ Runs
@@ -83,15 +82,16 @@ def scalars(folder):
     """TensorBoard's log of the run in this folder: the values by name."""
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
-    names = events.Tags()["scalars"]
-    return {name: [each.value for each in events.Scalars(name)] for name in names}
+    found = {}
+    for name in events.Tags()["scalars"]:
+        found[name] = [event.value for event in events.Scalars(name)]
+    return found
 
 
-def own_process(file, environment=None, **job):
+def own_process(file, **job):
     """What FILE --job {…} prints last."""
     command = [sys.executable, file, "--job", json.dumps(job)]
-    environment = os.environ | (environment or {})
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(done.stderr[-3000:])
     return json.loads(done.stdout.splitlines()[-1])

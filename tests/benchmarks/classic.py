@@ -14,6 +14,7 @@ results/classic_….md. --smoke: at toy size, without writing; without theirs if
 import importlib
 import json
 import operator
+import os
 import sys
 import tempfile
 import time
@@ -162,7 +163,7 @@ def theirs(watch: Watch, algorithm: str, env_id: str, seed: int, steps: int, set
 
 def run_job(begun: float, **job):
     """In the new process; the last line printed is what was found."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # theirs, too
     watch = Watch(begun)
     greedy, sampled = ours(watch, **job) if "script" in job else theirs(watch, **job)
     found = {"eval/return": float(greedy), "eval/return_stochastic": float(sampled)}
@@ -172,7 +173,7 @@ def run_job(begun: float, **job):
 def measure(side: str, **job) -> dict:
     """A run of this script or peer."""
     job |= {"begun": time.time(), "script" if side in CLASSIC else "algorithm": side}
-    found = own_process(__file__, {"OMP_NUM_THREADS": "1"}, **job)
+    found = own_process(__file__, **job)
     print(side, job["env_id"], job["seed"], found, flush=True)
     return found
 
@@ -323,6 +324,7 @@ def main(
     smoke: bool = False,
 ):
     """Measure; `only` names environments of beyond."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # in all runs
     seeds = 1 if smoke else seeds
     peers = what != "seeds" and (find_spec("sb3_contrib") is not None or not smoke)
     note = f"one thread, {seeds} seeds; theirs with the zoo's tuned settings"

@@ -1,12 +1,11 @@
 """This has not been run on a GPU yet. It is what to run first on one, in less than ten minutes.
 
     python tests/benchmarks/gpu.py            # needs HuggingFaceTB/SmolLM2-135M-Instruct
-    python tests/benchmarks/gpu.py --smoke    # toy sizes, on any machine: does it all run?
+    python tests/benchmarks/gpu.py --smoke    # toy sizes, on any machine; writes nothing
 
 (a) The GPU against the CPU, every LLM script, in float32 and in bf16, on the same completions:
     log-probs, and a whole step of plain gradient descent, so the gradient. Status 1 if they differ.
 (b) grpo_llm.py's step: memory and seconds by --micro-batch-size; two processes against one.
-Writes results/gpu.md.
 """
 
 import copy
@@ -45,7 +44,7 @@ def agreement(device):
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape)).eval()
     model.generation_config.eos_token_id = [1, 2, 3, 4]
-    prompts = [[5 + (7 * i + j) % 290 for j in range(3 + i % 5)] for i in range(8)]
+    prompts = [list(range(5 + i, 8 + 3 * i)) for i in range(8)]
     batch = grpo_llm.generate(model, prompts, 8, 24, 1.0)
     rewards = (torch.arange(64) % 3 == 0).float().view(8, 8)
     for name in LLM:
@@ -61,9 +60,9 @@ def agreement(device):
                 sys.exit(f"{title}: more than {most}")
 
 
-def sizes(device, model, flags):
+def sizes(device, flags):
     """(b) Rows of the table."""
-    args = grpo_llm.Args(model=model, verifier="flexible", **flags)
+    args = tyro.cli(grpo_llm.Args, args=flags)
     training = Training(grpo_llm, args, device)
     training.step(1)  # makes Adam's averages
     for args.micro_batch_size in (1, 8, 32, 128):
@@ -73,24 +72,23 @@ def sizes(device, model, flags):
         training.step(2)  # its numbers are read, so the GPU is done
         seconds, peak = time.perf_counter() - start, torch.cuda.max_memory_allocated() / 2**30
         yield [f"micro-batches of {args.micro_batch_size}: GiB; s", f"{peak:.1f}; {seconds:.2f}"]
-    words = ["--model", model, "--verifier", "flexible", "--steps", 4, "--eval-problems", 8]
-    words += [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
     launchers = {"one": (), "two": TORCHRUN}
     if device.type == "cuda" and torch.cuda.device_count() < 2:
         launchers.pop("two")  # NCCL needs a GPU for each
     for number, launcher in launchers.items():
-        log = run_script("grpo_llm", *words, launcher=launcher)["log"]
-        yield [f"processes: {number}; seconds a step", f"{median(log['step_time'][1:]):.2f}"]
+        seconds = run_script("grpo_llm", *flags, launcher=launcher)["log"]["step_time"]
+        yield [f"processes: {number}; seconds a step", f"{median(seconds[1:]):.2f}"]
 
 
 def main(smoke: bool = False):
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cuda.enable_cudnn_sdp(False)  # as start_device does
-    model, flags = "HuggingFaceTB/SmolLM2-135M-Instruct", {"max_new_tokens": 64}
+    flags = "--verifier flexible --steps 4 --eval-problems 8 --max-new-tokens 64"
+    flags += " --model HuggingFaceTB/SmolLM2-135M-Instruct"
     if smoke:
-        model, flags = "tiny", {"max_new_tokens": 6, "prompts_per_step": 8}
+        flags = "--steps 4 --eval-problems 8 --max-new-tokens 6 --prompts-per-step 8"
     rows = []
-    for cells in chain(agreement(device), sizes(device, model, flags)):
+    for cells in chain(agreement(device), sizes(device, flags.split())):
         rows.append(cells)
         print(row(cells), flush=True)
     if not smoke:
