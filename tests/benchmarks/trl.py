@@ -66,6 +66,7 @@ class Options:
     rollouts: int = 0  # in each run, unscored; 0: until the target is met
     new_tokens: int = 128  # of long
     micro: tuple[int, int] | None = None  # micro-batches of ours and of TRL
+    name: str = ""  # of the table, results/trl_….md; if not given, as `what`
     smoke: bool = False
 
 
@@ -274,7 +275,7 @@ def main(options: Options):
     if options.smoke:
         print(*lines, sep="\n")
     else:
-        write_table(f"trl_{options.what}", lines, "transformers", "trl", note=note)
+        write_table(f"trl_{options.name or options.what}", lines, "transformers", "trl", note=note)
 
 
 if __name__ == "__main__":
