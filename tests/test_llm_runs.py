@@ -12,7 +12,6 @@ from conftest import (
     ROOT,
     equal,
     last_checkpoint,
-    random_model,
     scalars,
     script,
     weights,
@@ -185,25 +184,6 @@ def test_reference_stays_and_is_not_loaded_without_kl(quick, monkeypatch):
 # ----------------------------------------------------------------------------- real models and data
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
-def test_three_architectures(kind, pretrained, gsm_file, tmp_path, quick, monkeypatch):
-    """A base model: no chat template, no pad token; GPT-2's positions are learned, its embeddings
-    tied. Some models come with a generation config that loads, but that save_pretrained refuses."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
-    tokenizer.chat_template, tokenizer.pad_token = None, None
-    tokenizer.save_pretrained(tmp_path)
-    model = random_model(kind, vocab=len(tokenizer), stops=(tokenizer.eos_token_id,))
-    model.save_pretrained(tmp_path)
-    own = '{"do_sample": false, "temperature": 0.6, "top_p": 0.9}'
-    (tmp_path / "generation_config.json").write_text(own)
-    monkeypatch.setattr(grpo, "load_verifier", lambda _: lambda text, _: len(text) % 2)
-    quick |= {"model": str(tmp_path), "dataset": gsm_file, "prompt": "{question}"}
-    args = grpo.Args(**quick | {"max_new_tokens": 6, "learning_rate": 1e-3})
-    after, before = weights(grpo.main(args)["folder"]), model.state_dict()
-    moved = [name for name in before if not torch.equal(after[name], before[name])]
-    assert len(moved) > len(before) / 2
-
-
 def test_stop_ids_and_dropout(pretrained):
     args = grpo.Args(model=pretrained)
     model, tokenizer = grpo.load_policy(args, torch.device("cpu"))
@@ -273,7 +253,7 @@ def test_non_finite_loss_stops_with_the_step_and_keeps_the_model(quick, monkeypa
         return real(rewards, args) + (float("nan") if len(calls) == 4 else 0.0)
 
     monkeypatch.setattr(grpo, "compute_advantages", poisoned)
-    with pytest.raises(SystemExit, match="step 2"):
+    with pytest.raises(SystemExit, match="step 2: not finite.*--learning-rate"):
         grpo.main(grpo.Args(**quick | {"steps": 4, "eval_every": 1}))
     (folder,) = Path(quick["output_dir"]).iterdir()
     assert last_checkpoint(folder).name == "step-000001"
