@@ -55,17 +55,6 @@ def test_mask_ends_with_the_first_of_several_stops(stops, pad):
     assert set(stops) <= set(last.flatten().tolist()), "each stop token must have ended something"
 
 
-def test_a_pad_token_that_was_sampled_is_trained_on_like_any_other():
-    """Masks go by position. One made from ids would end the completion there, or leave a hole."""
-    torch.manual_seed(0)
-    batch = grpo.generate(random_model("llama", pad=5), PROMPTS, 40, 12, 1.0)
-    inside = (batch["completion_ids"] == 5) & (batch["mask"] > 0)
-    assert inside.any() and (batch["old_logprobs"][inside] < 0).all()
-    going_on = inside[:, :-1] & (batch["mask"][:, 1:] > 0)
-    assert going_on.any(1).sum() > 10
-    check_mask(batch, (1,))
-
-
 @pytest.mark.parametrize("stops,width", [(range(11), 1), ([99], 8)])
 def test_stop_at_once_and_never(stops, width):
     batch = grpo.generate(random_model("llama", stops=stops), PROMPTS, 5, 8, 1.0)

@@ -104,12 +104,6 @@ def test_each_step_and_each_seed_has_dice_of_its_own(quick, monkeypatch):
     assert len(training) == len(set(training)) == 8
 
 
-def test_evaluation_takes_no_dice_from_training(quick):
-    quick |= {"steps": 3}
-    rare, often = (grpo.main(grpo.Args(**quick, eval_every=every)) for every in (3, 1))
-    assert equal(weights(rare["folder"]), weights(often["folder"]))
-
-
 @pytest.fixture
 def small_tiny(monkeypatch, tmp_path):
     """A warm start of seconds, and a cache of its own for it: returns the cache."""

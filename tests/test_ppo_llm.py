@@ -102,7 +102,8 @@ def test_a_cut_off_answer_gets_its_reward_and_nothing_more(monkeypatch, lam):
 
 
 def test_what_reaches_the_update(monkeypatch):
-    """Advantages whitened over the whole rollout, returns not; V is that of the rollout."""
+    """Advantages whitened over the whole rollout, equal ones to 0; returns not. V is that of the
+    rollout."""
     seen, mask, metrics = seen_in_a_step(monkeypatch, beta=0.0, gae_lambda=0.5)
     batch, values = seen["batch"], seen["values"]
     advantages = ppo.compute_advantages(seen["shaped"], values, mask, ppo.Args(gae_lambda=0.5))
@@ -111,6 +112,7 @@ def test_what_reaches_the_update(monkeypatch):
     of_tokens = batch["advantages"][mask > 0]
     assert abs(of_tokens.mean()) < 1e-6
     assert of_tokens.std(correction=0) == pytest.approx(1, abs=1e-3)
+    assert not ppo.whiten(torch.full_like(mask, 0.5), mask).any()
     left = advantages[mask > 0].var() / batch["returns"][mask > 0].var()
     assert metrics["explained_variance"] == pytest.approx(1 - left.item(), abs=1e-4)
 
