@@ -30,7 +30,8 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 import tyro
-from bench import CLASSIC, RESULTS, own_process, revision, table, write_table
+from bench import RESULTS, own_process, revision, table, write_table
+from lineage import CLASSIC_SCRIPTS as CLASSIC
 
 # "lin 0.001": falls linearly from there to 0. hyperparams/*.yml of DLR-RM/rl-baselines3-zoo.
 ZOO = json.loads(Path(__file__).with_name("zoo.json").read_text())

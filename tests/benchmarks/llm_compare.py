@@ -1,11 +1,9 @@
 """The five LLM scripts side by side on their default task, one process after the other.
 
-    python tests/benchmarks/llm_compare.py                     # their defaults; half an hour
-    python tests/benchmarks/llm_compare.py --sweep --seeds 2   # GSPO's and CISPO's clip bounds
-    python tests/benchmarks/llm_compare.py --picture           # once more, from llm_curves.json
+    python tests/benchmarks/llm_compare.py     # five seeds each; half an hour
 
-The first also runs grpo_llm.py with an empty cache. Writes results/llm_compare.md, or llm_sweep.md,
-and the curves of every run into llm_curves.json, from which curves_llm.png comes.
+After them grpo_llm.py once more with an empty cache. Writes results/llm_compare.md, the curves of
+every run into llm_curves.json, and from these curves_llm.png.
 """
 
 import json
@@ -14,12 +12,9 @@ from math import nan
 from statistics import mean, median
 
 import tyro
-from bench import LLM, RESULTS, footer, row, run_script, table, write_table
+from bench import LLM, RESULTS, footer, run_script, table, write_table
 from harness import Panel, draw
 
-GSPO = [(3e-4, 4e-4), (3e-3, 4e-3), (0.01, 0.013), (0.03, 0.04), (0.1, 0.13), (0.2, 0.28)]
-SWEEP = [f"gspo_llm --clip-low {low} --clip-high {high}" for low, high in GSPO]
-SWEEP += [f"cispo_llm --clip-high {high}" for high in (0.2, 0.5, 1.0, 2.0, 4.0)]
 CURVES = {"reward": "share of right answers", "completions/mean_length": "tokens of an answer"}
 COLUMNS = {  # and how each is written
     "pass@1 before": ".3f",
@@ -34,9 +29,9 @@ COLUMNS = {  # and how each is written
 }
 
 
-def run(command, *flags, **environment):
+def run(script, *flags, **environment):
     """One run; the whole process is timed, imports included."""
-    found = run_script(*command.split(), *flags, **environment)
+    found = run_script(script, *flags, **environment)
     log = found["log"]
     score, length = log["eval/pass@1"], log["eval/mean_length"]
     found |= {"pass@1 before": score[0], "at step 50": score[1], "after": score[-1]}
@@ -46,53 +41,41 @@ def run(command, *flags, **environment):
     return found
 
 
-def cells(name, runs):
-    """Median over the seeds, and the worst of pass@1; printed, too."""
-    found = [name, f"{min(run['after'] for run in runs):.3f}"]
-    for column, form in COLUMNS.items():
-        found.append(format(median(run[column] for run in runs), form).replace("nan", "–"))
-    print(row(found), flush=True)
-    return found
-
-
-def draw_curves():
+def draw_curves(curves):
     """README's first figure: the first 60 steps."""
-    found = json.loads((RESULTS / "llm_curves.json").read_text())["curves"]
-    runs = []
-    for name, seeds in found.items():
+    runs, panels = [], []
+    for name, seeds in curves.items():
         runs += [({"run": name}, {key: seed[key][:60] for key in CURVES}) for seed in seeds]
-    panels = []
     for key, title in CURVES.items():
-        lines = {name.removesuffix("_llm").upper(): ({"run": name}, key) for name in found}
+        lines = {name.removesuffix("_llm").upper(): ({"run": name}, key) for name in curves}
         panels.append(Panel("", lines, ("training steps, the first 60 of 200", title), smooth=3))
     draw(panels, runs, RESULTS / "curves_llm.png")
 
 
-def main(sweep: bool = False, seeds: int = 5, smoke: bool = False, picture: bool = False):
-    """--smoke: a short run of each, nothing is written."""
-    if picture:
-        return draw_curves()
+def main(seeds: int = 5, smoke: bool = False):
+    """--smoke: two steps of each, nothing is written."""
     flags = ["--steps", 2, "--eval-every", 1, "--eval-problems", 8] if smoke else []
-    rows, curves = [], {}
-    for command in SWEEP if sweep else LLM:
-        runs = [run(command, "--seed", seed, *flags) for seed in range(1, seeds + 1)]
-        rows.append(cells(command, runs))
-        curves[command] = [{key: run["log"][key] for key in CURVES} for run in runs]
-    if not sweep and not smoke:
-        runs = []
-        for seed in range(1, min(seeds, 3) + 1):
-            with tempfile.TemporaryDirectory() as cache:
-                runs.append(run("grpo_llm", "--seed", seed, TORCH_HOME=cache))
-        rows.append(cells("grpo_llm, empty cache", runs))
-    if smoke:
-        return
-    note = f"median of {seeds} seeds"
-    if not sweep:
-        found = {"where": footer("transformers", note=note), "curves": curves}
+    runs = {}
+    for script in LLM:
+        runs[script] = [run(script, "--seed", seed, *flags) for seed in range(1, seeds + 1)]
+    curves = {
+        name: [{key: one["log"][key] for key in CURVES} for one in runs[name]] for name in LLM
+    }
+    with tempfile.TemporaryDirectory() as cache:
+        if not smoke:
+            runs["grpo_llm, empty cache"] = [run("grpo_llm", TORCH_HOME=cache)]
+    rows = []
+    for name, found in runs.items():
+        cells = [name, len(found), f"{min(one['after'] for one in found):.3f}"]
+        for column, form in COLUMNS.items():
+            cells.append(format(median(one[column] for one in found), form).replace("nan", "–"))
+        rows.append(cells)
+    lines = table(["run", "n", "worst after", *COLUMNS], rows)
+    write_table("llm_compare", lines, "transformers", note="medians over the seeds", smoke=smoke)
+    if not smoke:
+        found = {"where": footer("transformers"), "curves": curves}
         (RESULTS / "llm_curves.json").write_text(json.dumps(found) + "\n")
-        draw_curves()
-    lines = table(["run", "worst after", *COLUMNS], rows)
-    write_table("llm_sweep" if sweep else "llm_compare", lines, "transformers", note=note)
+        draw_curves(curves)
 
 
 if __name__ == "__main__":

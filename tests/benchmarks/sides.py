@@ -7,17 +7,19 @@
     python tests/benchmarks/sides.py shared --model FOLDER  # a prompt read with each row, and once
     python tests/benchmarks/sides.py bf16 --model FOLDER    # products in float32, and in bf16
 
-Threads are the scripts' choice, or OMP_NUM_THREADS. `revision` steps after 60 of training, answers
-being of full length then, with equal weights and dice, and a learning rate of 0. `shared` and
-`bf16` go forward and backward over four groups of eight random answers.
+`revision` steps after 60 of training, answers being of full length then, with equal weights and
+dice, and a learning rate of 0. `shared` and `bf16` go forward and backward over four groups of
+eight answers, 100 + 124 tokens. Writes results/sides_….md; --smoke, at toy size, does not.
 """
 
+import functools
 import importlib.util
 import os
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -25,80 +27,75 @@ from typing import Annotated
 
 import torch
 import tyro
-from bench import CPU, ROOT, Training, row, run_script, table, write_table
+from bench import CPU, ROOT, Training, run_script, table, write_table
 
 import grpo_llm
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-HEADER = ["", "first, s", "second, s", "first / second, median", "80 % (of less than ten: all)"]
-HEADER += ["n", "threads"]
+HEADER = ["", "first, s", "second, s", "first / second: median", "lowest", "highest", "n"]
 
 
 @dataclass
 class Options:
     what: Annotated[str, tyro.conf.Positional]  # one of the six above
-    checkout: Path = ROOT  # whose scripts run; in revision, the first side
-    scripts: tuple[str, ...] = ("grpo_llm",)  # a row of the table for each
+    script: str = "grpo_llm"  # of the first four
+    checkout: Path = ROOT  # the first side of revision
     model: str = "tiny"  # of shared and bf16
-    prompt_tokens: int = 100  # of shared and bf16
-    new_tokens: int = 124
-    rounds: int = 5
-    steps: int = 40  # of a run
-    warm: int = 60  # steps of training before those of revision
-    write: bool = False  # into results/sides_….md
+    rounds: int = 10
+    smoke: bool = False
 
 
-def revision(script: str, options: Options):
+def load(script, folder):
+    """The training of a script of this checkout."""
+    spec = importlib.util.spec_from_file_location(f"{folder}/{script}", folder / f"{script}.py")
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return Training(module, module.Args())
+
+
+def revision(options):
     """Both take the same steps: their rewards are compared."""
-    sides = []
-    for folder in (options.checkout.resolve(), ROOT):
-        name = f"{script}_{len(sides)}"
-        spec = importlib.util.spec_from_file_location(name, folder / f"{script}.py")
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        sides.append(Training(module, module.Args()))
-    there, here = sides
-    for number in range(1, options.warm + 1):
+    there = load(options.script, options.checkout)
+    here = load(options.script, ROOT)
+    warm, rewards = 1 if options.smoke else 60, {}
+    for number in range(1, warm + 1):
         here.step(number)
     there.model.load_state_dict(here.model.state_dict())
-    if here.reference is not None and there.reference is not None:
-        there.reference.load_state_dict(here.reference.state_dict())
-    for side in sides:  # the same sums from here on, however many were drawn before
-        side.problems, side.rewards = side.script.problem_stream(None, 0), []
+    for side in (there, here):  # the same sums from here on, however many were drawn before
+        side.problems = side.script.problem_stream(None, 0)
         side.args.learning_rate = 0.0  # neither moves
+        side.numbers = count(warm + 1)
 
-    def step(side):
-        start, number = perf_counter(), options.warm + 1 + len(side.rewards)
-        side.rewards.append(side.step(number)["reward"])
-        seconds = perf_counter() - start
-        pairs = zip(there.rewards, here.rewards, strict=False)  # one may be ahead
-        assert all(abs(a - b) < 0.02 for a, b in pairs), "they have drawn other answers"
-        return seconds
+    def seconds(side):
+        number, start = next(side.numbers), perf_counter()
+        reward = side.step(number)["reward"]
+        taken = perf_counter() - start
+        assert abs(rewards.setdefault(number, reward) - reward) < 0.02, "other answers were drawn"
+        return taken
 
-    return f"{options.checkout.name}, here", step, there, here
+    return f"{options.checkout}, here", seconds, there, here
 
 
-def runs(script: str, options: Options):
+def runs(options):
     """From the command on."""
 
-    def seconds(count):
+    def seconds(number):
         with tempfile.TemporaryDirectory() as cache, ThreadPoolExecutor() as pool:
             more = {"TORCH_HOME": cache} if options.what == "starts" else {}
-            more |= {"root": options.checkout}
+            work = functools.partial(run_script, options.script, "--steps", **more)
             start = perf_counter()
-            jobs = [(script, "--steps", options.steps)] * count
-            list(pool.map(lambda job: run_script(*job, **more), jobs))
+            list(pool.map(work, [1 if options.smoke else 40] * number))
             return perf_counter() - start
 
     return f"two {options.what}, one", seconds, 2, 1
 
 
-def processes(script: str, options: Options):
+def processes(options):
     """The median of a run's steps."""
 
     def seconds(launcher):
-        flags = ["--steps", options.steps, "--eval-problems", 8]
-        found = run_script(script, *flags, launcher=launcher, root=options.checkout)
+        flags = ["--steps", 2 if options.smoke else 40, "--eval-problems", 8]
+        found = run_script(options.script, *flags, launcher=launcher)
         return median(found["log"]["step_time"])
 
     return "one process, two", seconds, (), TORCHRUN
@@ -115,11 +112,11 @@ def plain_logprobs(model, batch, temperature):
     return logprobs.gather(2, ids[..., None])[..., 0] * mask
 
 
-def passes(script: str, options: Options):
+def passes(options):
     """Forward and backward; all scripts have the same."""
     model, _ = grpo_llm.load_policy(grpo_llm.Args(model=options.model), CPU)
-    size = options.prompt_tokens, options.new_tokens
-    prompts, answers = (torch.randint(2, model.vocab_size, (32, length)) for length in size)
+    prompts = torch.randint(2, model.vocab_size, (32, 5 if options.smoke else 100))
+    answers = torch.randint(2, model.vocab_size, (32, 4 if options.smoke else 124))
     batch = {"prompt_ids": prompts[:4].repeat_interleave(8, 0), "completion_ids": answers}
     batch |= {"prompt_mask": torch.ones_like(prompts), "mask": torch.ones(answers.shape)}
 
@@ -135,31 +132,26 @@ def passes(script: str, options: Options):
     return "each, once", seconds, (plain_logprobs, False), shared
 
 
-def compare(script: str, options: Options) -> list:
-    """A row of the table, printed at once; what is measured in this process is warmed up first."""
-    name, seconds, first, second = WORK[options.what](script, options)
-    warm, pairs = WARM.get(options.what, 0), []
-    for number in range(options.rounds + warm):
+WORK = {"revision": revision, "runs": runs, "starts": runs, "processes": processes}
+WORK |= {"shared": passes, "bf16": passes}
+
+
+def main(options):
+    name, seconds, first, second = WORK[options.what](options)
+    pairs = []
+    for number in range(2 if options.smoke else options.rounds + 1):
         if number % 2:  # who begins changes
             pairs.append((seconds(first), seconds(second)))
         else:
             pairs.append((seconds(second), seconds(first))[::-1])
-    pairs = pairs[warm:]
-    a, b = (median(column) for column in zip(*pairs, strict=True))
-    ratios, cut = sorted(x / y for x, y in pairs), len(pairs) // 10
-    spread = f"{ratios[cut]:.2f} to {ratios[-1 - cut]:.2f}"
-    found = [f"{script}: {name}", f"{a:.4g}", f"{b:.4g}", f"{median(ratios):.3f}", spread]
-    found += [len(pairs), os.environ.get("OMP_NUM_THREADS", "own choice")]
-    print(row(found), flush=True)
-    return found
+    pairs = pairs[1:]  # the first round warms up
+    cells = [name, *(f"{median(side):.4g}" for side in zip(*pairs, strict=True))]
+    ratios = [a / b for a, b in pairs]
+    cells += [f"{of(ratios):.3f}" for of in (median, min, max)]
+    note = f"{options}, OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', 'not set')}"
+    lines = table(HEADER, [[*cells, len(pairs)]])
+    write_table(f"sides_{options.what}", lines, "transformers", note=note, smoke=options.smoke)
 
-
-WORK = {"revision": revision, "runs": runs, "starts": runs, "processes": processes}
-WORK |= {"shared": passes, "bf16": passes}
-WARM = {"revision": 5, "shared": 1, "bf16": 1}  # rounds that are not counted
 
 if __name__ == "__main__":
-    options = tyro.cli(Options)
-    lines = table(HEADER, [compare(script, options) for script in options.scripts])
-    if options.write:
-        write_table(f"sides_{options.what}", lines, "transformers")
+    main(tyro.cli(Options))
