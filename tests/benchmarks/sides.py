@@ -7,9 +7,7 @@
     python tests/benchmarks/sides.py shared --model FOLDER  # a prompt read with each row, and once
     python tests/benchmarks/sides.py bf16 --model FOLDER    # products in float32, and in bf16
 
-`revision` steps after 60 of training, answers being of full length then, with equal weights and
-dice, and a learning rate of 0. `shared` and `bf16` go forward and backward over four groups of
-eight answers, 100 + 124 tokens. Writes results/sides_….md; --smoke, at toy size, does not.
+Writes results/sides_….md; --smoke, at toy size, does not.
 """
 
 import functools
@@ -54,7 +52,7 @@ def load(script, folder):
 
 
 def revision(options):
-    """Both take the same steps: their rewards are compared."""
+    """After 60 steps, when answers have their full length, both take the same, at a rate of 0."""
     there = load(options.script, options.checkout)
     here = load(options.script, ROOT)
     warm, rewards = 1 if options.smoke else 60, {}
@@ -113,7 +111,7 @@ def plain_logprobs(model, batch, temperature):
 
 
 def passes(options):
-    """Forward and backward; all scripts have the same."""
+    """Forward and backward over four groups of eight random answers; all scripts have the same."""
     model, _ = grpo_llm.load_policy(grpo_llm.Args(model=options.model), CPU)
     prompts = torch.randint(2, model.vocab_size, (32, 5 if options.smoke else 100))
     answers = torch.randint(2, model.vocab_size, (32, 4 if options.smoke else 124))
