@@ -3,38 +3,38 @@
 import contextlib
 import io
 import tempfile
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
 import torch
 
+from ppo import mean_kl
+
 PARTS = 40  # of a learning curve
 
 
-def train(script, after_update=None, after_rollout=None, **flags):
-    """A run of the script. Returns its greedy return at the end and its learning curve, the mean
-    return of the episodes that ended in each of 40 equal parts of the steps; and its agent.
-
-    after_update(agent, batch) is called after each update, if given, where batch["logprobs"] are
-    those before it; and after_rollout(step, episodes) after each rollout, with the steps so far and
-    the returns of the episodes that ended in it.
-    """
-    args, seen, steps, returns = script.Args(**flags), [], [], []
+def train(script, after_update=None, **flags):
+    """A run of the script: its agent, last batch and greedy_return; after each rollout the steps so
+    far and the returns of the episodes that ended; after each update KL(π_old ‖ π); and a learning
+    curve, the mean return of the episodes that ended in each of 40 equal parts of the steps."""
+    args = script.Args(**flags)
+    run = SimpleNamespace(rollouts=[], kl=[], curve=[], greedy_return=0.0)
     make_rollouts, update = script.rollouts, script.update
 
     def rollouts(envs, agent, args):
-        seen.append(agent)
-        for rollout, episodes in make_rollouts(envs, agent, args):
-            steps.append(int(rollout["mask"].sum()))
-            returns.append(episodes)
-            if after_rollout:
-                after_rollout(sum(steps), episodes)
-            yield rollout, episodes
+        run.agent, step = agent, 0
+        for rollout, returns in make_rollouts(envs, agent, args):
+            step += int(rollout["mask"].sum())
+            run.rollouts.append((step, returns))
+            yield rollout, returns
 
     def watched(agent, optimizer, batch, *rest):
         with torch.no_grad():
             batch["logprobs"] = agent.policy(batch["obs"]).log_prob(batch["actions"])
         stats = update(agent, optimizer, batch, *rest)
+        run.batch = batch
+        run.kl.append(mean_kl(agent, batch))
         if after_update:
             after_update(agent, batch)
         return stats
@@ -42,27 +42,17 @@ def train(script, after_update=None, after_rollout=None, **flags):
     with (
         tempfile.TemporaryDirectory() as args.output_dir,
         contextlib.redirect_stdout(io.StringIO()),
+        contextlib.suppress(SystemExit),  # the loss is not finite: nothing was learned
         patch.multiple(script, rollouts=rollouts, update=watched),
     ):
-        try:
-            greedy_return = script.main(args)["eval/return"]
-        except SystemExit:  # the loss is not finite: nothing was learned
-            greedy_return = 0.0
-    curve = learning_curve(np.cumsum(steps) / args.total_timesteps, returns)
-    return {"greedy_return": float(greedy_return), "curve": curve}, seen[-1]
-
-
-def learning_curve(ends, returns):
-    """Mean returns of the episodes in equal parts of the run; the last one's where none ended.
-    ends: the share of the run that was over at the end of each rollout."""
-    curve, last = [], 0.0
+        run.greedy_return = float(script.main(args)["eval/return"])
+    ended = [0.0]
     for part in range(PARTS):
-        in_part = (part / PARTS <= ends) & (ends < (part + 1) / PARTS)
-        episodes = [each for i in np.flatnonzero(in_part) for each in returns[i]]
-        if episodes:
-            last = float(np.mean(episodes))
-        curve.append(last)
-    return curve
+        steps = args.total_timesteps * np.array([part, part + 1]) / PARTS
+        within = [each for step, each in run.rollouts if steps[0] <= step < steps[1]]
+        ended = sum(within, []) or ended  # where no episode ended, the last ones before
+        run.curve.append(float(np.mean(ended)))
+    return run
 
 
 def thousands(steps):
