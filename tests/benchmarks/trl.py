@@ -2,18 +2,17 @@
 
     python tests/benchmarks/trl.py tiny                 # the built-in sums, to 0.90; 15 minutes
     python tests/benchmarks/trl.py real --model FOLDER  # one-digit sums, to 0.80; half an hour
-    python tests/benchmarks/trl.py real --model FOLDER --rollouts 4   # the rate alone
     python tests/benchmarks/trl.py long --model FOLDER --gsm8k train.jsonl   # four rollouts; hours
 
 FOLDER is SmolLM2-135M-Instruct in Hugging Face's format, its products in bf16. Both sides have the
 same weights, prompts (token by token), batch, optimizer steps, KL weight and learning rate; every
 second rollout they are scored on the same held-out problems, off the clock. They take turns, each
-run a process of its own. Writes results/trl_….md; --smoke: at toy size, without writing.
+run a process of its own. Writes results/trl_….md; --smoke, at toy size, does not.
 
 Trained on are the completions that go forward and backward: without a KL term, ours leave out
-those without a signal. `long` asks GSM8K's questions (grade_school_math/data/train.jsonl of
-openai/grade-school-math); its rewards are arbitrary, so that all are trained on, and ours are
-measured without sharing prompts, too. On a CPU TRL 1.16 runs the last layer over every position.
+those without a signal. `long` asks GSM8K's questions (of openai/grade-school-math) at 128 new
+tokens; its rewards are arbitrary, so that all are trained on, and ours are measured without sharing
+prompts, too. On a CPU TRL 1.16 runs the last layer over every position.
 """
 
 import functools
@@ -53,7 +52,7 @@ REAL |= {"prompts_per_step": 8, "minibatches": 2, "max_new_tokens": 16, "learnin
 TOY = {"model": "tiny", "max_new_tokens": 4, "prompts_per_step": 4, "group_size": 4}
 # Every completion gets another reward, so that each is trained on.
 ARBITRARY = "import zlib\ndef verify(text, answer):\n    return zlib.crc32(text.encode()) / 2**32\n"
-MICRO = {"tiny": (256, 256), "real": (32, 16), "long": (8, 8)}  # ours and TRL's, whose own is 8
+MICRO = {"tiny": (256, 256), "real": (32, 16), "long": (8, 8)}  # ours and TRL's
 
 
 @dataclass
@@ -63,34 +62,28 @@ class Options:
     gsm8k: str = ""  # of long: a JSONL file
     scripts: tuple[str, ...] = ("grpo_llm", "rloo_llm")
     seeds: tuple[int, ...] = (11, 12, 13)
-    rollouts: int = 0  # in each run, unscored; 0: until the target is met
-    new_tokens: int = 128  # of long
-    micro: tuple[int, int] | None = None  # micro-batches of ours and of TRL
-    name: str = ""  # of the table, results/trl_….md; if not given, as `what`
+    rollouts: int = 0  # in each run, unscored; 0: until the target is met, in long 4
+    own_micro: bool = False  # TRL's own micro-batches of 8, rather than those that suit it
     smoke: bool = False
-
-
-def write_jsonl(path: Path, pairs) -> str:
-    rows = [json.dumps({"question": question, "answer": answer}) for question, answer in pairs]
-    path.write_text("\n".join(rows))
-    return str(path)
 
 
 def task(options: Options, folder: Path) -> dict:
     """Flags of all runs. One-digit sums: 65 to train on and 16 held out."""
     if options.what == "tiny":
         return TOY if options.smoke else {}
-    pairs = [(a, b) for a in range(1, 10) for b in range(1, 10)]
-    random.Random(0).shuffle(pairs)
-    form = "{a}+{b}=" if options.smoke else "What is {a} + {b}?"
-    sums = [(form.format(a=a, b=b), str(a + b)) for a, b in pairs]
-    found = REAL | {"model": options.model, "dataset": write_jsonl(folder / "sums", sums[16:])}
-    found["eval_dataset"] = write_jsonl(folder / "held_out", sums[:16])
+    form = "{}+{}=" if options.smoke else "What is {} + {}?"
+    rows = []
+    for a, b in product(range(1, 10), repeat=2):
+        rows.append(json.dumps({"question": form.format(a, b), "answer": str(a + b)}) + "\n")
+    random.Random(0).shuffle(rows)
+    (folder / "train").write_text("".join(rows[16:]))
+    (folder / "test").write_text("".join(rows[:16]))
+    found = REAL | {"model": options.model}
+    found |= {"dataset": str(folder / "train"), "eval_dataset": str(folder / "test")}
     if options.what == "long":
-        verifier = folder / "arbitrary.py"
-        verifier.write_text(ARBITRARY)
-        found |= {"verifier": str(verifier), "learning_rate": 1e-6}
-        found |= {"max_new_tokens": options.new_tokens}
+        (folder / "verifier.py").write_text(ARBITRARY)
+        found |= {"verifier": str(folder / "verifier.py"), "max_new_tokens": 128}
+        found |= {"learning_rate": 1e-6}
     if options.gsm8k:
         found |= {"dataset": options.gsm8k, "eval_dataset": ""}
     return found | (TOY if options.smoke else {})
@@ -214,6 +207,11 @@ NOT_SHARED = functools.partial(ours, logprobs_of=plain_logprobs)
 SIDES = {"ours": ours, "TRL": theirs, "ours, prompts not shared": NOT_SHARED}
 
 
+RATE = "completions a second"
+COLUMNS = {"seconds": ".1f", "rollouts": ".0f", RATE: ".1f", "of them trained on": ".0%"}
+COLUMNS |= {"tokens of one": ".1f", "MB above imports": ".0f"}
+
+
 def run_job(name: str, side: str, flags: dict, target: float | None, rollouts: int):
     """In the new process; the last line printed is what was found."""
     script = importlib.import_module(name)
@@ -227,10 +225,10 @@ def run_job(name: str, side: str, flags: dict, target: float | None, rollouts: i
     found = {
         "seconds": sum(clock.laps) if clock.met or not target else inf,
         "rollouts": len(clock.laps),
-        "completions a second": drawn / median(clock.laps[1:] or clock.laps),
-        "trained on": clock.trained / (drawn * len(clock.laps)),
-        "length": fmean(clock.lengths),
-        "MB": (after - before) / 1024,
+        RATE: drawn / median(clock.laps[1:] or clock.laps),
+        "of them trained on": clock.trained / (drawn * len(clock.laps)),
+        "tokens of one": fmean(clock.lengths),
+        "MB above imports": (after - before) / 1024,
     }
     print(json.dumps(found))
 
@@ -239,22 +237,19 @@ def cells(name: str, side: str, runs: dict) -> list[str]:
     """A row of the table; ours and this side are compared seed by seed."""
     own, beside = runs[name, "ours"], runs[name, side]
     title = f"TRL's {TRL[name][0]}Trainer" if side == "TRL" else side.replace("ours", f"{name}.py")
-    columns = {key: [run[key] for run in beside] for key in beside[0]}
-    found = [title, len(beside), spread(columns["seconds"], ".1f")]
-    found += [f"{median(columns['rollouts']):.0f}", spread(columns["completions a second"], ".1f")]
-    found += [f"{median(columns['trained on']):.0%}", f"{median(columns['length']):.1f}"]
-    found.append(f"{median(columns['MB']):.0f}")
+    found = [title, len(beside)]
+    for key, form in COLUMNS.items():
+        found.append(spread([run[key] for run in beside], form))
     pairs = list(zip(own, beside, strict=True))
     found.append(spread([b["seconds"] / a["seconds"] for a, b in pairs]))
-    rate = "completions a second"
-    return [*found, spread([a[rate] / b[rate] for a, b in pairs])]
+    return [*found, spread([a[RATE] / b[RATE] for a, b in pairs])]
 
 
 def main(options: Options):
     target = {"tiny": 0.90, "real": 0.80, "long": None}[options.what]
     sides = ["ours", "TRL"] if WITH_TRL else ["ours"]
     sides += ["ours, prompts not shared"] * (options.what == "long")
-    micro = options.micro or MICRO[options.what]
+    micro = (MICRO[options.what][0], 8) if options.own_micro else MICRO[options.what]
     if options.rollouts:
         target = None
     runs = defaultdict(list)
@@ -266,16 +261,13 @@ def main(options: Options):
             job = {"name": name, "side": side, "flags": chosen, "target": target}
             runs[name, side].append(own_process(__file__, **job, rollouts=most))
             print(name, side, seed, runs[name, side][-1], flush=True)
-    header = [f"to {target} held out" if target else "", "n", "seconds", "rollouts"]
-    header += ["completions a second", "of them trained on", "tokens of one", "MB above imports"]
+    header = [f"to {target} held out" if target else "", "n", *COLUMNS]
     header += ["times as fast as this: ours, seconds", "ours, completions a second"]
     lines = table(header, [cells(*key, runs) for key in runs])
     note = f"seeds {options.seeds}, micro-batches of {micro[0]} and {micro[1]}, "
     note += f"OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', 'not set')}"
-    if options.smoke:
-        print(*lines, sep="\n")
-    else:
-        write_table(f"trl_{options.name or options.what}", lines, "transformers", "trl", note=note)
+    name = f"trl_{options.what}" + "_rate" * bool(options.rollouts) + "_own" * options.own_micro
+    write_table(name, lines, "transformers", "trl", note=note, smoke=options.smoke)
 
 
 if __name__ == "__main__":
