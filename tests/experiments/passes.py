@@ -77,6 +77,7 @@ EXPERIMENT = Experiment(
     ratio, gives {GRPO, no ratio, 16, 0.0004 / pass@1 :.2f}. Passes save rollouts: half are right
     after {GRPO, 16, 0.0004 / rollouts to 0.5 :.0f}, not {GRPO, 1, 0.0004 / rollouts to 0.5 :.0f}.
     But one pass ends no lower, at {GRPO, 1, 0.0004 / pass@1 :.2f}, nor does RLOO's single step at
-    three times the rate, at {RLOO, 1 step, 1, 0.0012 / pass@1 :.2f} (three seeds).
+    three times the rate, at {RLOO, 1 step, 1, 0.0012 / pass@1 :.2f} (three seeds); and at that rate
+    8 passes ruin GRPO, too: {GRPO, 8, 0.0012 / pass@1 :.2f}.
     """,
 )
