@@ -98,7 +98,8 @@ EXPERIMENT = Experiment(
     their share of the gradient :.0%} of the gradient, without it {16, False /
     their share of the gradient :.0%} (p = {16, True ~ 16, False /
     their share of the gradient / p :.2f}). Over five seeds GRPO's wrong answers go from
-    {GRPO / wrong at the start :.1f} tokens to {GRPO / wrong, second half / range :.1f}, without 1/|o_i| to
+    {GRPO / wrong at the start :.1f} tokens to {GRPO / wrong, second half / range :.1f}, without
+    1/|o_i| to
     {GRPO, constant / wrong, second half / range :.1f} (p = {GRPO ~
     GRPO, constant / wrong, second half / p :.2f}), Dr. GRPO's to {Dr. GRPO /
     wrong, second half :.1f} (p = {GRPO ~ Dr. GRPO / wrong, second half / p :.2f}).
