@@ -163,8 +163,10 @@ def overlong_penalty(lengths, ended, args):
     put a right answer level with a wrong one.
     """
     cache = args.overlong_cache * args.max_new_tokens  # L_cache, in tokens
-    overrun = (lengths + cache - args.max_new_tokens) / max(cache, 1e-9)
-    return -0.5 * bool(cache) * overrun.clamp(min=0).masked_fill(~ended, 1.0)
+    if cache == 0:
+        return 0.0 * lengths
+    overrun = (lengths + cache - args.max_new_tokens) / cache
+    return -0.5 * overrun.clamp(min=0).masked_fill(~ended, 1.0)
 
 
 # ---------------------------------------------------------------------------------------- Update
@@ -229,9 +231,9 @@ def dynamic_rollout(model, tokenizer, problems, args):
         tqdm.write(f"    only {len(kept)} groups differ: try a harder --dataset, or --max-resample")
     joined = {}
     for name in batches[0]:
-        rows = [row for batch in batches for row in batch[name]]
+        columns = [batch[name].t() for batch in batches]
         side = "left" if "prompt" in name else "right"
-        joined[name] = torch.stack(rows) if name == "ended" else pad_sequence(rows, True, 0, side)
+        joined[name] = pad_sequence(columns, padding_side=side).movedim(0, -1).flatten(0, 1)
     return joined, torch.cat(rewards), kept
 
 
@@ -250,8 +252,8 @@ def train_step(model, reference, tokenizer, optimizer, problems, rng, args):
         "num_tokens": tokens.sum() * WORLD,  # so that its mean over processes is their sum
         "discarded_groups": len(rewards) - len(kept),  # of a process
     }
-    penalty = overlong_penalty(batch["mask"].sum(1), batch["ended"], args).view_as(rewards)
-    rows = torch.arange(rewards.numel(), device=model.device).view_as(rewards)[kept].flatten()
+    penalty = overlong_penalty(tokens.sum(1), batch["ended"], args).view_as(rewards)
+    rows = torch.arange(len(tokens), device=model.device).view_as(rewards)[kept].flatten()
     batch, tokens, rewards = take_rows(batch, rows), tokens[rows], (rewards + penalty)[kept]
     if model.in_bf16:  # sampler and training pass round differently: take π_old from the latter
         old_logprobs = batch_logprobs(model, batch, args)

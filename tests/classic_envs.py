@@ -129,5 +129,3 @@ gym.register(
     max_episode_steps=100,
     reward_threshold=0.99,
 )
-gym.register("Pixels-v0", Spaces, kwargs={"observation": gym.spaces.Box(0, 255, (4, 3), np.uint8)})
-gym.register("Float64-v0", Spaces, kwargs={"observation": gym.spaces.Box(-1, 1, (2,), float)})

@@ -63,29 +63,19 @@ def script(name: str):
     return importlib.import_module(name)
 
 
-def random_model(kind: str = "llama", vocab: int = 11, stops=(1,), pad: int = 0, seed: int = 0):
+def random_model(kind="llama", vocab=11, stops=(1,), pad=0, seed=0, **more):
     """A random causal LM of peaked distributions, so that a wrong position or shift cannot hide."""
     torch.manual_seed(seed)
     ids = {"vocab_size": vocab, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    shape = {
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-    }
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     if kind == "gpt2":  # learned absolute positions
-        config = transformers.GPT2Config(
-            n_embd=16, n_layer=2, n_head=2, n_positions=64, initializer_range=0.8, **ids
-        )
-        model = transformers.GPT2LMHeadModel(config)
-    elif kind == "qwen2":
-        model = transformers.Qwen2ForCausalLM(
-            transformers.Qwen2Config(**shape, num_key_value_heads=1, initializer_range=0.4, **ids)
-        )
+        more |= {"n_positions": 64, "initializer_range": 0.8}
     else:
-        model = transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(**shape, initializer_range=0.4, **ids)
-        )
+        more |= {"intermediate_size": 32, "initializer_range": 0.4}
+    if kind == "qwen2":
+        more |= {"num_key_value_heads": 1}
+    config = transformers.AutoConfig.for_model(kind, **shape, **ids, **more)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     model.generation_config.eos_token_id = list(stops)
     model.generation_config.pad_token_id = pad
     model.in_bf16 = False
@@ -169,21 +159,8 @@ def pretrained(tmp_path_factory):
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     tokenizer.save_pretrained(folder)
-    config = transformers.Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        tie_word_embeddings=True,
-        attention_dropout=0.5,
-        bos_token_id=None,
-        eos_token_id=2,
-    )
-    torch.manual_seed(0)
-    model = transformers.Qwen2ForCausalLM(config)
-    model.generation_config.eos_token_id = [2, 0]  # as Qwen2.5's own: <|im_end|> and <|endoftext|>
+    more = {"tie_word_embeddings": True, "attention_dropout": 0.5}
+    model = random_model("qwen2", len(tokenizer), stops=[2, 0], **more)  # stops as Qwen2.5's own
     model.save_pretrained(folder)
     return str(folder)
 

@@ -6,6 +6,8 @@ edit from one script to its sisters. A new script needs a row in FAMILY and one 
 
 import ast
 import difflib
+import re
+import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,13 +57,6 @@ OWN = {
     "at_last_token mean_and_variance whiten completion_logits of_tokens token_values "
     "batch_values add_critic",
 }
-# The same in every script of the family at the top level, whatever OWN says; as is all that the
-# LLM scripts have from the line FROM_HERE_ON to the end.
-ALIKE = {
-    "llm": "main",
-    "classic": "Agent RunningNorm make_envs prepare train evaluate check_args main",
-}
-FROM_HERE_ON = "# From here on"
 
 # Where each script is, from ROOT. PPO for language models is there for the experiments alone.
 PATHS = {path.stem: path.name for path in ROOT.glob("*.py")}
@@ -79,6 +74,13 @@ def family_of(script):
 def texts(family):
     """Script → its text, of all scripts of the family."""
     return {script: (ROOT / PATHS[script]).read_text() for script in FAMILIES[family]}
+
+
+def changed(child):
+    """Lines of the diff to the parent."""
+    a, b = (PATHS[name] for name in (FAMILY[child].parent, child))
+    diff = subprocess.run(["diff", a, b], cwd=ROOT, capture_output=True, text=True).stdout
+    return len(re.findall("^[<>]", diff, re.M))
 
 
 def parts(text):
@@ -163,17 +165,4 @@ def complaints(sources):
                 )
         if [name for name in a if name in b] != [name for name in b if name in a]:
             found.append(f"{child}.py and {parent}.py order what they share differently")
-    return found + check_alike(sources, named)
-
-
-def check_alike(sources, named):
-    first, *others = [script for script in sources if "/" not in PATHS[script]]
-    found = []
-    for script in others:
-        for name in ALIKE[family_of(first)].split():
-            if named[script].get(name) != named[first].get(name):
-                found.append(f"`{name}` must be the same in {script}.py and {first}.py")
-        ends = [sources[name].partition(FROM_HERE_ON)[2] for name in (first, script)]
-        if family_of(first) == "llm" and (ends[0] != ends[1] or not ends[0]):
-            found.append(f"{script}.py and {first}.py differ behind {FROM_HERE_ON!r}")
     return found

@@ -1,18 +1,16 @@
 """A second device, emulated on the CPU: its tensors may not meet those of the host.
 
-    python tests/second_device.py [--mix]    # two steps of all LLM scripts, there and on the host
+    python tests/second_device.py    # two steps of all LLM scripts, there and on the host
 
 A tensor of the device wraps one of the host, on which every operation is carried out, so that the
 results must be those of the host, but for attention's rounding. An operation on tensors of both is
 refused, as CUDA would; it may take numbers from the host, and tensors that index one of its own.
---mix plants such a mistake. A process of its own, since a device, once registered, stays. It tells
-where tensors are, and nothing of kernels, bf16 or speed.
+A process of its own, since a device, once registered, stays. It tells where tensors are, and
+nothing of kernels, bf16 or speed.
 """
 
 import random
-import sys
 from contextlib import nullcontext
-from functools import partial
 from unittest.mock import Mock
 
 import torch
@@ -128,18 +126,12 @@ def autocast(model):
     return nullcontext()
 
 
-def weights_on_host(token_weights, mask, args):
-    return token_weights(mask.cpu(), args)
-
-
-def main(mix):
+def main():
     _setup_privateuseone_for_python_backend("second")  # before any backward pass
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(…) makes its tensor on the host first
     for module in map(script, LLM_SCRIPTS):
         module.autocast = autocast
         alone = two_steps(module, False)
-        if mix:
-            module.token_weights = partial(weights_on_host, module.token_weights)
         with Device():
             found = two_steps(module, True)
         for here, there in zip(alone, found, strict=True):
@@ -149,4 +141,4 @@ def main(mix):
 
 
 if __name__ == "__main__":
-    main("--mix" in sys.argv)
+    main()

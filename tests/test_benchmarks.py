@@ -3,129 +3,94 @@
 import json
 import re
 import runpy
-import subprocess
-import sys
 from datetime import datetime
 from math import prod
 
-import cures
+import harness
 import pytest
 import real_model
 from conftest import ROOT
-from cures_findings import FINDINGS, VERDICTS, fill, summary
 from launch import run
 
 pytestmark = pytest.mark.usefixtures("tiny_model")
 TESTS = ROOT / "tests"
 BENCHMARKS, EXAMPLES, EXPERIMENTS = TESTS / "benchmarks", TESTS / "examples", TESTS / "experiments"
 
-# What may be broken while the scripts are written anew, and why: a name of SMOKE, and a reason.
-OTHER_DEMONSTRATIONS = "they were patched into the warm start, which is one function now"
-RESTING = {
-    "length": OTHER_DEMONSTRATIONS,
-    "cliphigher": OTHER_DEMONSTRATIONS,
-    "ratio": OTHER_DEMONSTRATIONS,
-    "silenced": OTHER_DEMONSTRATIONS,
-    "hacking": OTHER_DEMONSTRATIONS,
-    "critic": "in one file with those whose demonstrations are gone",
-    "passes": "it patches update and is_clipped, which are gone",
-    "lambda": "drops the last of T + 1 rows of observations, of which there are T now",
-    "step": "reads a batch's logprobs and an update's arguments, both of which have changed",
-    "surrogate": "draws what ppo.py's surrogate returns, now a pair",
-    "clip": "takes mean_kl for a tensor, now a float, and clip_low and clip_high, now clip_coef",
-    "classic_compare": "reads solved_step and solved_seconds, which are gone: to read TensorBoard",
-    "classic_seeds": "the same",
-}
-
 # Name, command behind `python tests/`, and what the output must hold, with … between.
 SMOKE = [
-    ("gpu", "benchmarks/gpu.py --smoke --parts a", "| a | cispo_llm, bfloat16"),
-    ("gpu", "benchmarks/gpu.py --smoke --parts b c d e", "processes: 1 … processes: 2"),
-    ("shared_prefix", "benchmarks/shared_prefix.py --smoke --dtype bfloat16", "| 9 + 16 |"),
-    (
-        "precision",
-        "benchmarks/precision.py --smoke",
-        "before the first update | 0.0e+00 | 0.0e+00 | … without a signal | 0 |",
-    ),
-    (
-        "real_model",
-        "benchmarks/real_model.py --smoke --only largest --model PRETRAINED",
-        "| largest, GRPO | 1 | … right answer",
-    ),
-    ("trl_real", "benchmarks/trl_real.py time --smoke", "rloo_llm, ours, seed 11"),
-    ("trl_real", "benchmarks/trl_real.py long --smoke", "| rloo_llm.py, prompts not shared |"),
-    (
-        "paired_step",
-        "benchmarks/paired_step.py HEAD --steps 6 --warm 1 --no-write --scripts grpo_llm",
-        "| 6 of 6 |",
-    ),
-    (
-        "paired_step",
-        "benchmarks/paired_step.py HEAD --steps 6 --warm 1 --no-write --scripts dapo_llm",
-        "| 6 of 6 |",
-    ),
-    (
-        "classic_speed",
-        'benchmarks/classic_speed.py --job {"script":"ppo","shape":{},"steps":4000}',
-        '"acting": … "environment": … "update": … "steps a second": ',
-    ),
+    ("classic", "cartpole --smoke", "| trpo | 0 of 1 | … | ppo | 0 of 1 |"),
+    ("classic", "shapes --smoke", "| the zoo's: --num-envs 8 --num-steps 32 "),
+    ("classic", "beyond --smoke", "| trpo.py --gamma 0.9 | 1 |"),
+    ("llm_compare", "--smoke --seeds 1", "| rloo_llm | … | cispo_llm |"),
+    ("trl", "tiny --smoke --rollouts 1 --seeds 1", "| grpo_llm.py | 1 | … | rloo_llm.py | 1 |"),
+    ("trl", "real --smoke --seeds 1 --scripts grpo_llm", "| to 0.8 held out | … | grpo_llm.py |"),
+    ("trl", "long --smoke --rollouts 1 --seeds 1", "| rloo_llm.py, prompts not shared | 1 |"),
+    ("sides", "revision --checkout . --smoke", "| first / second: median |"),
+    ("sides", "runs --smoke", "| two runs, one |"),
+    ("sides", "processes --smoke", "| one process, two |"),
+    ("sides", "shared --smoke", "| each, once |"),
+    ("sides", "bf16 --smoke", "| float32, bf16 |"),
+    ("real_model", "--smoke --model PRETRAINED", "| largest, GRPO | 1 | … right answer"),
+    ("gpu", "--smoke", "| cispo_llm, bfloat16: … | processes: two; "),
 ]
-SMOKE += [(name, f"experiments/cures.py --smoke --only {name}", f"{name}: ") for name in VERDICTS]
+SMOKE = [(name, f"benchmarks/{name}.py {flags}", expected) for name, flags, expected in SMOKE]
+SMOKE += [(name, f"experiments/harness.py {name} --smoke", f"{name}: ") for name in harness.NAMES]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name,command,expected", SMOKE, ids=[row[0] for row in SMOKE])
 def test_it_runs_at_smoke_size(name, command, expected, pretrained):
-    """Without TRL where that is not installed, without pictures where matplotlib is not."""
-    if name in RESTING:
-        pytest.skip(RESTING[name])
+    """Without TRL and Stable-Baselines3 where these are not installed."""
     words = f"tests/{command}".replace("PRETRAINED", pretrained).split()
-    if name == "trl_real":  # it starts processes, which one that is forked off must not
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        shown = subprocess.run([sys.executable, *words], cwd=ROOT, **streams).stdout
-    else:
-        shown = run(*words).stdout
+    shown = run(*words).stdout
     assert all(part in shown for part in expected.split(" … ")), shown
 
 
-def test_what_rests_is_there():
-    """And what tells whether the scripts have become slower never rests."""
-    files = {path.stem for path in BENCHMARKS.glob("*.py")}
-    assert RESTING.keys() <= ({name for name, *_ in SMOKE} | files) - {"paired_step"}
-    assert all(RESTING.values()), "a reason"
-
-
 def test_findings_are_filled_in_from_the_place_named():
-    rows = {"clip, on": {"seeds": 3, "a / b": (1, 2.25, 4)}, "": {"share": (0, 0.5, 1)}}
-    text = "{clip, on / a / b :.1f} of {clip, on / a / b / low :.0f}, {/ share / high :.0%}"
-    assert fill(text, rows) == "2.2 of 1, 100 %"
+    rows = {("a", "clip, on"): {"x / y": [4, 1, 2.25]}, ("a", "off"): {"x / y": [9, 9, 9]}}
+    rows |= {("b", ""): {"share": [0, 0.5, 1]}}
+    text = "{clip, on / x / y :.1f} of {clip, on / x / y / low :.0f}, {b: / share / high :.0%}; "
+    text += "{clip, on / x / y / range :.0f}, p = {clip, on ~ off / x / y / p :.2f}"
+    assert harness.fill(text, "a", rows) == "2.2 of 1, 100 %; 2 (1 to 4), p = 0.10"
     with pytest.raises(KeyError):
-        fill("{clip, off / a / b :.1f}", rows)
+        harness.fill("{clip, off / x / y :.1f}", "a", rows)
 
 
-def test_every_experiment_has_numbers_a_figure_and_a_finding():
-    """The page says what was found, in the order of the lineage."""
-    assert sorted(VERDICTS) == sorted(FINDINGS) == sorted(sum(cures.PARTS.values(), ()))
+def test_p_value_counts_all_ways_to_deal():
+    """Of two and two numbers there are six: two of them set 1 and 2 against 3 and 4."""
+    assert harness.p_value([1, 2], [3, 4]) == harness.p_value([4, 3], [1, 2]) == 2 / 6
+    assert harness.p_value([1, 3], [2, 4]) == 4 / 6
+    assert harness.p_value([1, 4], [2, 3]) == harness.p_value([7], [7, 7]) == 1
+    assert harness.p_value(range(5), range(5, 10)) == 2 / 252
+
+
+def test_a_run_is_kept_under_the_text_of_what_it_runs():
+    """Its experiment's, without the sentences, and that of all that this imports."""
+    texts = harness.texts(EXPERIMENTS / "clip.py", {})
+    assert texts.keys() == {"clip.py", "classic_parts.py", "ppo.py"}
+    assert texts["ppo.py"] == (ROOT / "ppo.py").read_text()
+    assert "def run(" in texts["clip.py"] and "claim=" not in texts["clip.py"]
+    silenced = harness.texts(EXPERIMENTS / "silenced.py", {})
+    assert {"grpo_llm.py", "cispo_llm.py"} <= silenced.keys()
+
+
+def test_the_page_is_what_the_harness_writes_from_the_results():
+    """And each experiment is in it, with a picture."""
+    assert harness.page() == (EXPERIMENTS / "EXPERIMENTS.md").read_text()
+    found = [path for path in EXPERIMENTS.glob("*.py") if "EXPERIMENT = " in path.read_text()]
+    assert {path.stem for path in found} - {"harness"} == set(harness.NAMES)
     for ending in ("json", "png"):
-        found = EXPERIMENTS.glob(f"results/*.{ending}")
-        assert {path.stem.removeprefix("cures_") for path in found} == VERDICTS.keys()
-    page = " ".join((EXPERIMENTS / "EXPERIMENTS.md").read_text().split())
-    for name, verdict in VERDICTS.items():
-        found = json.loads((EXPERIMENTS / f"results/cures_{name}.json").read_text())
-        claim, measure = found["claim"].replace("|", "\\|"), found["measure"]
-        assert f"| [{claim}](#{name}) | {verdict} |" in page
-        said = f"**{verdict.capitalize()}.** {fill(FINDINGS[name], summary(found))}"
-        section = f'<a id="{name}"></a>{found["claim"]} ![{measure}](results/cures_{name}.png)'
-        assert f"{section} {said}" in page
-    assert re.findall(r'<a id="(\w+)">', page) == list(VERDICTS)
+        results = EXPERIMENTS.glob(f"results/*.{ending}")
+        assert {path.stem for path in results} == set(harness.NAMES)
 
 
 def test_the_index_names_every_script_and_result():
-    index = (BENCHMARKS / "README.md").read_text()
+    index = (TESTS / "README.md").read_text()
+    assert len(index.splitlines()) <= 40
     files = [*BENCHMARKS.glob("*.py"), *BENCHMARKS.glob("results/*")]
-    named = set(re.findall(r"[\w*]+\.(?:py|md|json|png)", index)) | {"README.md"}
+    named = set(re.findall(r"[\w*]+\.(?:py|md|json|png)", index))
     assert [path.name for path in files if not any(map(path.match, named))] == []
-    assert all((BENCHMARKS / link).exists() for link in re.findall(r"\]\(([\w./]+)\)", index))
+    assert all((TESTS / link).exists() for link in re.findall(r"\]\(([\w./]+)\)", index))
 
 
 def test_data_are_those_that_their_script_makes():
@@ -134,12 +99,9 @@ def test_data_are_those_that_their_script_makes():
     sums, dates = made["sums"](), made["dates"]()
     for name, problems in {"sums": sums, "dates": dates}.items():
         assert made["jsonl"](problems) == (EXAMPLES / f"data/{name}.jsonl").read_text()
-    seen = set()
-    for question, answer in sums:
-        a, b = map(int, re.fullmatch(r"What is (\d\d) \+ (\d\d)\?", question).groups())
-        assert answer == str(a + b)
-        seen.add((min(a, b), max(a, b)))
-    assert len(seen) == len(sums)
+    numbers = [tuple(sorted(map(int, re.findall(r"\d+", question)))) for question, _ in sums]
+    assert [str(a + b) for a, b in numbers] == [answer for _, answer in sums]
+    assert len(set(numbers)) == len(sums)
     for question, answer in dates:
         assert datetime.strptime(question, "%d %B %Y").date().isoformat() == answer
     assert len(dict(dates)) == len(dates)

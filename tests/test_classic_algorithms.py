@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import CLASSIC_SCRIPTS, script
+from conftest import script
 from torch import nn
 from torch.func import functional_call
 
@@ -216,35 +216,15 @@ def test_the_penalty_is_the_kl_and_pulls_back():
     assert torch.allclose(*slopes) and not clipped.any()
 
 
-def spy(monkeypatch):
-    """Collects the ratios of every minibatch that reaches the surrogate."""
-    ratios, surrogate = [], ppo.surrogate
-
-    def watched(new, old, *rest):
-        ratios.append((new - old).exp().detach())
-        return surrogate(new, old, *rest)
-
-    monkeypatch.setattr(ppo, "surrogate", watched)
-    return ratios
-
-
-def test_first_minibatch_has_ratio_1_and_later_ones_not(monkeypatch, tmp_path):
-    ratios = spy(monkeypatch)
-    ppo.main(ppo.Args(total_timesteps=5000, update_epochs=2, output_dir=str(tmp_path)))
-    assert len(ratios) == 16
-    for start in (0, 8):
-        assert (ratios[start] - 1).abs().max() < 1e-5 < 0.01 < (ratios[start + 7] - 1).abs().max()
-
-
 @pytest.mark.parametrize("form", ["clip", "penalty"])
 @pytest.mark.parametrize("target_kl,passes", [(1e-9, 1), (None, 5), (1e9, 5)])
-def test_target_kl_ends_the_passes(form, target_kl, passes, monkeypatch):
+def test_target_kl_ends_the_passes(form, target_kl, passes):
     """With the penalty it steers β alone."""
-    agent, ratios = make_agent(ppo), spy(monkeypatch)
+    agent = make_agent(ppo)
     args = ppo.Args(surrogate=form, target_kl=target_kl, update_epochs=5, num_minibatches=2)
     optimizer = torch.optim.Adam(agent.parameters(), lr=0.01)
     ppo.update(agent, optimizer, batch_for(agent), 1.0, args)
-    assert len(ratios) == 2 * (passes if form == "clip" else 5)
+    assert optimizer.state[agent.actor[0].weight]["step"] == 2 * (passes if form == "clip" else 5)
 
 
 def test_clipfrac_is_the_share_that_is_clipped(monkeypatch):
@@ -252,14 +232,6 @@ def test_clipfrac_is_the_share_that_is_clipped(monkeypatch):
     monkeypatch.setattr(ppo, "surrogate", lambda new, *rest: (new, clipped))
     args = ppo.Args(update_epochs=1, num_minibatches=1)
     assert ppo.update(agent, Recorder(agent), batch_for(agent), 1.0, args)["clipfrac"] == 16 / 64
-
-
-def test_kl_by_hand():
-    """The mean of r - 1 - log r."""
-    agent, r = make_agent(ppo), torch.tensor([0.5, 1.0, 1.5]).double()
-    batch = batch_for(agent, B=3)
-    batch["logprobs"] -= r.log()
-    assert ppo.mean_kl(agent, batch) == pytest.approx((r - 1 - r.log()).mean().item())
 
 
 @pytest.mark.parametrize("target_kl", [None, 0.05])
@@ -287,29 +259,6 @@ def test_the_kl_is_that_of_the_whole_rollout(form):
 
 
 # ----------------------------------------------------------------------------------------- all four
-
-
-@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
-def test_one_learning_rate_suits_any_scale_of_reward(name):
-    """The same game for ten times the reward: the same gradients at every step of the update."""
-    found = []
-    for scale in (1.0, 10.0):
-        module = script(name)
-        torch.manual_seed(0)
-        envs, args = module.make_envs("Guess-v0", 4), module.Args(num_envs=4)
-        agent = module.Agent(envs)
-        rollout, _ = next(module.rollouts(envs, agent, args))
-        rollout["rewards"] = rollout["rewards"] * scale
-        agent.critic[-1].weight.data *= 0  # a critic that says 0 says so at either scale
-        agent.critic[-1].bias.data *= 0
-        batch, optimizer = module.prepare(agent, rollout, args), Recorder(agent)
-        module.update(agent, optimizer, batch, 1.0, args)
-        found.append((batch, optimizer.seen))
-    for key in ("advantages", "returns"):
-        assert torch.allclose(found[0][0][key] * 10, found[1][0][key], atol=1e-3)
-    for one, ten in zip(found[0][1], found[1][1], strict=True):
-        for a, b in zip(one, ten, strict=True):
-            assert (a is None) == (b is None) and (a is None or torch.allclose(a, b, atol=1e-5))
 
 
 @pytest.mark.parametrize("scale,most", [(0.01, 1.0), (1000.0, 1.0), (1000.0, 0.3)])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import CLASSIC_SCRIPTS, script
-from PIL import Image
+from PIL import Image, ImageSequence
 
 CONSTANT_RATE = ("reinforce", "actor_critic")
 KEYS = ["charts/episodic_return", "charts/SPS", "charts/learning_rate"]
@@ -131,44 +131,24 @@ def test_one_environment_one_step(name, tmp_path):
     assert rows == last[0] and (last[0] == 29 if name == "ppo" else 20 < last[0] < 30)
 
 
-OBSERVATIONS = [("FrozenLake-v1", 16), ("CliffWalking-v1", 48), ("Blackjack-v1", 32 + 11 + 2)]
-OBSERVATIONS += [("Pixels-v0", 12), ("Float64-v0", 2)]
-
-
-@pytest.mark.parametrize("env_id,size", OBSERVATIONS)
-@BOTH_KINDS
-def test_observations_that_are_no_float32_vector(name, env_id, size, tmp_path, monkeypatch):
-    """Some updates on each. CliffWalking has no time limit, and a random policy seldom arrives:
-    REINFORCE cuts episodes off after 1,000 steps."""
-    monkeypatch.setattr(script(name), "evaluate", lambda *args: 0.0)
-    flags = {"num_envs": 1, "total_timesteps": 2500} if env_id == "CliffWalking-v1" else {}
-    flags = {"num_envs": 16, "total_timesteps": 400} | flags
-    flags |= {} if name == "reinforce" else {"num_steps": 8}
-    result = run(name, tmp_path, env_id=env_id, **flags)
-    agent = saved(result)
-    assert agent["actor.0.weight"].shape[1] == agent["obs_norm.mean"].shape[0] == size
-    assert all(value.isfinite().all() for value in agent.values())
-    assert len(scalars(result)["losses/policy_loss"]) >= 2
-
-
 @BOTH_KINDS
 def test_saved_agent_replays(name, tmp_path):
-    """Without training, and with a film; of an agent that was updated, not that of the seed."""
+    """Without training, and with a film; of an agent that was updated, not that of the seed. Greedy
+    and sampled are not confused: only the former is the same again, and the film is as long."""
     trained = run(name, tmp_path / "a", total_timesteps=600, num_envs=4)
     flags = {"load": trained["agent"], "total_timesteps": 0, "num_envs": 4, "record": True}
     replayed = run(name, tmp_path / "b", **flags)
     untrained = run(name, tmp_path / "c", total_timesteps=0, num_envs=4)
     assert replayed["eval/return"] == trained["eval/return"] != untrained["eval/return"]
+    assert trained["eval/return"] != trained["eval/return_stochastic"]
     assert conftest.equal(saved(trained), saved(replayed))
+    agent = script(name).Agent(script(name).make_envs("CartPole-v1", 1))
+    agent.load_state_dict(saved(trained))
+    filmed = script(name).evaluate(agent, script(name).Args(), True, episodes=1)
     film = Image.open(Path(replayed["agent"]).with_suffix(".gif"))
-    assert film.n_frames > 5 and film.size == (600, 400)
+    milliseconds = sum(frame.info["duration"] for frame in ImageSequence.Iterator(film))
+    assert milliseconds == 20 * filmed and film.size == (600, 400)
     assert not list(tmp_path.rglob("*.tmp")) and len(list(tmp_path.rglob("*.gif"))) == 1
-
-
-def test_an_agent_goes_on_from_where_it_was(tmp_path):
-    first = run("ppo", tmp_path / "a", total_timesteps=5000)
-    second = run("trpo", tmp_path / "b", total_timesteps=1, load=first["agent"])
-    assert second["eval/return"] == first["eval/return"]  # they all make the same agent
 
 
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
@@ -203,10 +183,13 @@ def test_schedules_and_norm_at_every_update(name, tmp_path, monkeypatch):
     flags = {"num_envs": 24 if name == "reinforce" else 4, "learning_rate": 0.01}
     result = run(name, tmp_path, env_id="Diary-v0", total_timesteps=1500, **flags)
     batches, lefts, known, sums, rates = zip(*seen, strict=True)
+    explained = [1 - batch["advantages"].var() / batch["returns"].var() for batch in batches]
     steps = np.cumsum([len(batch["obs"]) for batch in batches])
     returns = np.cumsum([batch["returns"].sum() for batch in batches])
     assert len(seen) > 2 and lefts == pytest.approx(1 - steps / 1500)
     assert rates == pytest.approx([0.01 * (name in CONSTANT_RATE or left) for left in lefts])
+    logged = [value for _, value in scalars(result)["losses/explained_variance"]]
+    assert np.allclose(logged, explained, atol=1e-5)
     assert list(known) == [0, *steps[:-1]]
     assert np.allclose(sums, np.stack([steps, returns], 1), atol=1e-3)
     rows, norm = torch.cat([batch["obs"] for batch in batches]), saved(result)
@@ -223,26 +206,11 @@ def test_solved_is_the_mean_of_the_last_100_episodes(target, tmp_path, monkeypat
     rollout, _ = next(module.rollouts(envs, module.Agent(envs), args))
     steps = int(rollout["mask"].sum())
     monkeypatch.setattr(module, "rollouts", lambda *of: ((rollout, each) for each in told))
-    monkeypatch.setattr(module, "evaluate", lambda *of: 0.0)
     flags = {"num_envs": 4, "total_timesteps": 6 * steps, "target_return": target}
     log = scalars(run("ppo", tmp_path, **flags))
     means = {steps * k: np.mean(told[k - 1]) for k in range(1, 5)}
     assert dict(log["charts/episodic_return"]) == pytest.approx(means)
     assert [step for step, _ in log["charts/SPS"]] == [steps * k for k in range(1, 4)]
-
-
-def test_explained_variance_is_1_less_the_unexplained(tmp_path, monkeypatch):
-    """1 for a critic that says what came, 0 for one that says nothing."""
-    shares, prepare = [], script("ppo").prepare
-
-    def known(agent, rollout, args):
-        batch = prepare(agent, rollout, args)
-        shares.append(len(shares) % 2)
-        return batch | {"advantages": batch["returns"] * (1 - shares[-1])}
-
-    monkeypatch.setattr(script("ppo"), "prepare", known)
-    log = scalars(run("ppo", tmp_path, total_timesteps=5000))
-    assert [x for _, x in log["losses/explained_variance"]] == pytest.approx(shares, abs=1e-6)
 
 
 def test_evaluation_is_each_environment_s_first_episode():
@@ -265,21 +233,6 @@ def test_evaluation_ends_where_the_environment_does_not():
     module = script("ppo")
     agent = SimpleNamespace(act=lambda obs, greedy: np.zeros(1, int))
     assert module.evaluate(agent, module.Args(env_id="Forever-v0"), True, episodes=1) == 10_000
-
-
-def test_scores_and_film_are_of_the_right_policy(tmp_path, monkeypatch):
-    """Greedy and sampled are not confused, and the film is greedy."""
-    calls = []
-
-    def told(agent, args, greedy, episodes=100, gif=None):
-        calls.append((greedy, episodes, gif))
-        return float(greedy)
-
-    monkeypatch.setattr(script("ppo"), "evaluate", told)
-    result = run("ppo", tmp_path, total_timesteps=1, record=True)
-    assert (result["eval/return"], result["eval/return_stochastic"]) == (1.0, 0.0)
-    film = Path(result["agent"]).with_suffix(".gif")
-    assert calls == [(True, 100, None), (False, 100, None), (True, 1, film)]
 
 
 def test_a_kill_while_saving_leaves_a_whole_agent(tmp_path, monkeypatch):
@@ -309,15 +262,7 @@ BAD = [
     ({"env_id": "MultiDiscreteAct-v0"}, "--env-id MultiDiscreteAct-v0"),
     ({"env_id": "FromOne-v0"}, "--env-id FromOne-v0"),
     ({"env_id": "SquareAct-v0"}, "--env-id SquareAct-v0"),
-    ({"num_envs": -1}, "--num-envs -1"),
-    ({"num_envs": 0}, "--num-envs 0"),
-    ({"num_minibatches": 0}, "--num-minibatches 0"),
-    ({"total_timesteps": -1}, "--total-timesteps -1"),
-    ({"init_std": 0.0}, "--init-std 0.0"),
     ({"seed": -1}, "--seed -1"),
-    ({"gamma": 1.5}, "--gamma 1.5"),
-    ({"learning_rate": -1.0}, "--learning-rate -1.0"),
-    ({"learning_rate": float("nan")}, "--learning-rate nan"),
     ({"load": "nowhere.pt"}, "--load nowhere.pt"),
 ]
 
@@ -329,38 +274,22 @@ def test_bad_input(name, flags, named, refused, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
-def test_what_is_at_a_bound_is_accepted(name):
-    """Rates, seed and steps of 0, γ and λ from 0 to 1, any target; whole numbers, too."""
-    flags = [{"gamma": 0, "seed": 0, "learning_rate": 0, "total_timesteps": 0}]
-    flags += [{"gamma": 1.0, "target_return": -200.0}, {"target_return": 0, "num_minibatches": 7}]
-    for each in flags:
-        args = script(name).Args(**each)
-        args.gae_lambda = args.gamma
-        script(name).check_args(args)
-
-
-@pytest.mark.parametrize("content", [b"", b"not an agent", None])
-def test_bad_agents(content, refused, tmp_path):
+def test_bad_agents(refused, tmp_path):
+    """A torn file, one of something else, and the agent of an environment of the same shapes."""
     path = tmp_path / "agent.pt"
-    path.write_bytes(content or b"")
-    if content is None:
-        torch.save({"CartPole-v1": {"x": torch.ones(1)}}, path)
-    assert f"--load {path}" in refused(lambda: run("ppo", tmp_path / "runs", load=str(path)))
+    path.write_bytes(b"not an agent")
+    envs = script("ppo").make_envs("Guess-v0", 1)
+    another = {"Guess-v0": script("ppo").Agent(envs).state_dict()}
+    for content in (None, {"Endless-v0": {"x": torch.ones(1)}}, another):
+        if content:
+            torch.save(content, path)
+        line = refused(lambda: run("ppo", tmp_path, env_id="Endless-v0", load=str(path)))
+        assert f"--load {path}: no agent of --env-id Endless-v0" in line
 
 
-@pytest.mark.parametrize(
-    "env_id,other", [("CartPole-v1", "Acrobot-v1"), ("Guess-v0", "Endless-v0")]
-)
-def test_agent_of_another_environment(env_id, other, refused, tmp_path):
-    """Even where the shapes are the same, as in the second pair."""
-    agent = run("ppo", tmp_path, env_id=env_id, total_timesteps=1)["agent"]
-    assert f"--env-id {other}" in refused(lambda: run("ppo", tmp_path, load=agent, env_id=other))
-
-
-def test_same_step_autoreset_is_refused(refused, tmp_path, monkeypatch):
+def test_same_step_autoreset_is_refused(refused):
     """It would pass the next episode's first observation for the last one's end."""
-    make_vec, mode = gym.make_vec, gym.vector.AutoresetMode.SAME_STEP
-    same_step = {"vector_kwargs": {"autoreset_mode": mode}, "vectorization_mode": "sync"}
-    monkeypatch.setattr(gym, "make_vec", lambda *args, **of: make_vec(*args, **of, **same_step))
-    assert "next-step autoreset" in refused(lambda: run("ppo", tmp_path, env_id="Diary-v0"))
+    mode = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
+    options = {"vectorization_mode": "sync", "vector_kwargs": mode}
+    line = refused(lambda: script("ppo").make_envs("Diary-v0", 2, **options))
+    assert "next-step autoreset" in line

@@ -61,8 +61,3 @@ def test_not_a_number_is_not_exact(refused):
     with torch.no_grad():
         model.lm_head.weight.fill_(float("nan"))
     assert "--model it" in refused(grpo.check_exact, model, "it")
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
-def test_right_models_pass(kind):
-    grpo.check_exact(random_model(kind), "it")

@@ -1,15 +1,12 @@
-"""What the flags of the LLM scripts do: defaults that follow, learning rates, the reader's own
-verifier, bfloat16, --help."""
+"""What the flags of the LLM scripts do: defaults that follow, learning rates, bfloat16, --help."""
 
-import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, equal, last_checkpoint, scalars, script, weights
+from conftest import LLM_SCRIPTS, equal, scalars, script, weights
 from launch import ROOT, flags, run
 
 grpo = script("grpo_llm")
@@ -72,47 +69,6 @@ def test_rates_by_hand(steps, warmup, quick, monkeypatch):
     assert scalars(result["folder"], "learning_rate") == pytest.approx(taken)
 
 
-# ------------------------------------------------------------------------------------ --verifier
-
-OWN = '''
-"""A verifier with a helper, a constant and an import of its own."""
-import json
-
-FREE = {"yes", "no", "5"}
-
-
-def score(completion):
-    return len(completion) / 10
-
-
-def verify(completion, answer):
-    assert isinstance(completion, str) and answer in FREE, repr(answer)
-    return score(completion) if answer != "5" else json.loads("-0.5")
-'''
-
-
-@pytest.fixture
-def own_task(tmp_path):
-    """Flags for a verifier in a file, and for questions whose answers are texts and numbers."""
-    rows = [{"question": f"{i}+1=", "answer": ["yes", "no", 5][i % 3]} for i in range(30)]
-    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (tmp_path / "own.py").write_text(OWN)
-    (tmp_path / "held_out.jsonl").write_text("\n".join(map(json.dumps, rows[:6])))
-    names = {"dataset": "own.jsonl", "eval_dataset": "held_out.jsonl", "verifier": "own.py"}
-    return {flag: str(tmp_path / name) for flag, name in names.items()} | {"max_new_tokens": 8}
-
-
-def test_verifier_and_answers_of_the_reader_s_own(own_task, quick):
-    """Answers reach it as they stand; any float is a reward."""
-    done = run("grpo_llm.py", *flags(quick | own_task))
-    (folder,) = Path(quick["output_dir"]).iterdir()
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("step 2: ")]
-    assert "lenient" not in line
-    assert ", right answer 'yes'\n" in done.stdout or ", right answer 'no'\n" in done.stdout
-    assert -0.5 < scalars(folder, "eval/pass@1")[0] < 1.0
-    assert scalars(folder, "reward_std")[0] > 0 and weights(folder)
-
-
 # --------------------------------------------------------------------------------------- --dtype
 
 GAP = "sampling/sampling_logp_difference"
@@ -136,24 +92,6 @@ def test_bfloat16_by_a_whole_run(pretrained, gsm_file, quick, tmp_path):
     with pytest.raises(KeyError):
         scalars(logged["auto"], f"{GAP}/mean")
     assert scalars(logged["bfloat16"], "kl")[0] == 0, "at first, it is its own reference"
-
-
-def test_bfloat16_learns(tmp_path):
-    result = grpo.main(
-        grpo.Args(dtype="bfloat16", steps=12, eval_problems=128, output_dir=str(tmp_path))
-    )
-    assert result["eval/pass@1_initial"] < 0.3 and result["eval/pass@1"] > 0.25
-    assert result["eval/pass@1"] > result["eval/pass@1_initial"] + 0.05
-
-
-# -------------------------------------------------------------------------------------- models
-
-
-def test_a_checkpoint_of_the_tiny_model_is_a_model(quick, tmp_path):
-    trained = grpo.main(grpo.Args(**quick))
-    again = quick | {"model": str(last_checkpoint(trained["folder"])), "steps": 1}
-    result = grpo.main(grpo.Args(**again | {"output_dir": str(tmp_path / "again")}))
-    assert result["eval/pass@1_initial"] == trained["eval/pass@1"]
 
 
 @pytest.mark.slow

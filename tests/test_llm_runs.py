@@ -12,12 +12,11 @@ from conftest import (
     ROOT,
     equal,
     last_checkpoint,
-    random_model,
     scalars,
     script,
     weights,
 )
-from launch import Launched, run
+from launch import run
 
 grpo = script("grpo_llm")
 pytestmark = pytest.mark.usefixtures("tiny_model")
@@ -105,12 +104,6 @@ def test_each_step_and_each_seed_has_dice_of_its_own(quick, monkeypatch):
     assert len(training) == len(set(training)) == 8
 
 
-def test_evaluation_takes_no_dice_from_training(quick):
-    quick |= {"steps": 3}
-    rare, often = (grpo.main(grpo.Args(**quick, eval_every=every)) for every in (3, 1))
-    assert equal(weights(rare["folder"]), weights(often["folder"]))
-
-
 @pytest.fixture
 def small_tiny(monkeypatch, tmp_path):
     """A warm start of seconds, and a cache of its own for it: returns the cache."""
@@ -185,25 +178,6 @@ def test_reference_stays_and_is_not_loaded_without_kl(quick, monkeypatch):
 # ----------------------------------------------------------------------------- real models and data
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
-def test_three_architectures(kind, pretrained, gsm_file, tmp_path, quick, monkeypatch):
-    """A base model: no chat template, no pad token; GPT-2's positions are learned, its embeddings
-    tied. Some models come with a generation config that loads, but that save_pretrained refuses."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
-    tokenizer.chat_template, tokenizer.pad_token = None, None
-    tokenizer.save_pretrained(tmp_path)
-    model = random_model(kind, vocab=len(tokenizer), stops=(tokenizer.eos_token_id,))
-    model.save_pretrained(tmp_path)
-    own = '{"do_sample": false, "temperature": 0.6, "top_p": 0.9}'
-    (tmp_path / "generation_config.json").write_text(own)
-    monkeypatch.setattr(grpo, "load_verifier", lambda _: lambda text, _: len(text) % 2)
-    quick |= {"model": str(tmp_path), "dataset": gsm_file, "prompt": "{question}"}
-    args = grpo.Args(**quick | {"max_new_tokens": 6, "learning_rate": 1e-3})
-    after, before = weights(grpo.main(args)["folder"]), model.state_dict()
-    moved = [name for name in before if not torch.equal(after[name], before[name])]
-    assert len(moved) > len(before) / 2
-
-
 def test_stop_ids_and_dropout(pretrained):
     args = grpo.Args(model=pretrained)
     model, tokenizer = grpo.load_policy(args, torch.device("cpu"))
@@ -273,7 +247,7 @@ def test_non_finite_loss_stops_with_the_step_and_keeps_the_model(quick, monkeypa
         return real(rewards, args) + (float("nan") if len(calls) == 4 else 0.0)
 
     monkeypatch.setattr(grpo, "compute_advantages", poisoned)
-    with pytest.raises(SystemExit, match="step 2"):
+    with pytest.raises(SystemExit, match="step 2: not finite.*--learning-rate"):
         grpo.main(grpo.Args(**quick | {"steps": 4, "eval_every": 1}))
     (folder,) = Path(quick["output_dir"]).iterdir()
     assert last_checkpoint(folder).name == "step-000001"
@@ -295,8 +269,3 @@ def test_every_tensor_is_on_the_model_s_device():
     done = run("tests/second_device.py")
     for name in LLM_SCRIPTS:
         assert f"{name}: the same numbers on both devices" in done.stdout
-
-
-def test_the_emulated_device_refuses_a_tensor_of_the_host():
-    done = Launched("tests/second_device.py", "--mix")
-    assert done.wait() == 1 and "tensors on two devices" in done.stderr

@@ -40,6 +40,7 @@ def write(path, rows):
     path.write_text(
         "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows),
         encoding="utf-8",
+        errors="surrogateescape",
     )
     return str(path)
 
@@ -60,9 +61,10 @@ def args_for(**kwargs):
 
 def test_jsonl_split_is_fixed_and_disjoint(tmp_path):
     """Held out: the tenth of the questions with the smallest checksums, wherever they stand and
-    however few of them are evaluated. One that stands twice counts once, with its last answer."""
-    wrong = [{"question": row["question"], "answer": "0"} for row in gsm(20, 600)]
-    path = write(tmp_path / "d.jsonl", wrong + gsm(500, 600))
+    however few of them are evaluated. One that stands twice counts once, with its last answer.
+    Numbers are answers, too, and blank lines are none (B9)."""
+    wrong = [{"question": row["question"], "answer": 0} for row in gsm(20, 600)]
+    path = write(tmp_path / "d.jsonl", ["", *wrong, "  ", *gsm(500, 600), ""])
     train, held_out = grpo.load_data(args_for(dataset=path))
     questions = sorted(
         (f"What is {i} + {i}?" for i in range(600, 1100)),
@@ -85,6 +87,14 @@ def test_each_pass_over_a_file_has_every_question_once(name):
     assert first == again != other and first[0] != first[1] != first[2] and first[0] != train
 
 
+def test_two_questions_or_one_for_both_sides_are_enough(tmp_path):
+    """B7."""
+    one, two = (write(tmp_path / f"{n}.jsonl", gsm(n)) for n in (1, 2))
+    for data in ({"dataset": two}, {"dataset": one, "eval_dataset": one}):
+        train, held_out = grpo.load_data(args_for(**data))
+        assert len(train) == len(held_out) == 1
+
+
 def test_eval_dataset_takes_nothing_out_of_training(tmp_path, capsys):
     names = {
         "dataset": write(tmp_path / "t.jsonl", gsm(20)),
@@ -97,10 +107,12 @@ def test_eval_dataset_takes_nothing_out_of_training(tmp_path, capsys):
 
 BAD = ["{", "7", "[]", '{"question": "q"}', '{"question": "q", "answer": "no number"}']
 BAD += ['{"question": null, "answer": "#### 5"}', '{"question": "q", "answer": "#### five"}']
+BAD += ["[" * 100_000, '{"question": "' + "\udce9" * 5000 + '", "answer": 1}']  # é in Latin-1
 
 
-@pytest.mark.parametrize("line", [*BAD, "[" * 100_000], ids=range(len(BAD) + 1))
+@pytest.mark.parametrize("line", BAD, ids=range(len(BAD)))
 def test_bad_line_is_named_by_its_number(tmp_path, refused, line):
+    """B9."""
     path = write(tmp_path / "d.jsonl", gsm(2) + [line] + gsm(2))
     error = refused(grpo.load_data, args_for(dataset=path))
     assert f"--dataset {path}, line 3: " in error and len(error) < 420

@@ -2,7 +2,6 @@
 
 import math
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -45,9 +44,9 @@ def step(name, model, batch, args, rate=0.0):
 @pytest.mark.parametrize("beta", [0.0, 0.3])
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
 def test_gradient_of_a_step_is_the_oracles_through_plain_passes(name, beta):
-    """By every weight. With β, the KL is also of rows without an advantage, but for RLOO's and
-    PPO's, which is in the reward."""
-    flags = {"beta": beta, "micro_batch_size": 4}
+    """By every weight, from micro-batches that tear groups. With β, the KL is also of rows without
+    an advantage, but for RLOO's and PPO's, which is in the reward."""
+    flags = {"beta": beta, "micro_batch_size": 5}
     if name == "ppo_llm":
         flags["ent_coef"] = 0.2
     model, batch, args = moved(name, random_model("gpt2").double(), **flags)
@@ -63,20 +62,6 @@ def test_gradient_of_a_step_is_the_oracles_through_plain_passes(name, beta):
     clipped = clipped_share(name, logprobs, *tensors, args)
     assert stats["clip_ratio"] == pytest.approx(clipped)
     assert 0.05 < clipped < 0.95 or name == "rloo_llm"
-
-
-@pytest.mark.parametrize("rows", [range(12), [11, 4, 0, 5, 3, 9, 8, 1]], ids=["all", "any"])
-@pytest.mark.parametrize("name", LLM_SCRIPTS)
-def test_micro_batches_change_nothing(name, rows):
-    """Whole groups, or any rows in any order: in micro-batches of 1 no row shares its prompt."""
-    model, batch, args = moved(name, beta=0.1)
-    batch = script(name).take_rows(batch, torch.tensor(rows))
-    whole, stats = step(name, model, batch, replace(args, micro_batch_size=12))
-    assert whole.abs().max() > 1e-3
-    for size in (1, 3, 5, 8):
-        split, split_stats = step(name, model, batch, replace(args, micro_batch_size=size))
-        torch.testing.assert_close(split, whole, rtol=1e-4, atol=1e-6)
-        assert split_stats == pytest.approx(stats, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", [name for name in LLM_SCRIPTS if name != "ppo_llm"])

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import sys
 import time
 from itertools import product
 
@@ -165,23 +166,14 @@ def test_answers_reach_a_file_as_they_stand(own, tmp_path):
     assert seen == [str(answer) for answer in ANSWERS for _ in range(2)]
 
 
-def test_a_file_may_return_any_number(own):
-    """Rewards are floats, whatever it returns; and it may import what it likes."""
-    source = "from statistics import fmean\n\ndef verify(completion, answer):\n"
-    args = grpo.Args(verifier=own(f"{source}    return [3, True, -0.25, 1e3][int(answer)]"))
-    problems = [("1+2", answer) for answer in "0123"]
-    _, _, rewards = grpo.rollout(random_model(), Characters(), problems, 2, 1.0, args)
-    assert rewards.tolist() == [[3.0, 3.0], [1.0, 1.0], [-0.25, -0.25], [1000.0, 1000.0]]
-    assert rewards.is_floating_point()
-
-
 def test_a_file_is_run_once(own, tmp_path):
-    """Not anew at every rollout: it may load a model, or open a sandbox."""
+    """Not anew at every rollout: it may load a model, or open a sandbox. Nor does the path of what
+    it may import grow."""
     log = tmp_path / "log"
     source = f"open({str(log)!r}, 'a').write('x')\ndef verify(completion, answer):\n    return 0"
     name = own(source)
     verifiers = {grpo.load_verifier(name) for _ in range(3)}
-    assert len(verifiers) == 1 and log.read_text() == "x"
+    assert len(verifiers) == 1 and log.read_text() == "x" and sys.path.count(str(tmp_path)) == 1
 
 
 def test_what_is_no_verifier_ends_in_one_line(own, tmp_path, refused):
@@ -198,9 +190,9 @@ def test_what_verify_raises_is_its_owners_traceback(own):
         grpo.rollout(random_model(), Characters(), [("1+2", "3")], 2, 1.0, args)
 
 
-@pytest.mark.parametrize("returned", ["None", "'right' * 9999", "[1.0]"])
+@pytest.mark.parametrize("returned", ["None", "'right' * 9999", "[1.0]", "10**400"])
 def test_what_is_no_number_ends_in_one_line(returned, own, refused):
-    """A `return` forgotten, say."""
+    """A `return` forgotten, say; or a number beyond floats (B14)."""
     name = own(f"def verify(completion, answer):\n    return {returned}")
     args = grpo.Args(verifier=name)
     error = refused(grpo.rollout, random_model(), Characters(), [("1+2", "3")], 2, 1.0, args)
@@ -218,11 +210,12 @@ CASES = {
         ("63", 0.0, "063~63.0~6 3~٦٣~The answer is 63."),
     ],
     "iso_date": [
-        ("2003-07-28", 1.0, "2003-07-28~It is 2003-07-28.~(2003-07-28)~2003-07-27, no, 2003-07-28"),
-        ("2003-07-28", 1.0, "28 July 2003: 2003-07-28~2003-07-28T10:00~2003-07-28 or 2003-7-8"),
+        ("2003-07-28", 1.0, "2003-07-28~It is 2003-07-28.~:2003-07-28~2003-07-27, no, 2003-07-28"),
+        ("2003-07-28", 1.0, "28 July 2003: 2003-07-28~2003-07-28 .\n~Is it 2003-7-8? 2003-07-28. "),
         ("2003-07-28", 0.0, "~28 July 2003~2003-7-28~2003/07/28~2003-07-28 to 2003-07-29"),
+        ("2003-07-28", 0.0, "2003-07-28..~2003-07-28T10:00~2003-07-28 or 2003-7-8~(2003-07-28)"),
         ("2003-07-28", 0.0, "12003-07-28~2003-07-281~2003 - 07 - 28~٢٠٠٣-٠٧-٢٨~2003-07-2"),
-        ("1957-07-26", 0.0, "2019-07-26-1957-07-26-07~1957-07-26-~-1957-07-26"),
+        ("1957-07-26", 0.0, "2019-07-26-1957-07-26~2019-07-26-1957-07-26-07~1957-07-26-"),
     ],
     "json_field": [
         ("85", 1.0, '{"answer": 85}~{"answer": "85"}~ {"sum": 1, "answer": 85}\n'),

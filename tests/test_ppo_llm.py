@@ -43,36 +43,6 @@ def test_gae_against_its_definition(decays):
         assert not found[i, length:].any()
 
 
-def test_with_both_decays_at_one_the_critic_is_a_baseline():
-    """Of what follows, reward by reward, V of the token is taken, and no other."""
-    rewards, values, mask = made_up(2)
-    found = ppo.compute_advantages(rewards, values, mask, args_of((1.0, 1.0)))
-    ahead = rewards.flip(1).cumsum(1).flip(1)
-    torch.testing.assert_close(found, (ahead - values) * mask, **EXACT)
-
-
-def test_the_reward_stands_at_the_last_token():
-    """Of each completion, the longest and that of one token, too."""
-    _, _, mask = made_up()
-    rewards = torch.tensor([0.5, -1.0, 2.0, 3.0, 0.0], dtype=torch.double)
-    found = ppo.at_last_token(rewards, mask)
-    for i, length in enumerate(LENGTHS):
-        expected = [0.0] * 5
-        expected[length - 1] = rewards[i].item()
-        assert found[i].tolist() == expected
-
-
-def test_whitened_by_hand():
-    """Over the tokens of all completions together; padding stays 0, and equal ones become 0."""
-    mask = torch.tensor([[1.0, 1, 0], [1, 1, 1]])
-    advantages = torch.tensor([[1.0, 2, 9], [3, 4, 5]])
-    found = ppo.whiten(advantages, mask)
-    std = 2**0.5
-    expected = torch.tensor([[-2 / std, -1 / std, 0], [0, 1 / std, 2 / std]])
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
-    assert not ppo.whiten(torch.full((2, 3), 0.5), mask).any()
-
-
 # ------------------------------------------------------------------------------- a step as a whole
 
 
@@ -132,7 +102,8 @@ def test_a_cut_off_answer_gets_its_reward_and_nothing_more(monkeypatch, lam):
 
 
 def test_what_reaches_the_update(monkeypatch):
-    """Advantages whitened over the whole rollout, returns not; V is that of the rollout."""
+    """Advantages whitened over the whole rollout, equal ones to 0; returns not. V is that of the
+    rollout."""
     seen, mask, metrics = seen_in_a_step(monkeypatch, beta=0.0, gae_lambda=0.5)
     batch, values = seen["batch"], seen["values"]
     advantages = ppo.compute_advantages(seen["shaped"], values, mask, ppo.Args(gae_lambda=0.5))
@@ -141,6 +112,7 @@ def test_what_reaches_the_update(monkeypatch):
     of_tokens = batch["advantages"][mask > 0]
     assert abs(of_tokens.mean()) < 1e-6
     assert of_tokens.std(correction=0) == pytest.approx(1, abs=1e-3)
+    assert not ppo.whiten(torch.full_like(mask, 0.5), mask).any()
     left = advantages[mask > 0].var() / batch["returns"][mask > 0].var()
     assert metrics["explained_variance"] == pytest.approx(1 - left.item(), abs=1e-4)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import tyro
-from conftest import ROOT, script
+from conftest import CLASSIC_SCRIPTS, LLM_SCRIPTS, ROOT, script
 from launch import Launched
-from lineage import FAMILY, PATHS
+from lineage import FAMILY, PATHS, changed
 
 pytestmark = pytest.mark.usefixtures("tiny_model")
 README = (ROOT / "README.md").read_text()
@@ -22,20 +22,10 @@ QUOTES = re.findall(r"^(`\w(?:.+\n)+?)```python\n((?:.+\n)+?)```$", README, re.M
 # -------------------------------------------------------------------------------------- Numbers
 
 SCRIPTS = {name: path for name, path in PATHS.items() if "/" not in path}
+LINES = {name: len((ROOT / path).read_text().splitlines()) for name, path in SCRIPTS.items()}
 PARENTS = {name: FAMILY[name].parent for name in SCRIPTS if FAMILY[name].parent}
 RESULTS = ROOT / "tests/benchmarks/results"
 UNTRAINED = "untrained, 128 tokens"
-
-
-def lines_of(name: str) -> int:
-    return len((ROOT / SCRIPTS[name]).read_text().splitlines())
-
-
-def changed(name: str) -> int:
-    """Lines of the diff to the parent."""
-    command = ["diff", SCRIPTS[PARENTS[name]], SCRIPTS[name]]
-    diff = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
-    return len(re.findall("^[<>]", diff, re.M))
 
 
 def cells(name: str) -> dict[str, dict[str, str]]:
@@ -47,8 +37,8 @@ def cells(name: str) -> dict[str, dict[str, str]]:
 
 def test_headline_numbers_are_those_measured():
     """All twenty of the first screen. Where one has moved, read its sentence again."""
-    llm = sorted(lines_of(name) for name in SCRIPTS if name.endswith("_llm"))
-    classic = sorted(lines_of(name) for name in SCRIPTS if not name.endswith("_llm"))
+    llm = sorted(LINES[name] for name in LLM_SCRIPTS if name in LINES)
+    classic = sorted(LINES[name] for name in CLASSIC_SCRIPTS)
     diffs = sorted(map(changed, PARENTS))
     seeds, cartpole = cells("classic_seeds"), cells("classic_cartpole")
     (solved,) = {row["solved"] for row in seeds.values()}
@@ -81,7 +71,7 @@ def test_the_map_says_sizes_and_verdicts_of_all_scripts():
     rows = re.findall(row, README, re.M)
     assert sorted(name for name, *_ in rows) == sorted(SCRIPTS)
     for name, lines, diff, verdict, experiment in rows:
-        expected = (str(lines_of(name)), str(changed(name)) if name in PARENTS else "–")
+        expected = (str(LINES[name]), str(changed(name)) if name in PARENTS else "–")
         assert (lines, diff, verdict) == (*expected, verdicts[experiment]), name
 
 
@@ -114,14 +104,10 @@ def test_lines_quoted_are_those_that_the_diff_adds(command, quote):
 
 
 def test_every_pair_of_neighbours_is_quoted():
+    """A section each, with a line `diff PARENT CHILD`: … and a block of what the child adds."""
     pairs = {tuple(re.findall(r"\w+\.py", command.partition(":")[0])) for command, _ in QUOTES}
     of_top_level = {(PATHS[parent], PATHS[child]) for child, parent in PARENTS.items()}
-    missing = of_top_level - pairs
-    assert not missing, (
-        f"{missing}: README needs a section for it, with a line `diff PARENT CHILD`: …, and below "
-        "it a python block of 1 to 5 successive lines of the child that its parent has not"
-    )
-    assert pairs - of_top_level == {("rloo_llm.py",)}
+    assert pairs == of_top_level | {("rloo_llm.py",)}
 
 
 def test_flags_named_exist():
@@ -162,6 +148,7 @@ def test_the_verifier_shown_is_the_file_named():
 LLM_SMOKE = "--steps 2 --prompts-per-step 8 --group-size 4 --eval-problems 4"
 LLM_SMOKE += " --max-new-tokens 6 --eval-every 1"
 SMOKE = {"grpo_llm.py": LLM_SMOKE, "ppo.py": "--total-timesteps 4096"}
+EARLIER = {"runs/…/step-000050": "grpo_llm__*/step-000001", "runs/…/agent.pt": "ppo__*/agent.pt"}
 
 
 @pytest.mark.slow
@@ -169,37 +156,28 @@ def test_every_command_runs(pretrained, gsm_file, tmp_path):
     """The blocks of the README from top to bottom, at smoke size:
     a stand-in for the hub's model, a file for GSM8K's. Slow: each starts as a user starts it."""
     first, second, *rest = COMMANDS
-    assert (
-        first.endswith("&& pip install -r requirements.txt && python grpo_llm.py")
-        and second == "python -m pytest -q -n 2 tests"
-    )
+    assert first.endswith("&& pip install -r requirements.txt && python grpo_llm.py")
+    assert second == "python -m pytest -q -n 2 tests"
     test_file = tmp_path / "test.jsonl"
     test_file.write_text('{"question": "What is 2 + 2?", "answer": "2 + 2 = 4\\n#### 4"}\n')
+    stand_ins = {
+        "train.jsonl": gsm_file,
+        "test.jsonl": str(test_file),
+        "--nproc-per-node 8": "--standalone --nproc-per-node 2",
+        "--steps 25": "--steps 2",
+    }
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
     for command in ["python grpo_llm.py", *rest]:
-        stand_ins = {
-            "train.jsonl": gsm_file,
-            "test.jsonl": str(test_file),
-            "--nproc-per-node 8": "--standalone --nproc-per-node 2",
-            "--steps 25": "--steps 2",
-        }
-        models = re.findall(r"(?:Qwen|HuggingFaceTB)/\S+", command)
-        stand_ins |= dict.fromkeys(models, pretrained)
-        for pattern, made in (
-            ("runs/…/step-000050", "grpo_llm__*/step-000001"),
-            ("runs/…/agent.pt", "ppo__*/agent.pt"),
-        ):
-            if pattern in command:  # by a command before this one; the last one was torchrun's
-                stand_ins[pattern] = str(sorted(tmp_path.glob(made), key=os.path.getmtime)[-2:][0])
+        command = re.sub(r"(?:Qwen|HuggingFaceTB)/\S+", pretrained, command)
         for known, stand_in in stand_ins.items():
             command = command.replace(known, stand_in)
+        for known, made in EARLIER.items():
+            if known in command:  # made by a command before this one; the last one was torchrun's
+                found = sorted(tmp_path.glob(made), key=os.path.getmtime)
+                command = command.replace(known, str(found[-2:][0]))
         file = next(word for word in command.split() if word.endswith(".py"))
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        done = subprocess.run(
-            command.replace(file, f"{file} {SMOKE[file]} --output-dir {tmp_path}"),
-            shell=True,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"},
-        )
+        command = command.replace(file, f"{file} {SMOKE[file]} --output-dir {tmp_path}")
+        options = {"shell": True, "cwd": ROOT, "capture_output": True, "text": True}
+        done = subprocess.run(command, env=environment, **options)
         assert done.returncode == 0, command + done.stderr[-9000:]  # torchrun adds much

@@ -122,15 +122,3 @@ def test_a_copied_script_brings_its_dependencies(name):
     expected = [pin for pin in pins if pin.partition("==")[0] in packages]
     assert found["requires-python"] == ">=3.11"
     assert sorted(found["dependencies"]) == sorted(expected) and len(expected) == len(packages)
-
-
-# ------------------------------------------------------------------------------------------ tooling
-
-
-def test_one_version_of_ruff():
-    """Its formatting changes from version to version: CI and the commit hooks must agree."""
-    files = (".ci/run", ".pre-commit-config.yaml", ".github/workflows/ci.yml")
-    text = "".join((ROOT / path).read_text() for path in files)
-    pins = re.findall(r"ruff(?:==|-pre-commit\s+rev: v)([\d.]+)", text)
-    assert len(pins) > 1 and len(set(pins)) == 1
-    assert "ruff" not in (ROOT / "requirements.txt").read_text()

@@ -1,12 +1,7 @@
-"""What the benchmarks share: scripts, colours, tables, runs and their logs, and the training loop.
-
-Where a script's inner functions change, the loop changes here: it calls load_policy, add_critic
-(where there is one), load_data, problem_stream, train_step, make_sum and rollout.
-The experiments of cures.py call more.
-"""
+"""Tables, runs, and the training loop by which benchmarks and experiments reach inner functions."""
 
 import copy
-import inspect
+import json
 import math
 import os
 import platform
@@ -17,6 +12,7 @@ import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -24,182 +20,126 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 CPU = torch.device("cpu")
-sys.path[:0] = [str(ROOT), f"{ROOT}/tests/examples", f"{ROOT}/tests/experiments"]
+for room in ("tests/experiments", "tests/examples", "tests", "."):
+    sys.path.insert(0, str(ROOT / room))
 
-# --------------------------------------------------------------------------------------- Methods
+from lineage import LLM_SCRIPTS  # noqa: E402
 
-GREY = "#777777"  # readable on light pages and on dark ones
-# Okabe and Ito's palette, which the colour-blind can tell apart, and three more.
-ORANGE, SKY, GREEN = "#E69F00", "#56B4E9", "#009E73"
-BLUE, RED, PINK = "#0072B2", "#D55E00", "#CC79A7"
-BROWN, PURPLE, OLIVE = "#8C6D31", "#7B52AB", "#8F9A00"
-COLORS = {  # one for each method in all figures; a new one is entered here
-    "reinforce": GREY,
-    "actor_critic": ORANGE,
-    "trpo": BLUE,
-    "ppo": RED,
-    "RLOO": GREY,
-    "GRPO": RED,
-    "DAPO": BLUE,
-    "GSPO": ORANGE,
-    "CISPO": GREEN,
-    # variants, in the experiments of cures.py
-    "plain step": OLIVE,
-    "no clip": PINK,
-    "penalty": SKY,
-    "RLOO, 1 step": BROWN,
-    "RLOO, 4 steps": BROWN,
-    "GRPO, no clip": PINK,
-    "GRPO, no ratio": PURPLE,
-    "GRPO, constant": PINK,
-    "Dr. GRPO": SKY,
-    "token mean": BLUE,  # DAPO's
-    "DAPO, one draw": SKY,
-    "DAPO, symmetric": SKY,
-    "CISPO, GRPO's clip": PINK,
-    "RLOO in GRPO": GREY,
-    "DAPO in GRPO": BLUE,
-    "CISPO in GRPO": GREEN,
-    "PPO 1": SKY,
-    "PPO 0.95": PINK,
-    "PPO 0.95, no groups": PURPLE,
-    "PPO 1, no critic": OLIVE,
-    "PPO 1, no critic, no groups": GREEN,
-}
+LLM = [name for name in LLM_SCRIPTS if name != "ppo_llm"]  # that is for experiments alone
 
 
-def label(script: str) -> str:
-    """grpo_llm → GRPO; a classic script is called by its file's name."""
-    return script.removesuffix("_llm").upper() if script.endswith("_llm") else script
-
-
-def found(pattern: str) -> list[str]:
-    """The scripts of the top level, in the order of their colours."""
-    order = list(COLORS)
-    names = sorted(path.stem for path in ROOT.glob(pattern))
-    return sorted(names, key=lambda name: [*order, label(name)].index(label(name)))
-
-
-LLM = found("*_llm.py")
-CLASSIC = [name for name in found("*.py") if name not in LLM]
-
-# ---------------------------------------------------------------------------------------- Tables
-
-
-def row(cells) -> str:
-    return "|" + "".join(f" {cell} |" if cell != "" else " |" for cell in cells)
-
-
-def table(header: list[str], rows) -> list[str]:
+def table(header, rows):
     """Lines of Markdown."""
-    return [row(header), "|-" * len(header) + "|", *map(row, rows)]
+    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (header, *rows)]
+    lines.insert(1, "|-" * len(header) + "|")
+    return [line.replace("|  |", "| |") for line in lines]
 
 
-def footer(*packages: str, note: str = "") -> str:
-    """The machine, the versions of torch and of these packages, and the date."""
-    parts = [platform.machine(), f"{os.cpu_count()} cores", f"Python {platform.python_version()}"]
-    parts += [f"{name} {version(name)}" for name in ("torch", *packages)]
-    parts += [time.strftime("%Y-%m-%d"), note]
-    return ", ".join(part for part in parts if part)
+def revision():
+    """Of this repository; with + where a file that git knows has changed since."""
+    command = ["git", "describe", "--always", "--dirty=+"]
+    return subprocess.check_output(command, cwd=ROOT, text=True).strip()
 
 
-def write_table(name: str, lines: list[str], *packages: str, note: str = ""):
+def footer(*packages):
+    """The machine, the versions of torch and of these packages, the date and the revision."""
+    machine = f"{platform.machine()}, {os.cpu_count()} cores"
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", *packages))
+    return f"{machine}, {versions}, {time.strftime('%Y-%m-%d')}, revision {revision()}"
+
+
+def write_table(name, lines, *packages, note, smoke=False):
     """Into results/NAME.md, with a footer, and in RESULTS.md in place of what was there before."""
+    print(*lines, sep="\n")
+    if smoke:
+        return
+    text = "\n".join([*lines, "", f"{footer(*packages)}, {note}", ""])
     path, page = RESULTS / f"{name}.md", RESULTS.parent / "RESULTS.md"
-    text = "\n".join([*lines, "", footer(*packages, note=note)]) + "\n"
     if path.exists():
         page.write_text(page.read_text().replace(path.read_text(), text))
     path.write_text(text)
-    print(text)
 
 
-# ------------------------------------------------------------------------------------------ Runs
+def spread(values, form=".2f"):
+    """Median (lowest to highest)."""
+    return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
-def scalars(folder) -> dict[str, list[tuple[int, float]]]:
-    """TensorBoard's log of the run in this folder: (step, value) by name."""
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    events.Reload()
-    names = events.Tags()["scalars"]
-    return {name: [(each.step, each.value) for each in events.Scalars(name)] for name in names}
+def own_process(file, **job):
+    """What FILE --job {…} prints last."""
+    command = [sys.executable, file, "--job", json.dumps(job)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr[-3000:])
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def run_script(script: str, *flags, launcher=(), look=None, **environment) -> dict:
-    """A run in a process of its own: its log, seconds by the clock and on the CPU, and its peak in
-    MB; and what `look` finds in the run's folder before that is deleted."""
+def run_script(script, *flags, launcher=(), root=ROOT, **environment):
+    """A run in a process of its own, of the checkout in root: its log, what it has printed, seconds
+    by the clock and on the CPU, and its peak in MB."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as output:
         command = [sys.executable, *launcher, f"{script}.py", *map(str, flags)]
+        command += ["--output-dir", folder]
         streams = {"stdout": output, "stderr": output}
         start = time.perf_counter()
-        process = subprocess.Popen(
-            [*command, "--output-dir", folder], cwd=ROOT, env=os.environ | environment, **streams
-        )
+        process = subprocess.Popen(command, cwd=root, env=os.environ | environment, **streams)
         _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - start
+        found = {"seconds": time.perf_counter() - start, "MB": usage.ru_maxrss / 1024}
+        found["cpu_seconds"] = usage.ru_utime + usage.ru_stime
+        output.seek(0)
+        found["printed"] = output.read()
         if status != 0:
-            output.seek(0)
-            raise RuntimeError(f"{' '.join(command)}\n{output.read()[-2000:]}")
+            raise RuntimeError(f"{' '.join(command)}\n{found['printed'][-2000:]}")
         (run,) = Path(folder).iterdir()
-        found = {"log": scalars(run), "seconds": seconds, "MB": usage.ru_maxrss / 1024}
-        found |= {"cpu_seconds": usage.ru_utime + usage.ru_stime}
-        return found | ({"look": look(run)} if look else {})
-
-
-# -------------------------------------------------------------------------------- Training loop
-
-
-def learning_rate_at(step, args) -> float:
-    """As main() has it: up to the peak, then down, to 0 after the last step."""
-    warmup, end = min(args.warmup_steps, args.steps) or 1, args.steps + 1
-    return args.learning_rate * min(step / warmup, (end - step) / (end - warmup))
+        events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+        names = events.Tags()["scalars"]
+        found["log"] = {name: [each.value for each in events.Scalars(name)] for name in names}
+        return found
 
 
 class Training:
-    """main() of an LLM script step by step, without its files.
-
-    `model` is (model, tokenizer), to begin with them rather than args.model.
-    """
+    """main() of an LLM script step by step, without its files. `model` is (model, tokenizer), to
+    begin with them rather than args.model."""
 
     def __init__(self, script, args, device=CPU, model=None):
         self.script, self.args = script, args
         self.model, self.tokenizer = model or script.load_policy(args, device)
         self.reference = None
-        if getattr(args, "beta", 0.0) > 0:
+        if args.beta > 0:
             self.reference = copy.deepcopy(self.model).requires_grad_(False)
         if hasattr(script, "add_critic"):
-            script.add_critic(self.model, {}, args)
+            script.add_critic(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), weight_decay=0.0, fused=True)
         train, _ = script.load_data(args)
         self.problems = script.problem_stream(train, args.seed)
 
-    def step(self, number: int, learning_rate: float | None = None) -> dict[str, float]:
-        """What step `number`, from 1 on, logs; train_step is given what it asks for by name."""
-        rng = random.Random(f"{self.args.seed} {number}")
+    def step(self, number):
+        """What step `number`, from 1 on, logs. The rate goes up, then down to 0 after the last."""
+        args = self.args
+        rng = random.Random(f"{args.seed} {number}")
         torch.manual_seed(rng.getrandbits(32))
-        if learning_rate is None:
-            learning_rate = learning_rate_at(number, self.args)
-        self.optimizer.param_groups[0]["lr"] = learning_rate
-        known = vars(self) | {"rng": rng}
-        wanted = inspect.signature(self.script.train_step).parameters
-        metrics = self.script.train_step(*(known[name] for name in wanted))
-        if isinstance(metrics, tuple):  # and a group as text, up to 72afeed
+        end = args.steps + 1
+        warmup = min(args.warmup_steps, args.steps) or 1
+        share = min(number / warmup, (end - number) / (end - warmup))
+        self.optimizer.param_groups[0]["lr"] = args.learning_rate * share
+        policy = self.model, self.reference, self.tokenizer, self.optimizer
+        metrics = self.script.train_step(*policy, self.problems, rng, args)
+        if isinstance(metrics, tuple):  # at 72afeed, with a group as text
             metrics, _ = metrics
         return {name: float(value) for name, value in metrics.items()}
 
 
 def train(script, args, steps=None, each_step=None, model=None):
-    """Train as script.main does, and evaluate at the end.
+    """Train as script.main does, and evaluate at the end. `steps` ends a run early, on the schedule
+    of args.steps; `each_step(step, model, metrics)` is called after each, counted from 1.
 
-    `steps` stops a run early, on the schedule of args.steps. The model is trained in place. After
-    every step, each counted from 1, `each_step(step, model, metrics)` is called.
-
-    Returns the model, the tokenizer, a list per metric with a number per step (None where the step
-    did not report it), and pass@1 and pass@8 at the end. Where main would stop because a metric is
-    not finite, the lists end early; a policy with weights that are not finite scores 0.
+    Returns the model (a given one is trained in place), the tokenizer, a list per metric with a
+    number per step, or None, and pass@1 at the end. Where main would stop because a metric is not
+    finite, the lists end early; weights that are not finite score 0.
     """
     training = Training(script, args, model=model)
     policy, tokenizer = training.model, training.tokenizer
-    history = []
+    history, scores = [], {"pass@1": 0.0}
     for step in range(1, (args.steps if steps is None else steps) + 1):
         metrics = training.step(step)
         if not all(map(math.isfinite, metrics.values())):
@@ -208,30 +148,20 @@ def train(script, args, steps=None, each_step=None, model=None):
         if each_step:
             each_step(step, policy, metrics)
 
-    names = list(dict.fromkeys(name for metrics in history for name in metrics))
+    names = dict.fromkeys(name for metrics in history for name in metrics)
     result = {name: [metrics.get(name) for metrics in history] for name in names}
-    result |= {"pass@1": 0.0, "pass@8": 0.0}
     if all(parameter.isfinite().all() for parameter in policy.parameters()):
         scores = evaluate(script, policy, tokenizer, args, args.eval_problems)
-        result |= {name: scores[name] for name in ("pass@1", "pass@8")}
-    return result | {"model": policy, "tokenizer": tokenizer}
+    return result | scores | {"model": policy, "tokenizer": tokenizer}
 
 
 def evaluate(script, model, tokenizer, args, num_problems=128, k=8, problems=None):
-    """Scores on the first held-out sums, or on these problems, from k samples each at temperature
-    1.
-
-    pass@1: share of right samples; pass@k: of sums with one or more. The dice are the same at
-    every call, but the caller's are left as they were.
-    """
+    """The share of right answers, of k to each of the first held-out sums, or of these problems, at
+    temperature 1. The dice are the same at every call."""
     if problems is None:
         rng = random.Random(0)
         problems = [script.make_sum(rng, held_out=True) for _ in range(num_problems)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        batch, _, rewards = script.rollout(model, tokenizer, problems, k, 1.0, args)
-    return {
-        "pass@1": rewards.mean().item(),
-        f"pass@{k}": rewards.amax(1).mean().item(),
-        "mean_length": batch["mask"].sum(1).mean().item(),
-    }
+        _, _, rewards = script.rollout(model, tokenizer, problems, k, 1.0, args)
+    return {"pass@1": rewards.mean().item()}

@@ -1,0 +1,277 @@
+"""grpo_llm.py and rloo_llm.py against TRL's trainers, on a CPU.
+
+    python tests/benchmarks/trl.py tiny                 # the built-in sums, to 0.90; 15 minutes
+    python tests/benchmarks/trl.py real --model FOLDER  # one-digit sums, to 0.80; half an hour
+    python tests/benchmarks/trl.py long --model FOLDER --gsm8k train.jsonl   # four rollouts; hours
+
+FOLDER is SmolLM2-135M-Instruct in Hugging Face's format, its products in bf16. Both sides have the
+same weights, prompts (token by token), batch, optimizer steps, KL weight and learning rate; every
+second rollout they are scored on the same held-out problems, off the clock. They take turns, each
+run a process of its own. Writes results/trl_….md; --smoke, at toy size, does not.
+
+Trained on are the completions that go forward and backward: without a KL term, ours leave out
+those without a signal. `long` asks GSM8K's questions (of openai/grade-school-math) at 128 new
+tokens; its rewards are arbitrary, so that all are trained on, and ours are measured without sharing
+prompts, too. On a CPU TRL 1.16 runs the last layer over every position.
+"""
+
+import functools
+import importlib
+import json
+import os
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import islice, product
+from math import inf
+from pathlib import Path
+from statistics import fmean, median
+from typing import Annotated
+
+import torch
+import tyro
+from bench import CPU, Training, evaluate, own_process, spread, table, write_table
+from sides import plain_logprobs
+
+HERE = Path(__file__).resolve().parent
+sys.path[:] = [path for path in sys.path if Path(path).resolve() != HERE]  # `trl` is the package
+WITH_TRL = find_spec("trl") is not None
+EVERY = 2  # rollouts from one evaluation to the next
+TRL = {  # trainer, config, and what in TRL's defaults is not the published algorithm
+    "grpo_llm": ("GRPO", {"loss_type": "grpo", "use_bias_correction_kl": False}),
+    "rloo_llm": ("RLOO", {}),
+}
+# Of real and long.
+REAL = {"dtype": "bfloat16", "verifier": "flexible", "beta": 0.0, "warmup_steps": 3, "steps": 40}
+REAL |= {"prompts_per_step": 8, "minibatches": 2, "max_new_tokens": 16, "learning_rate": 1e-5}
+TOY = {"model": "tiny", "max_new_tokens": 4, "prompts_per_step": 4, "group_size": 4}
+# Every completion gets another reward, so that each is trained on.
+ARBITRARY = "import zlib\ndef verify(text, answer):\n    return zlib.crc32(text.encode()) / 2**32\n"
+MICRO = {"tiny": (256, 256), "real": (32, 16), "long": (8, 8)}  # ours and TRL's
+
+
+@dataclass
+class Options:
+    what: Annotated[str, tyro.conf.Positional]  # tiny, real or long
+    model: str = "tiny"  # of real and long: a folder
+    gsm8k: str = ""  # of long: a JSONL file
+    scripts: tuple[str, ...] = ("grpo_llm", "rloo_llm")
+    seeds: tuple[int, ...] = (11, 12, 13)
+    rollouts: int = 0  # in each run, unscored; 0: until the target is met, in long 4
+    own_micro: bool = False  # TRL's own micro-batches of 8, rather than those that suit it
+    smoke: bool = False
+
+
+def task(options: Options, folder: Path) -> dict:
+    """Flags of all runs. One-digit sums: 65 to train on and 16 held out."""
+    if options.what == "tiny":
+        return TOY if options.smoke else {}
+    form = "{}+{}=" if options.smoke else "What is {} + {}?"
+    rows = []
+    for a, b in product(range(1, 10), repeat=2):
+        rows.append(json.dumps({"question": form.format(a, b), "answer": str(a + b)}) + "\n")
+    random.Random(0).shuffle(rows)
+    (folder / "train").write_text("".join(rows[16:]))
+    (folder / "test").write_text("".join(rows[:16]))
+    found = REAL | {"model": options.model}
+    found |= {"dataset": str(folder / "train"), "eval_dataset": str(folder / "test")}
+    if options.what == "long":
+        (folder / "verifier.py").write_text(ARBITRARY)
+        found |= {"verifier": str(folder / "verifier.py"), "max_new_tokens": 128}
+        found |= {"learning_rate": 1e-6}
+    if options.gsm8k:
+        found |= {"dataset": options.gsm8k, "eval_dataset": ""}
+    return found | (TOY if options.smoke else {})
+
+
+class Clock:
+    """Seconds of each rollout with its updates, scores, lengths, and completions trained on."""
+
+    def __init__(self, script, model, tokenizer, args, target):
+        self.evaluated, self.target = (script, model, tokenizer, args), target
+        _, self.held_out = script.load_data(args)
+        self.laps, self.scores, self.lengths, self.trained = [], [], [], 0
+        self.start = time.perf_counter()
+
+    def after_rollout(self) -> bool:
+        """Whether the target is met; without one, nothing is evaluated."""
+        self.laps.append(time.perf_counter() - self.start)
+        if self.target and len(self.laps) % EVERY == 0:
+            self.scores.append(evaluate(*self.evaluated, problems=self.held_out)["pass@1"])
+        self.start = time.perf_counter()
+        self.met = bool(self.target) and max(self.scores, default=0.0) >= self.target
+        return self.met
+
+
+def ours(script, args, target, rollouts, logprobs_of=None) -> Clock:
+    """The script's training, until the target or for so many rollouts."""
+    training = Training(script, args)
+    clock = Clock(script, training.model, training.tokenizer, args, target)
+    logprobs_of = logprobs_of or script.token_logprobs
+
+    def counted(model, batch, temperature):
+        if torch.is_grad_enabled():
+            clock.trained += len(batch["mask"])
+        return logprobs_of(model, batch, temperature)
+
+    script.token_logprobs = counted
+    for rollout in range(1, rollouts + 1):
+        found = training.step(rollout)
+        clock.lengths.append(found["completions/mean_length"])
+        if clock.after_rollout():
+            break
+    return clock
+
+
+def trl_rows(script, args, tokenizer, rollouts: int) -> list[dict]:
+    """The problems that our script would draw. A prompt is text that TRL's tokenizer turns into
+    the token ids that ours has."""
+    train, _ = script.load_data(args)
+    stream = script.problem_stream(train, args.seed)
+    problems = list(islice(stream, args.prompts_per_step * rollouts))
+    prompts = script.encode_prompts(problems, tokenizer, args)
+    texts = tokenizer.batch_decode(prompts)
+    assert tokenizer(text=texts)["input_ids"] == prompts
+    pairs = zip(texts, problems, strict=True)
+    return [{"prompt": text, "answer": answer} for text, (_, answer) in pairs]
+
+
+def trl_settings(script, args, model, rollouts: int) -> dict:
+    """Those of args in TRL's words. The rate falls to 0 over args.steps, as ours does."""
+    _, more = TRL[script.__name__]
+    updates, drawn = args.minibatches, args.prompts_per_step * args.group_size
+    micro = min(args.micro_batch_size, drawn // updates)
+    sizes = {"per_device_train_batch_size": micro, "steps_per_generation": drawn // micro}
+    sizes |= {"gradient_accumulation_steps": drawn // updates // micro}
+    rate = {"learning_rate": args.learning_rate, "lr_scheduler_type": "linear"}
+    rate |= {"warmup_steps": args.warmup_steps * updates, "max_steps": args.steps * updates}
+    sampling = {"num_generations": args.group_size, "temperature": args.temperature}
+    sampling |= {"max_completion_length": args.max_new_tokens, "seed": args.seed}
+    machine = {"use_cpu": True, "bf16": model.in_bf16, "gradient_checkpointing": False}
+    quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    quiet |= {"logging_steps": 10**6, "output_dir": tempfile.mkdtemp()}
+    return more | sizes | rate | sampling | machine | quiet | {"beta": args.beta}
+
+
+def theirs(script, args, target, rollouts) -> Clock:
+    """TRL's training, until the target or for so many rollouts."""
+    import trl
+    from datasets import Dataset
+    from transformers import TrainerCallback
+
+    model, tokenizer = script.load_policy(args, CPU)
+    tokenizer.pad_token = tokenizer.eos_token
+    clock = Clock(script, model, tokenizer, args, target)
+    verifier = script.load_verifier(args.verifier)
+
+    class Note(TrainerCallback):
+        def on_train_begin(self, *_, **__):
+            clock.start = time.perf_counter()
+
+        def on_step_end(self, _, state, control, **__):
+            if state.global_step % args.minibatches == 0:
+                model.eval()
+                met = clock.after_rollout()
+                control.should_training_stop = met or len(clock.laps) == rollouts
+
+    def reward(completions, completion_ids, answer, **_):
+        clock.lengths.append(fmean(map(len, completion_ids)))
+        return [verifier(*pair) for pair in zip(completions, answer, strict=True)]
+
+    name, _ = TRL[script.__name__]
+    trainer = getattr(trl, f"{name}Trainer")(
+        model=model,
+        reward_funcs=reward,
+        args=getattr(trl, f"{name}Config")(**trl_settings(script, args, model, rollouts)),
+        train_dataset=Dataset.from_list(trl_rows(script, args, tokenizer, rollouts)),
+        processing_class=tokenizer,
+        callbacks=[Note()],
+    )
+    compute_loss = trainer.compute_loss
+
+    def counted(model, inputs, *more, **options):
+        clock.trained += len(inputs["completion_ids"])
+        return compute_loss(model, inputs, *more, **options)
+
+    trainer.compute_loss = counted
+    trainer.train()
+    return clock
+
+
+NOT_SHARED = functools.partial(ours, logprobs_of=plain_logprobs)
+SIDES = {"ours": ours, "TRL": theirs, "ours, prompts not shared": NOT_SHARED}
+
+
+RATE = "completions a second"
+COLUMNS = {"seconds": ".1f", "rollouts": ".0f", RATE: ".1f", "of them trained on": ".0%"}
+COLUMNS |= {"tokens of one": ".1f", "MB above imports": ".0f"}
+
+
+def run_job(name: str, side: str, flags: dict, target: float | None, rollouts: int):
+    """In the new process; the last line printed is what was found."""
+    script = importlib.import_module(name)
+    if WITH_TRL:  # the same imports for all
+        importlib.import_module("trl.trainer.grpo_trainer")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    args = script.Args(**flags)
+    clock = SIDES[side](script, args, target, rollouts)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    drawn = args.prompts_per_step * args.group_size
+    found = {
+        "seconds": sum(clock.laps) if clock.met or not target else inf,
+        "rollouts": len(clock.laps),
+        RATE: drawn / median(clock.laps[1:] or clock.laps),
+        "of them trained on": clock.trained / (drawn * len(clock.laps)),
+        "tokens of one": fmean(clock.lengths),
+        "MB above imports": (after - before) / 1024,
+    }
+    print(json.dumps(found))
+
+
+def cells(name: str, side: str, runs: dict) -> list[str]:
+    """A row of the table; ours and this side are compared seed by seed."""
+    own, beside = runs[name, "ours"], runs[name, side]
+    title = f"TRL's {TRL[name][0]}Trainer" if side == "TRL" else side.replace("ours", f"{name}.py")
+    found = [title, len(beside)]
+    for key, form in COLUMNS.items():
+        found.append(spread([run[key] for run in beside], form))
+    pairs = list(zip(own, beside, strict=True))
+    found.append(spread([b["seconds"] / a["seconds"] for a, b in pairs]))
+    return [*found, spread([a[RATE] / b[RATE] for a, b in pairs])]
+
+
+def main(options: Options):
+    target = {"tiny": 0.90, "real": 0.80, "long": None}[options.what]
+    sides = ["ours", "TRL"] if WITH_TRL else ["ours"]
+    sides += ["ours, prompts not shared"] * (options.what == "long")
+    micro = (MICRO[options.what][0], 8) if options.own_micro else MICRO[options.what]
+    if options.rollouts:
+        target = None
+    runs = defaultdict(list)
+    with tempfile.TemporaryDirectory() as folder:
+        flags = task(options, Path(folder))
+        most = options.rollouts or (4 if options.what == "long" else flags.get("steps", 200))
+        for seed, name, side in product(options.seeds, options.scripts, sides):
+            chosen = flags | {"seed": seed, "micro_batch_size": micro[side == "TRL"]}
+            job = {"name": name, "side": side, "flags": chosen, "target": target}
+            runs[name, side].append(own_process(__file__, **job, rollouts=most))
+            print(name, side, seed, runs[name, side][-1], flush=True)
+    header = [f"to {target} held out" if target else "", "n", *COLUMNS]
+    header += ["times as fast as this: ours, seconds", "ours, completions a second"]
+    lines = table(header, [cells(*key, runs) for key in runs])
+    note = f"seeds {options.seeds}, micro-batches of {micro[0]} and {micro[1]}, "
+    note += f"OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', 'not set')}"
+    name = f"trl_{options.what}" + "_rate" * bool(options.rollouts) + "_own" * options.own_micro
+    write_table(name, lines, "transformers", "trl", note=note, smoke=options.smoke)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--job"]:
+        run_job(**json.loads(sys.argv[2]))
+    else:
+        main(tyro.cli(Options))

@@ -1,0 +1,80 @@
+"""A reward with a hole, and the KL penalty, in the loss or in the reward, that holds against it."""
+
+from unittest.mock import patch
+
+import torch
+from bench import train
+from harness import SHOWN, Experiment, Panel, grid
+from llm_parts import mean, warm_start
+
+import grpo_llm
+import rloo_llm
+
+METHODS = {"GRPO": grpo_llm, "RLOO, 4 steps": rloo_llm}  # β is in the loss, and in the reward
+
+
+def praise_work(completion, answer):
+    """1 for a right answer, and a little for every comma, meant for steps that are shown. The model
+    meanders: it may earn more by repeating itself, until there is no room for an answer."""
+    return grpo_llm.verify(completion, answer) + 0.2 * completion.count(",")
+
+
+def both_scores(script, policy, tokenizer, problems, args):
+    """On held-out sums, four answers to each: what the reward says, and what is true."""
+    torch.manual_seed(0)
+    _, completions, rewards = script.rollout(policy, tokenizer, problems, 4, 1.0, args)
+    answers = [answer for _, answer in problems for _ in range(4)]
+    return {
+        "proxy": rewards.mean().item(),
+        "true": mean(list(map(grpo_llm.verify, completions, answers))),
+    }
+
+
+def run(method, beta, seed, steps=40, every=5, warm=1000):
+    """Four gradient steps a rollout, at one rate."""
+    script = METHODS[method]
+    args = script.Args(beta=beta, seed=seed, steps=steps, minibatches=4, learning_rate=4e-4)
+    model, tokenizer = warm_start("meander", warm)
+    _, held_out = script.load_data(args)
+    points = []
+
+    def each_step(step, policy, metrics):
+        if step % every == 0:
+            points.append(both_scores(script, policy, tokenizer, held_out[:64], args))
+
+    with patch.object(script, "load_verifier", lambda name: praise_work):
+        each_step(0, model, {})
+        train(script, args, each_step=each_step, model=(model, tokenizer))
+    curves = {f"{name} by then": [point[name] for point in points] for name in points[0]}
+    return points[-1] | curves | {"best true": max(curves["true by then"])}
+
+
+STEPS, CURVES = list(range(0, 41, 5)), {}
+for beta in (0.0, 0.3):
+    CURVES[f"reward, β {beta:g}"] = ({"method": "GRPO", "beta": beta}, "proxy by then")
+    CURVES[f"right, β {beta:g}"] = ({"method": "GRPO", "beta": beta}, "true by then")
+ENDS = {
+    "β in the loss (GRPO)": ({"method": "GRPO"}, "true"),
+    "β in the reward (RLOO)": ({"method": "RLOO, 4 steps"}, "true"),
+}
+EXPERIMENT = Experiment(
+    claim="A policy finds the hole in its reward; KL to the reference keeps it from there.",
+    verdict=SHOWN,
+    run=run,
+    jobs=grid(5, method=list(METHODS), beta=[0.0, 0.1, 0.3, 1.0]),
+    smoke=grid(1, method=list(METHODS), beta=[0.0, 0.3], steps=[1], every=[1], warm=[2]),
+    panels=[
+        Panel("The reward given, and what is true", CURVES, ("rollouts", "mean"), x=STEPS),
+        Panel("Right answers at the end", ENDS, ("β", "share of answers"), x="beta"),
+    ],
+    finding="""
+    Each comma pays 0.2. Without KL, GRPO's reward climbs to {GRPO, 0.0 / proxy :.2f}, while the
+    share of right answers, at best {GRPO, 0.0 / best true / range :.2f}, falls to
+    {GRPO, 0.0 / true / range :.2f}, over five seeds. RLOO's falls to
+    {RLOO, 4 steps, 0.0 / true / range :.2f}. With β 0.3 they end at {GRPO, 0.3 / true / range :.2f}
+    (p = {GRPO, 0.0 ~ GRPO, 0.3 / true / p :.3f}) and {RLOO, 4 steps, 0.3 / true / range :.2f} (p =
+    {RLOO, 4 steps, 0.0 ~ RLOO, 4 steps, 0.3 / true / p :.3f}). β 1 keeps the policy from learning,
+    too: {GRPO, 1.0 / true :.2f} and {RLOO, 4 steps, 1.0 / true :.2f}. And GRPO without KL, stopped
+    at its best, does as well as with β 0.3. This is one reward, made for it.
+    """,
+)
