@@ -208,3 +208,15 @@ def scalars(folder, name):
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
     return [event.value for event in events.Scalars(name)]
+
+
+def spy(monkeypatch, owner, name):
+    """The arguments and the result of each call of a function of this module or object."""
+    calls, real = [], getattr(owner, name)
+
+    def watched(*args, **options):
+        calls.append((args, real(*args, **options)))
+        return calls[-1][1]
+
+    monkeypatch.setattr(owner, name, watched)
+    return calls

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import Characters, equal, random_model, script
+from conftest import Characters, equal, random_model, script, spy
 
 dapo = script("dapo_llm")
 
@@ -96,21 +96,15 @@ def test_dead_groups_move_nothing_though_their_lengths_differ(monkeypatch, verdi
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     flags = {"max_resample": 2, "max_new_tokens": 6, "overlong_cache": 1.0}
     args = dapo.Args(prompts_per_step=4, group_size=4, **flags)
-    penalties = record(monkeypatch, "overlong_penalty")
+    penalties = spy(monkeypatch, dapo, "overlong_penalty")
     torch.manual_seed(0)
     rng = random.Random(0)
     metrics = dapo.train_step(model, None, Characters(), optimizer, problems(), rng, args)
-    assert penalties[0].view(8, 4).std(1).any(), "the penalty told none of them apart"
+    ((_, penalty),) = penalties
+    assert penalty.view(8, 4).std(1).any(), "the penalty told none of them apart"
     assert equal(model.state_dict(), before) and not optimizer.state
     assert metrics["discarded_groups"] == 8
     assert metrics["reward"] == pytest.approx(verdict) and not {"loss", "grad_norm"} & set(metrics)
-
-
-def record(monkeypatch, function):
-    """What that function of the script returns, each time it is called."""
-    results, real = [], getattr(dapo, function)
-    monkeypatch.setattr(dapo, function, lambda *args: results.append(real(*args)) or results[-1])
-    return results
 
 
 def train_step(model, reference=None, rate=0.0, **flags):
@@ -124,31 +118,27 @@ def train_step(model, reference=None, rate=0.0, **flags):
 
 def test_it_trains_on_informative_groups_alone_and_counts_what_it_discards(monkeypatch):
     """Their advantages are those of the rewards with the penalty."""
-    batches, real = [], dapo.train_minibatch
-    monkeypatch.setattr(
-        dapo,
-        "train_minibatch",
-        lambda m, o, batch, a: batches.append(batch) or real(m, o, batch, a),
-    )
-    drawn, penalties = record(monkeypatch, "rollout"), record(monkeypatch, "overlong_penalty")
+    steps = spy(monkeypatch, dapo, "train_minibatch")
+    drawn, penalties = spy(monkeypatch, dapo, "rollout"), spy(monkeypatch, dapo, "overlong_penalty")
     coin = random.Random(0)
     monkeypatch.setattr(dapo, "load_verifier", lambda _: lambda *_: float(coin.random() < 0.05))
     metrics = train_step(random_model(), minibatches=1, max_resample=50, overlong_cache=1.0)
-    rewards = torch.cat([rewards for _, _, rewards in drawn])
-    shaped = (rewards + penalties[0].view_as(rewards))[rewards.std(1) > 0][:4]
+    rewards = torch.cat([rewards for _, (_, _, rewards) in drawn])
+    ((_, penalty),) = penalties
+    shaped = (rewards + penalty.view_as(rewards))[rewards.std(1) > 0][:4]
     expected = dapo.compute_advantages(shaped, dapo.Args()).flatten()
-    (batch,) = batches
+    (((_, _, batch, _), _),) = steps
     assert sorted(batch["advantages"].tolist()) == pytest.approx(sorted(expected.tolist()))
-    assert len(expected) == 16 and penalties[0].unique().numel() > 5
+    assert len(expected) == 16 and penalty.unique().numel() > 5
     assert metrics["discarded_groups"] == 4 * len(drawn) - 4 > 0
-    assert metrics["num_tokens"] == sum(int(each[0]["mask"].sum()) for each in drawn)
+    assert metrics["num_tokens"] == sum(int(each["mask"].sum()) for _, (each, _, _) in drawn)
 
 
 def test_the_kl_of_beta_is_of_the_kept_groups_alone(monkeypatch):
     """DAPO has none by default; with --beta it is GRPO's, and nothing is read for what is thrown
     away."""
-    reads, coin = record(monkeypatch, "batch_logprobs"), random.Random(0)
+    reads, coin = spy(monkeypatch, dapo, "batch_logprobs"), random.Random(0)
     monkeypatch.setattr(dapo, "load_verifier", lambda _: lambda *_: float(coin.random() < 0.1))
     metrics = train_step(random_model(), random_model(seed=1), beta=0.1)
     assert metrics["discarded_groups"] > 0 and metrics["kl"] > 0.1
-    assert [len(logprobs) for logprobs in reads] == [16]
+    assert [len(logprobs) for _, logprobs in reads] == [16]

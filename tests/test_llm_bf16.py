@@ -4,7 +4,7 @@ emulates.)"""
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, script
+from conftest import LLM_SCRIPTS, script, spy
 from test_llm_passes import take_step, toy, verify_some
 
 grpo = script("grpo_llm")
@@ -72,18 +72,11 @@ def off_by(module, monkeypatch, nats):
     monkeypatch.setattr(module, "generate", generate)
 
 
-def spy(module, function, monkeypatch):
-    """The arguments and the result of each call."""
-    calls, real = [], getattr(module, function)
-    monkeypatch.setattr(module, function, lambda *a: calls.append((a, real(*a))) or calls[-1][1])
-    return calls
-
-
 def test_rloos_kl_is_exactly_zero_before_the_first_step(monkeypatch):
     """Else rounding enters each reward: its advantages would be noise where rewards are equal."""
     rloo, (model, reference) = script("rloo_llm"), toy(in_bf16=True)
     off_by(rloo, monkeypatch, 0.01)
-    shaped = spy(rloo, "compute_advantages", monkeypatch)
+    shaped = spy(monkeypatch, rloo, "compute_advantages")
     metrics = take_step("rloo_llm", monkeypatch, verify_some, model, reference, sgd(model))
     rewards = shaped[0][0][0]
     assert metrics["kl"] == 0 and 0 < rewards.mean() < 1
@@ -96,9 +89,9 @@ def test_pi_old_is_taken_from_the_training_pass_once_for_the_whole_rollout(monke
     rows. In float32 the sampler's own will do."""
     module, (model, reference) = script(name), toy(name, in_bf16=True)
     off_by(module, monkeypatch, 0.01)
-    passes = spy(module, "batch_logprobs", monkeypatch)
-    given = spy(module, "surrogate", monkeypatch)
-    minibatches = spy(module, "train_minibatch", monkeypatch)
+    passes = spy(monkeypatch, module, "batch_logprobs")
+    given = spy(monkeypatch, module, "surrogate")
+    minibatches = spy(monkeypatch, module, "train_minibatch")
     flags = {"update_epochs": 3, "minibatches": 3}
     metrics = take_step(name, monkeypatch, verify_some, model, reference, sgd(model), **flags)
     assert [call[0][0] for call in passes] == [model, reference]

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, equal, last_checkpoint, scalars, script, weights
+from conftest import LLM_SCRIPTS, equal, last_checkpoint, scalars, script, spy, weights
 from launch import flags, run
 
 grpo = script("grpo_llm")
@@ -24,8 +24,7 @@ def test_zero_steps_print_every_score_and_change_nothing(quick, tmp_path, capsys
     """Of a model that a run has saved, with the scores that this run measured."""
     trained = grpo.main(grpo.Args(**quick))
     model, before = str(last_checkpoint(trained["folder"])), weights(trained["folder"])
-    loaded, load = [], grpo.load_policy
-    monkeypatch.setattr(grpo, "load_policy", lambda *a: loaded.append(load(*a)) or loaded[-1])
+    loaded = spy(monkeypatch, grpo, "load_policy")
     capsys.readouterr()
     own = {"model": model, "steps": 0, "micro_batch_size": 128}
     found = grpo.main(grpo.Args(**quick | own | {"output_dir": str(tmp_path / "new")}))
@@ -36,7 +35,7 @@ def test_zero_steps_print_every_score_and_change_nothing(quick, tmp_path, capsys
         assert found[f"eval/{name}"] == trained[f"eval/{name}"]
         assert scalars(found["folder"], f"eval/{name}") == [pytest.approx(found[f"eval/{name}"])]
     assert found["eval/pass@1_initial"] == found["eval/pass@1"]
-    ((policy, _),) = loaded  # no reference
+    ((_, (policy, _)),) = loaded  # no reference
     assert equal(policy.state_dict(), before) and equal(weights(trained["folder"]), before)
     assert not list(Path(found["folder"]).glob("step-*"))
 

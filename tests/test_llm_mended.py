@@ -17,7 +17,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from conftest import Characters, last_checkpoint, random_model, script
+from conftest import Characters, last_checkpoint, random_model, script, spy
 from launch import ROOT, flags
 from test_llm_resume import files
 
@@ -148,8 +148,7 @@ def test_a_tokenizer_that_ends_every_text(pretrained):
 
 def test_prompts_are_tokenized_in_one_call(monkeypatch):
     """B13."""
-    calls, real = [], Characters.__call__
-    monkeypatch.setattr(Characters, "__call__", lambda *a, **k: calls.append(1) or real(*a, **k))
+    calls = spy(monkeypatch, Characters, "__call__")
     grpo.encode_prompts(PROBLEMS * 50, Characters(), grpo.Args())
     assert len(calls) == 1
 

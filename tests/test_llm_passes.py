@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, Characters, random_model, script, with_critic
+from conftest import LLM_SCRIPTS, Characters, random_model, script, spy, with_critic
 
 GROUPED = [name for name in LLM_SCRIPTS if name != "ppo_llm"]  # its critic learns at every step
 
@@ -97,21 +97,16 @@ def toy(name="grpo_llm", in_bf16=False):
 def test_pi_old_stays_that_of_the_rollout_in_all_passes(monkeypatch, name, in_bf16):
     """If it were taken anew, the policy could wander without a bound; each row comes three times,
     always with the same numbers, and those of π_ref stay too, as do advantages and returns."""
-    module, seen = script(name), {}
-    real = module.train_minibatch
-
-    def train_minibatch(model, optimizer, batch, args):
+    steps, seen = spy(monkeypatch, script(name), "train_minibatch"), {}
+    model, reference = toy(name, in_bf16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    take_step(name, monkeypatch, verify_some, model, reference, optimizer, update_epochs=3)
+    for (_, _, batch, _), _ in steps:
         for i in range(len(batch["mask"])):
             row = tuple(batch["prompt_ids"][i].tolist() + batch["completion_ids"][i].tolist())
             kept = batch.keys() & {"old_logprobs", "ref_logprobs", "advantages", "returns"}
             given = [batch[key][i].expand(len(batch["mask"][i])) for key in sorted(kept)]
             seen.setdefault(row, []).append(torch.stack(given))
-        return real(model, optimizer, batch, args)
-
-    monkeypatch.setattr(module, "train_minibatch", train_minibatch)
-    model, reference = toy(name, in_bf16)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    take_step(name, monkeypatch, verify_some, model, reference, optimizer, update_epochs=3)
     assert len(seen) > 10
     for given in seen.values():
         assert len(given) % 3 == 0 and all(torch.equal(each, given[0]) for each in given)
@@ -150,11 +145,8 @@ def test_equal_rewards_move_nothing(monkeypatch, name, flags, reward, in_bf16):
 @pytest.mark.parametrize("name", GROUPED)
 def test_minibatches_without_a_step_are_not_in_the_averages(monkeypatch, name):
     """One live group of six: two of the three minibatches take no step, and log nothing."""
-    module, results, dice = script(name), [], random.Random(0)
-    real, (model, _) = module.train_minibatch, toy()
-    monkeypatch.setattr(
-        module, "train_minibatch", lambda *each: results.append(real(*each)) or results[-1]
-    )
+    dice, (model, _) = random.Random(0), toy()
+    steps = spy(monkeypatch, script(name), "train_minibatch")
 
     def verify(completion, answer):
         return dice.random() if answer == "live" else 1.0
@@ -163,6 +155,6 @@ def test_minibatches_without_a_step_are_not_in_the_averages(monkeypatch, name):
     flags |= {"minibatches": 3, "beta": 0.0, "answers": ["", "live"] + [""] * 4}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     metrics = take_step(name, monkeypatch, verify, model, None, optimizer, **flags)
-    *none, live = sorted(results, key=len)
+    *none, live = sorted((result for _, result in steps), key=len)
     assert none == [{}, {}] and live["grad_norm"] > 0
     assert {key: metrics[key] for key in live} == pytest.approx(live)

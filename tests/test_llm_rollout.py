@@ -4,7 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import Characters, random_model, script
+from conftest import Characters, random_model, script, spy
 from oracles import single_rows
 
 grpo = script("grpo_llm")
@@ -64,12 +64,12 @@ def test_stop_at_once_and_never(stops, width):
 
 def test_prompt_is_read_once_and_finished_rows_leave(monkeypatch):
     """The rows of each forward pass: P for the prompts, then only what is still being written."""
-    model, rows = random_model("llama"), []
-    forward = model.forward
-    monkeypatch.setattr(model, "forward", lambda x, **k: rows.append(len(x)) or forward(x, **k))
+    model = random_model("llama")
+    calls = spy(monkeypatch, model, "forward")
     torch.manual_seed(0)
     batch = grpo.generate(model, PROMPTS, 8, 12, 1.0)
     lengths = batch["mask"].sum(1)
+    rows = [len(input_ids) for (input_ids,), _ in calls]
     assert rows == [3, *(int((lengths > t).sum()) for t in range(1, batch["mask"].shape[1]))]
 
 
@@ -101,8 +101,7 @@ def test_rewards_are_those_of_their_completions(monkeypatch):
 
 def test_no_more_questions_at_a_time_than_in_a_step(monkeypatch):
     """Else an evaluation on 256 questions of 8 samples would need the memory of 2048 rows."""
-    sizes, real = [], grpo.generate
-    monkeypatch.setattr(grpo, "generate", lambda *a: sizes.append(len(a[1])) or real(*a))
+    calls = spy(monkeypatch, grpo, "generate")
     problems, args = [(f"{i}+1", "1") for i in range(5)], grpo.Args(prompts_per_step=2)
     grpo.evaluate(random_model(), Characters(), problems, args, Mock(), 0)
-    assert sizes == [2, 2, 2, 2, 1, 1]
+    assert [len(prompts) for (_, prompts, *_), _ in calls] == [2, 2, 2, 2, 1, 1]

@@ -14,6 +14,7 @@ from conftest import (
     last_checkpoint,
     scalars,
     script,
+    spy,
     weights,
 )
 from launch import run
@@ -160,14 +161,14 @@ def test_cache_key_holds_what_shapes_the_weights(part, monkeypatch):
 
 
 def test_reference_stays_and_is_not_loaded_without_kl(quick, monkeypatch):
-    seen, loaded, real, load = [], [], grpo.batch_logprobs, grpo.load_policy
+    seen, real = [], grpo.batch_logprobs
+    loaded = spy(monkeypatch, grpo, "load_policy")
 
-    def spy(reference, batch, args):
+    def look(reference, batch, args):
         seen.append({name: tensor.clone() for name, tensor in reference.state_dict().items()})
         return real(reference, batch, args)
 
-    monkeypatch.setattr(grpo, "batch_logprobs", spy)
-    monkeypatch.setattr(grpo, "load_policy", lambda *a: loaded.append(1) or load(*a))
+    monkeypatch.setattr(grpo, "batch_logprobs", look)
     run = grpo.main(grpo.Args(**quick | {"steps": 3}))
     assert len(seen) == 3 and equal(seen[0], seen[2]) and len(loaded) == 2
     assert not equal(seen[0], weights(run["folder"]))

@@ -3,7 +3,7 @@ those of single rows, without padding or cache."""
 
 import pytest
 import torch
-from conftest import random_model, script
+from conftest import random_model, script, spy
 from oracles import check_logprobs
 
 grpo = script("grpo_llm")
@@ -68,18 +68,18 @@ def test_short_rows_are_read_at_the_width_of_the_rollout(monkeypatch):
     some = grpo.take_rows(batch, (lengths < lengths.max()).nonzero()[:, 0])
     assert 2 < some["mask"].sum(1).max() < T
     check_logprobs(grpo, model, some, 0.7)
-    shapes, forward = [], model.forward
-    monkeypatch.setattr(model, "forward", lambda x, **k: shapes.append(x.shape) or forward(x, **k))
+    calls = spy(monkeypatch, model, "forward")
     grpo.token_logprobs(model, some, 1.0)
-    assert shapes[1] == (len(some["mask"]), T - 1)  # but for the last token, which tells nothing
+    _, ((rest,), _) = calls
+    assert rest.shape == (len(some["mask"]), T - 1)  # but for the last token, which tells nothing
 
 
 @pytest.mark.parametrize("rows,prompts", [(range(12), 3), (ROWS["torn groups"], 3), ([0, 4, 1], 3)])
 def test_each_prompt_is_read_once_for_its_neighbours(monkeypatch, rows, prompts):
     """A prompt as wide as all of the batch's, and never once per row."""
-    model, shapes = random_model(), []
+    model = random_model()
     batch = grpo.take_rows(drawn(model), torch.tensor(rows))
-    width, forward = batch["mask"].shape[1], model.forward
-    monkeypatch.setattr(model, "forward", lambda x, **k: shapes.append(x.shape) or forward(x, **k))
+    calls, width = spy(monkeypatch, model, "forward"), batch["mask"].shape[1]
     grpo.token_logprobs(model, batch, 1.0)
+    shapes = [input_ids.shape for (input_ids,), _ in calls]
     assert shapes == [(prompts, 5), (len(rows), width - 1)]

@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, Characters, random_model, script, with_critic
+from conftest import LLM_SCRIPTS, Characters, random_model, script, spy, with_critic
 from oracles import KL_IN_REWARD, clipped_share, gradient_of_step, row_by_row
 
 grpo, rloo = script("grpo_llm"), script("rloo_llm")
@@ -70,8 +70,7 @@ def test_rows_without_an_advantage_are_left_out_and_change_nothing(name, monkeyp
     And a group without an advantage costs nothing, its prompt included. (PPO's critic learns from
     every row.)"""
     model, batch, args = moved(name, beta=0.0)
-    rows, forward, even = [], model.forward, torch.arange(12) % 2
-    monkeypatch.setattr(model, "forward", lambda x, **k: rows.append(len(x)) or forward(x, **k))
+    calls, even = spy(monkeypatch, model, "forward"), torch.arange(12) % 2
 
     def of(kept):
         return step(name, model, batch | {"advantages": batch["advantages"] * kept}, args)[0]
@@ -79,6 +78,7 @@ def test_rows_without_an_advantage_are_left_out_and_change_nothing(name, monkeyp
     found = [of(kept) for kept in (torch.ones(12), even, 1 - even)]
     torch.testing.assert_close(found[1] + found[2], found[0], rtol=1e-4, atol=1e-6)
     of(torch.arange(12) >= 4)
+    rows = [len(input_ids) for (input_ids,), _ in calls]
     assert rows == [3, 12, 3, 6, 3, 6, 2, 8]  # prompts, then completions, of each step
 
 

@@ -5,7 +5,7 @@ each token, an entropy bonus. And what only a critic allows: a single completion
 import pytest
 import torch
 import transformers
-from conftest import last_checkpoint, random_model, scalars, script, with_critic
+from conftest import last_checkpoint, random_model, scalars, script, spy, with_critic
 from oracles import gae, single_rows
 from test_llm_architectures import COMMON, toy
 from test_llm_passes import take_step, verify_some
@@ -63,8 +63,8 @@ def seen_in_a_step(monkeypatch, drift=None, **flags):
     def batch_logprobs(reference, batch, args):
         return batch["old_logprobs"] - drift[:, : batch["mask"].shape[1]] * batch["mask"]
 
-    for spy in (compute_advantages, rollout, batch_logprobs):
-        monkeypatch.setattr(ppo, spy.__name__, spy)
+    for patch in (compute_advantages, rollout, batch_logprobs):
+        monkeypatch.setattr(ppo, patch.__name__, patch)
     flags, model = {"max_new_tokens": 6} | flags, with_critic("ppo_llm", random_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     given = (model, None, optimizer, "012" * 2)
@@ -184,10 +184,9 @@ def test_the_saved_model_is_the_policy_alone(model, pretrained, gsm_file, quick,
 
 def test_only_the_policy_has_a_critic(quick, monkeypatch):
     """Not the reference, which is as large as it is; and one optimizer has both halves."""
-    seen, train_step = [], ppo.train_step
-    monkeypatch.setattr(ppo, "train_step", lambda *each: seen.extend(each) or train_step(*each))
+    calls = spy(monkeypatch, ppo, "train_step")
     ppo.main(ppo.Args(**quick | {"steps": 1}))
-    model, reference, _, optimizer = seen[:4]
+    (((model, reference, _, optimizer, *_), _),) = calls
     assert not hasattr(reference, "critic")
     trained = {p.data_ptr() for p in optimizer.param_groups[0]["params"]}
     assert trained == {p.data_ptr() for p in model.parameters()}

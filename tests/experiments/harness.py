@@ -119,7 +119,8 @@ def try_out(name):
     chosen = load(name)
     given = {column for job in chosen.smoke for column in chosen.run(**job)}
     taken = {column for panel in chosen.panels for _, column in panel.lines.values()}
-    taken |= {column for other, _, column, *_ in FIELD.findall(chosen.finding) if not other}
+    fields = FIELD.findall(" ".join(chosen.finding.split()))
+    taken |= {column for other, _, column, *_ in fields if not other}
     if taken - given:
         sys.exit(f"{name}: no run gives {', '.join(taken - given)}")
     print(f"{name}: {', '.join(sorted(given))}", flush=True)

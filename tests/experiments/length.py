@@ -94,12 +94,8 @@ EXPERIMENT = Experiment(
     rollouts a question with 1 or 7 right answers of 8 has
     {8, True / norm at 1 or 7 of 8 / at 3 to 5 / range :.2f} times the gradient of one with 3 to 5,
     without the division {8, False / norm at 1 or 7 of 8 / at 3 to 5 / range :.2f} times: it still
-    has less. After 16, nearly always or never solved ones have {16, True /
-    their share of the gradient :.0%} of the gradient, without it {16, False /
-    their share of the gradient :.0%} (p = {16, True ~ 16, False /
-    their share of the gradient / p :.2f}). Over five seeds GRPO's wrong answers go from
-    {GRPO / wrong at the start :.1f} tokens to {GRPO / wrong, second half / range :.1f}, without
-    1/|o_i| to
+    has less. Over five seeds GRPO's wrong answers go from {GRPO / wrong at the start :.1f} tokens
+    to {GRPO / wrong, second half / range :.1f}, without 1/|o_i| to
     {GRPO, constant / wrong, second half / range :.1f} (p = {GRPO ~
     GRPO, constant / wrong, second half / p :.2f}), Dr. GRPO's to {Dr. GRPO /
     wrong, second half :.1f} (p = {GRPO ~ Dr. GRPO / wrong, second half / p :.2f}).
