@@ -52,6 +52,7 @@ REAL |= {"prompts_per_step": 8, "minibatches": 2, "max_new_tokens": 16, "learnin
 TOY = {"model": "tiny", "max_new_tokens": 4, "prompts_per_step": 4, "group_size": 4}
 # Every completion gets another reward, so that each is trained on.
 ARBITRARY = "import zlib\ndef verify(text, answer):\n    return zlib.crc32(text.encode()) / 2**32\n"
+THREADS = os.environ.get("OMP_NUM_THREADS", "")
 MICRO = {"tiny": (256, 256), "real": (32, 16), "long": (8, 8)}  # ours and TRL's
 
 
@@ -265,8 +266,9 @@ def main(options: Options):
     header += ["times as fast as this: ours, seconds", "ours, completions a second"]
     lines = table(header, [cells(*key, runs) for key in runs])
     note = f"seeds {options.seeds}, micro-batches of {micro[0]} and {micro[1]}, "
-    note += f"OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', 'not set')}"
+    note += f"OMP_NUM_THREADS {THREADS or 'not set'}"
     name = f"trl_{options.what}" + "_rate" * bool(options.rollouts) + "_own" * options.own_micro
+    name += f"_{THREADS}_threads" * bool(THREADS)
     write_table(name, lines, "transformers", "trl", note=note, smoke=options.smoke)
 
 
