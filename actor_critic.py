@@ -10,7 +10,7 @@ taken anew each time, but no gradient flows through it.
 
 Why: REINFORCE waits for whole episodes, and credits every action with all that came after it. The
 TD error δ_t depends on a single reward and a single step of the environment, so it varies far less,
-and a rollout may stop anywhere: no episode is too long. On CartPole that saves no steps.
+and a rollout may stop anywhere: no episode is too long. On CartPole no gain is seen.
 
 Weakness: δ_t is unbiased only if V(s_{t+1}) is right, so V must learn faster than the policy
 (--update-epochs). And nothing limits how far a step moves the policy.
@@ -18,7 +18,7 @@ Weakness: δ_t is unbiased only if V(s_{t+1}) is right, so V must learn faster t
     python actor_critic.py                                                     # CartPole-v1
     python actor_critic.py --env-id Acrobot-v1
 
-Sutton & Barto 2018, Reinforcement Learning, section 13.5
+Barto, Sutton & Anderson 1983, doi:10.1109/TSMC.1983.6313077; Sutton & Barto 2018, section 13.5
 Two time scales: Konda & Tsitsiklis 2000. Parallel environments: Mnih et al. 2016, arXiv:1602.01783
 """
 

@@ -16,10 +16,10 @@ saves an answer, move fastest, are clipped first, and learn no more from this ro
 REINFORCE with a truncated importance weight: every token keeps its gradient. (The paper divides by
 the tokens of a question's group, and adds DAPO's dynamic sampling and length penalty.)
 
-Weakness. Where A_i > 0 nothing ends a token's push: only the learning rate and --max-grad-norm
-bound a step; where A_i < 0 the weight goes to 0 with r_it. The paper tunes ε_high but does not
-print it; for the tiny model 0.2 to 4 made little difference in two seeds, as its ratios seldom
-exceed 1.2 (tests/benchmarks/results/llm_sweep.md).
+Weakness. Where A_i > 0 nothing ends a token's push: only the learning rate bounds a step; where
+A_i < 0 the weight goes to 0 with r_it. The paper tunes ε_high but does not print it; for the tiny
+model 0.2 to 4 made little difference in two seeds, as its ratios seldom exceed 1.2
+(tests/benchmarks/results/llm_sweep.md).
 
 Without flags, a tiny model learns on a laptop, in a minute. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl

@@ -11,10 +11,10 @@ before it.
     r_it = π_θ(o_it) / π_old(o_it)                    1 until the policy moves
     k3   = e^d − d − 1,   d = log π_ref − log π_θ     keeps π near where it began, π_ref
 
-Why. PPO trains a value network as large as the policy to tell what reward to expect; a group of
-completions tells it without training. RLOO has such a baseline too, but no clip, so a rollout
-serves one gradient step. With PPO's clip it serves several: here four, each on a quarter of it (in
-the paper one; G = 64, β = 0.04). RLOO's KL penalty moves from the reward to the loss, per token.
+Why. PPO trains a value network as large as the policy to tell what reward to expect; a group tells
+it without. RLOO has such a baseline too, but no clip. With PPO's, a rollout bears more steps: here
+four, each on a quarter of it, and --update-epochs passes over all of it (the paper takes one step;
+G = 64, β = 0.04). RLOO's KL penalty moves from the reward to the loss, per token.
 
 Weakness. 1/|o_i| makes each token of a long wrong answer cheap. 1/std R adds weight to questions
 solved almost always or almost never; and since a z-score ignores scale, rewards that differ by a

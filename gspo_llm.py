@@ -10,9 +10,9 @@ before it.
     A_i = (R_i − mean R) / std R                      over its group, not over the minibatch
     s_i = (π_θ(o_i) / π_old(o_i))^(1/|o_i|)           the geometric mean of the token ratios
 
-Why. GRPO weighs each token by a ratio of its own, and one sample of a token says next to nothing
-about how its distribution has moved: the ratios are mostly noise. The ratio of a whole completion
-would be noisier still; its mean over the tokens, s_i, varies less, and is clipped more narrowly.
+Why. GRPO weighs each token by a ratio of its own, which says little about how the distribution that
+it was drawn from has moved: mostly noise, says the paper. The ratio of a whole completion would be
+noisier still; s_i, the geometric mean of its tokens', varies less, and is clipped more narrowly.
 It also steadies mixtures of experts, the paper's use: after an update a token may be routed to
 other experts, and its ratio jumps, while s_i hardly moves.
 

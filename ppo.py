@@ -14,9 +14,9 @@ each rollout to keep the KL near a target.
 
 Weakness: the clip keeps a sample from pushing its own ratio further, but not the other samples from
 doing so: nothing bounds the distance to π_old. Where A_t < 0 a ratio above 1 + ε is not clipped,
-however large: dual-clip PPO adds that bound (Ye et al. 2020, arXiv:1912.09729). Nor is PPO always
-ahead of TRPO: here they are level on CartPole and Pendulum; PPO leads on LunarLander and TRPO on
-HalfCheetah, but with settings that differ in γ, λ and N as well (tests/benchmarks/RESULTS.md).
+however large: dual-clip PPO adds that bound (Ye et al. 2020, arXiv:1912.09729). Nor is PPO seen
+to be ahead of TRPO here: only on LunarLander are they apart, with three seeds, and with settings
+that differ in γ, λ and N as well (tests/benchmarks/RESULTS.md).
 
     python ppo.py                                                              # CartPole-v1
     python ppo.py --env-id Pendulum-v1 --gamma 0.9 --total-timesteps 300000    # continuous actions

@@ -1,5 +1,7 @@
-"""The README's commands, flags, files, quoted lines and numbers."""
+"""README's and tests/examples/README.md's commands, flags, files, quoted lines and numbers."""
 
+import doctest
+import functools
 import os
 import re
 import shlex
@@ -8,24 +10,29 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import tyro
 from conftest import CLASSIC_SCRIPTS, LLM_SCRIPTS, ROOT, script
 from launch import Launched
 from lineage import FAMILY, PATHS, changed
 
 pytestmark = pytest.mark.usefixtures("tiny_model")
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.S | re.M)
-QUOTES = re.findall(r"^(`\w(?:.+\n)+?)```python\n((?:.+\n)+?)```$", README, re.M)
+README, EXAMPLES = ROOT / "README.md", ROOT / "tests/examples/README.md"
+PAGES = {page: page.read_text() for page in (README, EXAMPLES)}
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", "".join(PAGES.values()), re.S | re.M)
+QUOTES = re.findall(r"^(`\w(?:.+\n)+?)```python\n((?:.+\n)+?)```$", PAGES[README], re.M)
+
+
+def test_the_front_page_stays_short():
+    lines = PAGES[README].splitlines()
+    assert len(lines) <= 160 and sum(len(line.split()) for line in lines) <= 1700
 
 
 # -------------------------------------------------------------------------------------- Numbers
 
-SCRIPTS = {name: path for name, path in PATHS.items() if "/" not in path}
-LINES = {name: len((ROOT / path).read_text().splitlines()) for name, path in SCRIPTS.items()}
-PARENTS = {name: FAMILY[name].parent for name in SCRIPTS if FAMILY[name].parent}
+LINES = {name: len((ROOT / path).read_text().splitlines()) for name, path in PATHS.items()}
 RESULTS = ROOT / "tests/benchmarks/results"
-UNTRAINED = "untrained, 128 tokens"
+WAYS = ("untrained, 128 tokens", "untrained, 24 tokens, three answered before", "GRPO")
 
 
 def cells(name: str) -> dict[str, dict[str, str]]:
@@ -35,58 +42,94 @@ def cells(name: str) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
 
 
-def test_headline_numbers_are_those_measured():
-    """All twenty of the first screen. Where one has moved, read its sentence again."""
-    llm = sorted(LINES[name] for name in LLM_SCRIPTS if name in LINES)
-    classic = sorted(LINES[name] for name in CLASSIC_SCRIPTS)
-    diffs = sorted(map(changed, PARENTS))
+def test_numbers_in_sentences_are_those_measured():
+    """Where one has moved, read its sentence again."""
     seeds, cartpole = cells("classic_seeds"), cells("classic_cartpole")
     (solved,) = {row["solved"] for row in seeds.values()}
     seconds = sorted(float(row["seconds to 475, median"]) for row in seeds.values())
     faster = sorted(float(cartpole[name]["times faster"]) for name in list(cartpole)[1:])
     sums = cells("llm_compare")["grpo_llm"]
     start, end = float(sums["pass@1 before"]), float(sums["after"])
-    trained, untrained = map(cells("real_model").get, ("largest, GRPO", f"largest, {UNTRAINED}"))
-    before, after = float(untrained["greedy"]), float(trained["greedy"].split()[-1])
-    rates = [row["ratio"] for name, row in cells("trl_speed").items() if "per second" in name]
     said = [
-        f"{classic[0]} to {classic[-1]} lines per classic script",
-        f"{llm[0]:,} to {llm[-1]:,} per language-model script",
-        f"diffs of {diffs[0]} to {diffs[-1]} lines",
         f"on {solved} seeds by all four, in {seconds[0]:.0f} to {seconds[-1]:.0f} s",
         f"{start:.0%} → {end:.0%} in {sums['seconds']} s",
-        f"on {before:.0%} of unseen questions",
-        f"on {after:.0%} after {float(trained['minutes on one core']):.0f} minutes",
         f"in a {faster[0]:.0f}th to a {faster[-1]:.0f}th of Stable-Baselines3's time",
-        f"{rates[0]} (GRPO) and {rates[1]} (RLOO) times TRL's",
     ]
-    text = " ".join(README.replace(" %", "%").split())
+    column = "ours, completions a second"
+    for name in ("trl_tiny_1_threads", "trl_tiny_2_threads", "trl_real", "trl_long"):
+        ratio = cells(name)["TRL's GRPOTrainer"][column].split()[0]
+        said.append(f"{float(ratio):.1f} ")
+    text = " ".join(PAGES[README].replace(" %", "%").split())
     assert [each for each in said if each not in text] == []
 
 
-def test_the_map_says_sizes_and_verdicts_of_all_scripts():
+def test_the_map_and_the_walk_say_sizes_and_verdicts():
+    """Of each script its lines, and those that differ from its parent's; of each claim linked, its
+    verdict."""
+    row = r"^\| \[(\w+)\.py\]\((.+?)\), .+? \| (\d+) \| (\d+|–) \|"
+    rows = re.findall(row, PAGES[README], re.M)
+    expected = []
+    for name in [*CLASSIC_SCRIPTS, "ppo_llm", *[name for name in LLM_SCRIPTS if name != "ppo_llm"]]:
+        with_diff = FAMILY[name].parent and name != "ppo_llm"
+        differ = str(changed(name)) if with_diff else "–"
+        expected.append((name, PATHS[name], str(LINES[name]), differ))
+    assert rows == expected
     page = (ROOT / "tests/experiments/EXPERIMENTS.md").read_text()
     verdicts = dict(re.findall(r"\]\(#(\w+)\) \| (.+) \|", page))
-    row = r"^\| \[(\w+)\.py\]\(\1\.py\), .+ \| (\d+) \| (\d+|–) \| .+ \| \[(.+)\]\(.+#(\w+)\) \|$"
-    rows = re.findall(row, README, re.M)
-    assert sorted(name for name, *_ in rows) == sorted(SCRIPTS)
-    for name, lines, diff, verdict, experiment in rows:
-        expected = (str(LINES[name]), str(changed(name)) if name in PARENTS else "–")
-        assert (lines, diff, verdict) == (*expected, verdicts[experiment]), name
+    links = re.findall(r": ([\w ]+)\]\(tests/experiments/EXPERIMENTS\.md#(\w+)\)", PAGES[README])
+    assert len(links) > 8 and all(verdicts[name] == verdict for verdict, name in links)
+    last = next(i for i, line in enumerate(text_of("grpo_llm"), 1) if "eval/pass@1_initial" in line)
+    assert f"to the end of `main`, line {last}:" in PAGES[README]
+    last = text_of("reinforce").index("    return loss.item()") + 1
+    assert f"to the end of `fit_critic`, line {last}:" in PAGES[README]
+
+
+def text_of(name):
+    return (ROOT / PATHS[name]).read_text().splitlines()
 
 
 def test_tables_are_those_measured():
     """README's of the pretrained model, cell by cell; RESULTS.md's, each with its footer."""
     found, expected = cells("real_model"), []
     for task in ("products", "largest", "sums", "dates"):
-        trained, untrained = found[f"{task}, GRPO"], found[f"{task}, {UNTRAINED}"]
-        scores = ("held out, sampled: before → after (worst)", "greedy", "pass@8")
-        row = [f"{untrained[name]} → {trained[name].split(' → ')[1]}" for name in scores]
-        expected.append(" | ".join([trained["seeds"], *row, trained["minutes on one core"]]))
-    assert re.findall(r"^\| \*.+ rollouts \| (.+) \|$", README, re.M) == expected
+        untrained, shown, trained = (found[f"{task}, {way}"] for way in WAYS)
+        row = [f"{trained['seeds']} × {trained['questions']}"]
+        for name in ("held out, sampled: before → after (worst)", "greedy"):
+            after = trained[name].split(" → ")[1]
+            row.append(f"{untrained[name]}, {shown[name]} → {after}")
+        expected.append(" | ".join([*row, trained["minutes on one core"]]))
+    assert re.findall(r"^\| \*.+?\* \| (.+) \|$", PAGES[README], re.M) == expected
     page = (RESULTS.parent / "RESULTS.md").read_text()
-    for name in ("classic_cartpole", "classic_speed", "classic_beyond", "llm_compare"):
-        assert (RESULTS / f"{name}.md").read_text() in page, name
+    for path in RESULTS.glob("*.md"):
+        if path.stem not in LINKED_ONLY:
+            assert path.read_text() in page, path
+
+
+LINKED_ONLY = ("classic_seeds", "llm_sweep", "real_model")
+
+
+def test_the_output_shown_is_of_the_form_that_a_run_has(quick, capsys):
+    """Line by line, with other numbers; and its scores are those measured."""
+    (shown,) = [text for kind, text in BLOCKS if kind == "text"]
+    grpo = script("grpo_llm")
+    grpo.main(grpo.Args(**quick))
+    form = functools.partial(re.sub, r"(?:[-+,#\d.]+|(?<=in )\S+|'.*')", "…")
+    forms = set(map(form, capsys.readouterr().out.splitlines()))
+    assert [line for line in shown.splitlines() if form(line) not in forms] == []
+    sums = cells("llm_compare")["grpo_llm"]
+    start, end = map(float, re.findall(r"eval/pass@1 ([\d.]+)", shown))
+    assert start == float(sums["pass@1 before"]) and end == pytest.approx(
+        float(sums["after"]), 0.01
+    )
+
+
+def test_the_advantages_shown_are_those_computed():
+    names = {"torch": torch, "rloo_llm": script("rloo_llm"), "grpo_llm": script("grpo_llm")}
+    (shown,) = [text for kind, text in BLOCKS if kind == "pycon"]
+    found = doctest.DocTestRunner().run(
+        doctest.DocTestParser().get_doctest(shown, names, "", "", 0)
+    )
+    assert found == (0, 4)
 
 
 # ------------------------------------------------------------------------ Lines, flags, commands
@@ -104,31 +147,34 @@ def test_lines_quoted_are_those_that_the_diff_adds(command, quote):
 
 
 def test_every_pair_of_neighbours_is_quoted():
-    """A section each, with a line `diff PARENT CHILD`: … and a block of what the child adds."""
+    """A paragraph each, `diff PARENT CHILD`: and a sentence, and a block of what the child adds."""
     pairs = {tuple(re.findall(r"\w+\.py", command.partition(":")[0])) for command, _ in QUOTES}
-    of_top_level = {(PATHS[parent], PATHS[child]) for child, parent in PARENTS.items()}
+    family = {name: FAMILY[name].parent for name, path in PATHS.items() if "/" not in path}
+    of_top_level = {(f"{parent}.py", f"{child}.py") for child, parent in family.items() if parent}
     assert pairs == of_top_level | {("rloo_llm.py",)}
 
 
 def test_flags_named_exist():
-    """Each is in the --help of a script, or of a benchmark named with a flag."""
-    others = {"nproc-per-node", "logdir", "slow", "help", "extra-index-url"}  # torchrun's, …
-    paths = set(PATHS.values())
-    paths |= set(re.findall(r"(tests/benchmarks/\w+\.py) --", README))
-    asked = [Launched(path, "--help") for path in sorted(paths)]
+    """Each is in the --help of a script."""
+    others = {"nproc-per-node", "logdir", "help", "extra-index-url"}  # torchrun's, …
+    asked = [Launched(path, "--help") for path in sorted(PATHS.values())]
     assert [process.wait() for process in asked] == [0] * len(asked)
     flag = r"--(?:no-)?([a-z][a-z-]+)"
     taken = set(re.findall(flag, "".join(process.stdout for process in asked)))
-    assert set(re.findall(flag, README)) - others <= taken
+    assert set(re.findall(flag, "".join(PAGES.values()))) - others <= taken
 
 
-def test_files_named_exist():
-    for path in re.findall(r"\]\(([\w./]+)\)|(tests/[\w/]+\.\w+)|(\w+\.py)\b", README):
-        assert (ROOT / next(filter(None, path))).exists(), path
+@pytest.mark.parametrize("page", PAGES, ids=["README", "examples"])
+def test_files_named_exist(page):
+    for link in re.findall(r"\]\(([\w./]+)[)#]|src=\"([\w./]+)\"", PAGES[page]):
+        assert (page.parent / "".join(link)).exists(), link
+    for path in re.findall(r"(?<![\w/.])(?:\w+/)*\w+\.py\b", PAGES[page]):
+        assert (ROOT / path).exists() or list(EXAMPLES.parent.rglob(path)), path
 
 
 SHELL = [text.replace("\\\n", "") for kind, text in BLOCKS if not kind]  # a command, a line
-COMMANDS = [line for text in SHELL for line in text.splitlines() if line[:1] != "#"]
+LINES_TYPED = [line for text in SHELL for line in text.splitlines() if line[:1] != "#"]
+COMMANDS = list(dict.fromkeys(LINES_TYPED))
 
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if ".py" in line])
@@ -153,7 +199,7 @@ EARLIER = {"runs/…/step-000050": "grpo_llm__*/step-000001", "runs/…/agent.pt
 
 @pytest.mark.slow
 def test_every_command_runs(pretrained, gsm_file, tmp_path):
-    """The blocks of the README from top to bottom, at smoke size:
+    """The blocks of both pages from top to bottom, at smoke size:
     a stand-in for the hub's model, a file for GSM8K's. Slow: each starts as a user starts it."""
     first, second, *rest = COMMANDS
     assert first.endswith("&& pip install -r requirements.txt && python grpo_llm.py")

@@ -15,8 +15,8 @@ is a completion and t a token, whose π is its probability after all text before
 After the last token V is 0, as nothing follows. This holds for an answer that is cut off, too: it
 is judged as it stands, so its reward is complete.
 
-Why. RLOO and GRPO give every token of an answer the same credit. What a critic expects falls at
-the token that spoils the answer, and a λ below 1 lays the blame there. Nor does it need other
+Why. RLOO and GRPO give every token of an answer the same credit. What a good critic expects falls
+at the token that spoils the answer, and a λ below 1 lays the blame there. Nor does it need other
 answers to compare with: --group-size 1 --prompts-per-step 256.
 
 Weakness. The critic is as large as the policy, in memory and in time, and learns from the same few

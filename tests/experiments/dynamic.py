@@ -39,17 +39,19 @@ def run(method, seed, steps=60, prompts=16):
     }
 
 
+SIGNAL = {when: ({"method": "DAPO"}, f"signal {when}") for when in ("at first", "at last")}
 ENDS = {method: ({"method": method}, "pass@1") for method in METHODS}
 COSTS = {method: ({"method": method}, "completions to .9") for method in METHODS}
 EXPERIMENT = Experiment(
-    claim="Dynamic sampling fills every step with groups that have a signal.",
+    claim="Dynamic sampling: where every group has a signal, a step teaches more.",
     verdict=PARTLY,
     run=run,
     jobs=grid(5, method=list(METHODS)),
     smoke=grid(1, method=list(METHODS), steps=[2], prompts=[4]),
     panels=[
+        Panel("Groups with a signal get rare", SIGNAL, ("share of those drawn", ""), dots=True),
         Panel("By step DAPO ends higher", ENDS, ("pass@1 after 60 rollouts", ""), dots=True),
-        Panel("By sample it is later", COSTS, ("completions until pass@1 is 0.9", ""), dots=True),
+        Panel("But it needs more samples", COSTS, ("completions to pass@1 0.9", ""), dots=True),
     ],
     finding="""
     By step yes, by sample no. Of the groups drawn {DAPO / signal at first :.0%} have a signal at

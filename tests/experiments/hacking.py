@@ -54,8 +54,8 @@ for beta in (0.0, 0.3):
     CURVES[f"reward, β {beta:g}"] = ({"method": "GRPO", "beta": beta}, "proxy by then")
     CURVES[f"right, β {beta:g}"] = ({"method": "GRPO", "beta": beta}, "true by then")
 ENDS = {
-    "β in the loss (GRPO)": ({"method": "GRPO"}, "true"),
-    "β in the reward (RLOO)": ({"method": "RLOO, 4 steps"}, "true"),
+    "GRPO, in the loss": ({"method": "GRPO"}, "true"),
+    "RLOO, in the reward": ({"method": "RLOO, 4 steps"}, "true"),
 }
 EXPERIMENT = Experiment(
     claim="A policy finds the hole in its reward; KL to the reference keeps it from there.",
@@ -64,8 +64,8 @@ EXPERIMENT = Experiment(
     jobs=grid(5, method=list(METHODS), beta=[0.0, 0.1, 0.3, 1.0]),
     smoke=grid(1, method=list(METHODS), beta=[0.0, 0.3], steps=[1], every=[1], warm=[2]),
     panels=[
-        Panel("The reward given, and what is true", CURVES, ("rollouts", "mean"), x=STEPS),
-        Panel("Right answers at the end", ENDS, ("β", "share of answers"), x="beta"),
+        Panel("Without KL (β 0) right answers fall", CURVES, ("rollouts", "mean"), x=STEPS),
+        Panel("Right answers at the end", ENDS, ("β, weight of the KL", "share"), x="beta"),
     ],
     finding="""
     Each comma pays 0.2. Without KL, GRPO's reward climbs to {GRPO, 0.0 / proxy :.2f}, while the
@@ -74,7 +74,8 @@ EXPERIMENT = Experiment(
     {RLOO, 4 steps, 0.0 / true / range :.2f}. With β 0.3 they end at {GRPO, 0.3 / true / range :.2f}
     (p = {GRPO, 0.0 ~ GRPO, 0.3 / true / p :.3f}) and {RLOO, 4 steps, 0.3 / true / range :.2f} (p =
     {RLOO, 4 steps, 0.0 ~ RLOO, 4 steps, 0.3 / true / p :.3f}). β 1 keeps the policy from learning,
-    too: {GRPO, 1.0 / true :.2f} and {RLOO, 4 steps, 1.0 / true :.2f}. And GRPO without KL, stopped
-    at its best, does as well as with β 0.3. This is one reward, made for it.
+    too: {GRPO, 1.0 / true :.2f} and {RLOO, 4 steps, 1.0 / true :.2f}. Without KL, but stopped at
+    its best, GRPO does as well as with β 0.3, RLOO does not:
+    {RLOO, 4 steps, 0.0 / best true / range :.2f}. This is one reward, made for it.
     """,
 )

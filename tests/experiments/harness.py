@@ -184,20 +184,25 @@ def points(panel, runs, column):
 def draw_panel(axes, panel, runs, colors):
     xlabel, ylabel = panel.axes
     axes.set(title=panel.title, xlabel=xlabel, ylabel=ylabel, xscale=panel.xscale)
-    for label, (wanted, column) in panel.lines.items():
+    for row, (label, (wanted, column)) in enumerate(panel.lines.items()):
         chosen = [run for run in runs if wanted.items() <= run[0].items()]
         color = colors[label]
         if panel.dots:
             values = [result[column] for _, result in chosen]
-            axes.plot(values, [label] * len(values), "o", color=color, alpha=0.5)
-            axes.plot(median(values), label, "|", color=color, markersize=24)
+            beside = row + (np.arange(len(values)) - (len(values) - 1) / 2) * 0.15
+            axes.plot(values, beside, "o", color=color, alpha=0.5)
+            axes.plot(median(values), row, "|", color=color, markersize=72 / len(panel.lines))
         else:
             x, y = points(panel, chosen, column)
-            axes.plot(x, list(map(median, y)), color=color, label=label)
+            marker = "." if isinstance(panel.x, str) else ""
+            axes.plot(x, list(map(median, y)), color=color, label=label, marker=marker)
             axes.fill_between(x, list(map(min, y)), list(map(max, y)), color=color, alpha=0.15)
     if panel.dots:
+        axes.set_yticks(range(len(panel.lines)), list(panel.lines))
         axes.set_ylim(len(panel.lines) - 0.5, -0.5)
-    else:
+        return
+    axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
+    if len(panel.lines) > 1:
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
 
 
@@ -229,7 +234,7 @@ def section(name, rows):
     said = f"**{chosen.verdict.capitalize()}.** {fill(chosen.finding, name, rows)}"
     return [
         f'### <a id="{name}"></a>{chosen.claim}\n',
-        f'<img src="results/{name}.png" width="560" alt="{chosen.panels[0].title}">\n',
+        f'<img src="results/{name}.png" width="560" alt="{chosen.claim}">\n',
         textwrap.fill(said, 140, break_on_hyphens=False) + "\n",
         "<details><summary>All numbers: median (lowest to highest)</summary>\n",
         *table(["", "seeds", *columns], cells),

@@ -51,7 +51,7 @@ def run(lam, seed, steps=20_000, copies=200, horizon=600):
     return {"bias²": bias.mean(), "variance": variance.mean(), "return": np.mean(curve)}
 
 
-ERRORS = {"bias²": ({}, "bias²"), "variance": ({}, "variance")}
+ERRORS = {"bias², of right − left": ({}, "bias²"), "variance, of one": ({}, "variance")}
 PPO = {"PPO": ({}, "return")}
 EXPERIMENT = Experiment(
     claim="λ trades the critic's bias against the variance of the rewards.",
@@ -60,26 +60,16 @@ EXPERIMENT = Experiment(
     jobs=grid(5, lam=[0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0]),
     smoke=grid(1, lam=[0.0, 1.0], steps=[3000], copies=[4], horizon=[20]),
     panels=[
-        Panel(
-            "Error of the advantages of a half-trained policy",
-            ERRORS,
-            ("λ", "points²"),
-            x="lam",
-        ),
-        Panel(
-            "PPO on CartPole: the larger λ, the faster",
-            PPO,
-            ("λ", "mean return"),
-            x="lam",
-        ),
+        Panel("Error of advantages, half-trained", ERRORS, ("λ (not to scale)", "points²"), "lam"),
+        Panel("PPO, mean over training", PPO, ("λ (not to scale)", "return"), "lam"),
     ],
     finding="""
     Over five seeds the squared bias falls from {0.0 / bias² / range :.1f} at λ = 0 to
     {1.0 / bias² :.2f} at 1. The variance is {0.95 / variance / range :.2f} at 0.95 and
     {1.0 / variance / range :.1f} at 1 (p = {0.95 ~ 1.0 / variance / p :.3f}); its
     {0.0 / variance :.0f} at λ = 0 is the environment's, as CartPole is deterministic. In learning
-    there is no trade: PPO's mean return is {0.0 / return / range :.0f} at 0,
+    no trade is seen: PPO's mean return is {0.0 / return / range :.0f} at 0,
     {0.98 / return / range :.0f} at 0.98, the default, and {1.0 / return / range :.0f} at 1 (p =
-    {0.98 ~ 1.0 / return / p :.2f} against 0.98). Bias costs more than variance here.
+    {0.98 ~ 1.0 / return / p :.2f} against 0.98). There λ sets the critic's targets, too.
     """,
 )

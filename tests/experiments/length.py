@@ -72,8 +72,9 @@ def run(seed, method=None, after=None, std=True, steps=40, warm=400, number=256)
     return by_difficulty(after, std, seed, number)
 
 
-WRONG = {name: ({"method": name}, "wrong, second half") for name in FLAGS}
-STD = {"1/std": True, "without": False}
+WRONG = {"at the start": ({"method": "GRPO"}, "wrong at the start")}
+WRONG |= {name: ({"method": name}, "wrong, second half") for name in FLAGS}
+STD = {"with 1/std": True, "without": False}
 NORMS = {label: ({"after": 8, "std": std}, EXTREME) for label, std in STD.items()}
 EXPERIMENT = Experiment(
     claim="1/|o_i| makes a long wrong answer cheap, so these grow; 1/std R favours questions that "
@@ -86,18 +87,19 @@ EXPERIMENT = Experiment(
         *grid(1, after=[8], number=[16]),
     ],
     panels=[
-        Panel("Wrong answers (constant: no 1/|o_i|)", WRONG, ("tokens, 2nd half", ""), dots=True),
-        Panel("1 or 7 of 8 answers right", NORMS, ("gradient / that at 3 to 5", ""), dots=True),
+        Panel("Length of wrong answers", WRONG, ("tokens, second half of training", ""), dots=True),
+        Panel("1 or 7 of 8 right", NORMS, ("gradient / that at 3 to 5 right", ""), dots=True),
     ],
     finding="""
-    1/std lifts extreme questions, but 1/|o_i| is not seen to lengthen wrong answers. After 8
-    rollouts a question with 1 or 7 right answers of 8 has
-    {8, True / norm at 1 or 7 of 8 / at 3 to 5 / range :.2f} times the gradient of one with 3 to 5,
-    without the division {8, False / norm at 1 or 7 of 8 / at 3 to 5 / range :.2f} times: it still
-    has less. Over five seeds GRPO's wrong answers go from {GRPO / wrong at the start :.1f} tokens
-    to {GRPO / wrong, second half / range :.1f}, without 1/|o_i| to
-    {GRPO, constant / wrong, second half / range :.1f} (p = {GRPO ~
-    GRPO, constant / wrong, second half / p :.2f}), Dr. GRPO's to {Dr. GRPO /
-    wrong, second half :.1f} (p = {GRPO ~ Dr. GRPO / wrong, second half / p :.2f}).
+    1/std lifts extreme questions. That 1/|o_i| halves a token's weight in an answer twice as long
+    is arithmetic; that wrong answers grow by it is not seen. After 8 rollouts a question with 1 or
+    7 right answers of 8 has {8, True / norm at 1 or 7 of 8 / at 3 to 5 / range :.2f} times the
+    gradient of one with 3 to 5, without the division
+    {8, False / norm at 1 or 7 of 8 / at 3 to 5 / range :.2f} times: it still has less. Over five
+    seeds GRPO's wrong answers go from {GRPO / wrong at the start :.1f} tokens to
+    {GRPO / wrong, second half / range :.1f}, without 1/|o_i| to
+    {GRPO, constant / wrong, second half / range :.1f} (p =
+    {GRPO ~ GRPO, constant / wrong, second half / p :.2f}), Dr. GRPO's to
+    {Dr. GRPO / wrong, second half :.1f} (p = {GRPO ~ Dr. GRPO / wrong, second half / p :.2f}).
     """,
 )

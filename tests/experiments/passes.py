@@ -49,8 +49,8 @@ SHOW = ("GRPO", "GRPO, no clip", "CISPO", "RLOO")
 CURVES = {name: ({"method": name, "rate": RATE}, "pass@1") for name in SHOW}
 ALONE = {  # in GRPO's script
     "GRPO": ({"method": "GRPO", "passes": 16}, "pass@1"),
-    "clip alone": ({"method": "GRPO, no ratio", "passes": 16}, "pass@1"),
-    "ratio alone": ({"method": "GRPO, no clip", "passes": 16}, "pass@1"),
+    "GRPO, no ratio": ({"method": "GRPO, no ratio", "passes": 16}, "pass@1"),
+    "GRPO, no clip": ({"method": "GRPO, no clip", "passes": 16}, "pass@1"),
     "neither": ({"method": "RLOO in GRPO", "passes": 16}, "pass@1"),
 }
 EXPERIMENT = Experiment(
@@ -65,7 +65,7 @@ EXPERIMENT = Experiment(
     ],
     smoke=grid(1, method=list(METHODS), passes=[2], rate=[RATE], steps=[1], prompts=[4]),
     panels=[
-        Panel("After 40 rollouts", CURVES, ("passes over each rollout", "pass@1"), x="passes"),
+        Panel("GRPO bears many passes", CURVES, ("passes over each rollout", "pass@1"), x="passes"),
         Panel("16 passes: the clip does it, not the ratio", ALONE, ("pass@1", ""), dots=True),
     ],
     finding="""
@@ -74,10 +74,12 @@ EXPERIMENT = Experiment(
     {GRPO, 16, 0.0004 ~ GRPO, no clip, 16, 0.0004 / pass@1 / p :.3f}; with 8 passes
     {GRPO, 8, 0.0004 ~ GRPO, no clip, 8, 0.0004 / pass@1 / p :.3f}, with 4
     {GRPO, 4, 0.0004 ~ GRPO, no clip, 4, 0.0004 / pass@1 / p :.2f}). The clip alone, without a
-    ratio, gives {GRPO, no ratio, 16, 0.0004 / pass@1 :.2f}. Passes save rollouts: half are right
-    after {GRPO, 16, 0.0004 / rollouts to 0.5 :.0f}, not {GRPO, 1, 0.0004 / rollouts to 0.5 :.0f}.
-    But one pass ends no lower, at {GRPO, 1, 0.0004 / pass@1 :.2f}, nor does RLOO's single step at
-    three times the rate, at {RLOO, 1 step, 1, 0.0012 / pass@1 :.2f} (three seeds); and at that rate
-    8 passes ruin GRPO, too: {GRPO, 8, 0.0012 / pass@1 :.2f}.
+    ratio, gives {GRPO, no ratio, 16, 0.0004 / pass@1 :.2f}. Passes save rollouts, clipped or not:
+    half are right after {GRPO, 16, 0.0004 / rollouts to 0.5 :.0f}, without the clip
+    {GRPO, no clip, 16, 0.0004 / rollouts to 0.5 :.0f}, with one pass
+    {GRPO, 1, 0.0004 / rollouts to 0.5 :.0f}. But one pass ends higher, at
+    {GRPO, 1, 0.0004 / pass@1 :.2f} (p = {GRPO, 1, 0.0004 ~ GRPO, 16, 0.0004 / pass@1 / p :.2f}), as
+    does RLOO's single step at three times the rate, at {RLOO, 1 step, 1, 0.0012 / pass@1 :.2f}
+    (three seeds); and at that rate 8 passes ruin GRPO, too: {GRPO, 8, 0.0012 / pass@1 :.2f}.
     """,
 )

@@ -57,10 +57,10 @@ def run(passes, seed, warm=1000):
     return found
 
 
-STD = {"token": ({}, "token, by pass"), "answer's mean": ({}, "mean, by pass")}
+STD = {"token (GRPO)": ({}, "token, by pass"), "mean (GSPO)": ({}, "mean, by pass")}
 BEYOND = {
-    "answer's mean": ({}, "mean beyond GSPO's bounds, by pass"),
-    "token": ({}, "token beyond GRPO's bounds, by pass"),
+    "token (GRPO)": ({}, "token beyond GRPO's bounds, by pass"),
+    "mean (GSPO)": ({}, "mean beyond GSPO's bounds, by pass"),
 }
 EXPERIMENT = Experiment(
     claim="Token ratios are mostly noise; the mean over a completion varies far less.",
@@ -69,15 +69,16 @@ EXPERIMENT = Experiment(
     jobs=grid(5, passes=[16]),
     smoke=grid(1, passes=[2], warm=[50]),
     panels=[
-        Panel("An answer's mean varies less than a token", STD, ("passes", "std of the log-ratio")),
-        Panel("But GSPO's bounds are narrower by more", BEYOND, ("passes", "share beyond")),
+        Panel("An answer's mean varies less than a token", STD, ("passes", "std of log-ratio")),
+        Panel("But more are beyond their own bounds", BEYOND, ("passes", "share beyond")),
     ],
     finding="""
-    The mean varies less, but not far less: after 16 passes the log-ratio's standard deviation is
-    {/ token / range :.2f} at a token, {/ mean / range :.2f} in an answer's mean, over five seeds.
-    With the advantage a token's correlates by {/ token with A / range :.2f}, the mean by
-    {/ mean with A / range :.2f}. The rest need not be noise: each ratio is exact. GSPO's bounds are
-    narrower by more: {/ mean beyond GSPO's bounds :.0%} of the answers are beyond them,
+    In a run that GRPO trains, the mean varies less, but not far less: after 16 passes the
+    log-ratio's standard deviation is {/ token / range :.2f} at a token, {/ mean / range :.2f} in an
+    answer's mean, over five seeds. With the advantage a token's correlates by
+    {/ token with A / range :.2f}, the mean by {/ mean with A / range :.2f}. The rest need not be
+    noise: each ratio is exact. GSPO's bounds are narrower by more:
+    {/ mean beyond GSPO's bounds :.0%} of the answers are beyond them,
     {/ token beyond GRPO's bounds :.0%} of the tokens beyond GRPO's. GSPO [ends](#passes) at
     {passes: GSPO, 16, 0.0004 / pass@1 / range :.2f}, as GRPO does (p =
     {passes: GSPO, 16, 0.0004 ~ GRPO, 16, 0.0004 / pass@1 / p :.2f}). One setting alone.

@@ -42,7 +42,7 @@ def run(method, seed):
 
 
 PPO = {"A = 1": ({"method": "PPO"}, "A+"), "A = −1": ({"method": "PPO"}, "A-")}
-TOKENS = {method: ({"method": method}, "A+") for method in WEIGHTS}
+TOKENS = {method: ({"method": method}, "A+") for method in ("RLOO", "GSPO", "CISPO", "GRPO")}
 EXPERIMENT = Experiment(
     claim="The clip takes the gradient where the ratio is as far as A wants, and only there.",
     verdict=SHOWN,
@@ -50,8 +50,8 @@ EXPERIMENT = Experiment(
     jobs=grid(1, method=["PPO", *WEIGHTS]),
     smoke=grid(1, method=["PPO", *WEIGHTS]),
     panels=[
-        Panel("PPO is flat where r is as far as A wants", PPO, ("r", "objective"), RATIOS),
-        Panel("Weight of a token's gradient, A > 0", TOKENS, ("r of the token", "weight"), RATIOS),
+        Panel("PPO: nothing to gain beyond the bounds", PPO, ("ratio r", "objective"), RATIOS),
+        Panel("A > 0: GRPO is CISPO up to 1.2", TOKENS, ("ratio r", "token's weight"), RATIOS),
     ],
     finding="""
     Computed from the scripts' own code, without dice. With A = 1 PPO's objective is
