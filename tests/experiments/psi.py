@@ -9,7 +9,7 @@ from harness import SHOWN, Experiment, Panel, grid
 import actor_critic
 import reinforce
 
-POLICIES = [20_000, 40_000]  # steps that they were trained for
+POLICIES = [20_000, 10_000]  # steps that they were trained for
 PSIS = ["return", "reward-to-go", "baseline", "TD error"]
 
 
@@ -83,10 +83,10 @@ EXPERIMENT = Experiment(
     {TD error, 20000 / variance :,.0f} with the TD error, each apart from the next (p =
     {return, 20000 ~ reward-to-go, 20000 / variance / p :.3f},
     {reward-to-go, 20000 ~ baseline, 20000 / variance / p :.3f},
-    {baseline, 20000 ~ TD error, 20000 / variance / p :.3f}); the same after 40,000 steps (p =
-    {return, 40000 ~ reward-to-go, 40000 / variance / p :.3f},
-    {reward-to-go, 40000 ~ baseline, 40000 / variance / p :.3f},
-    {baseline, 40000 ~ TD error, 40000 / variance / p :.3f}). But the TD error's bias² is
+    {baseline, 20000 ~ TD error, 20000 / variance / p :.3f}); the same after 10,000 steps (p =
+    {return, 10000 ~ reward-to-go, 10000 / variance / p :.3f},
+    {reward-to-go, 10000 ~ baseline, 10000 / variance / p :.3f},
+    {baseline, 10000 ~ TD error, 10000 / variance / p :.3f}). But the TD error's bias² is
     {TD error, 20000 / bias² :,.0f}, and {TD error, 20000 / bias², rough critic :,.0f} with a critic
     that has seen 2 rollouts, as much as the true gradient's square,
     {TD error, 20000 / gradient², rough critic :,.0f}. In learning the return ends at
