@@ -2,6 +2,7 @@
 
 import doctest
 import functools
+import inspect
 import os
 import re
 import shlex
@@ -55,9 +56,8 @@ def test_numbers_in_sentences_are_those_measured():
         f"{start:.0%} → {end:.0%} in {sums['seconds']} s",
         f"in a {faster[0]:.0f}th to a {faster[-1]:.0f}th of Stable-Baselines3's time",
     ]
-    equal = re.findall(
-        r"^\| ours: .* ([\d.]+) \|$", (RESULTS / "classic_speed.md").read_text(), re.M
-    )
+    table = (RESULTS / "classic_speed.md").read_text()
+    equal = re.findall(r"^\| ours: .* ([\d.]+) \|$", table, re.M)
     said.append(f"at equal shapes {min(equal)} to {max(equal)} times its steps a second")
     tasks = {"tiny_1_threads": "the tiny model", "tiny_2_threads": "the tiny model"}
     tasks |= {"real": "SmolLM2 and short answers", "long": "GSM8K's questions"}
@@ -82,20 +82,15 @@ def test_the_map_and_the_walk_say_sizes_and_verdicts():
     verdicts = dict(re.findall(r"\]\(#(\w+)\) \| (.+) \|", page))
     links = re.findall(r": ([\w ]+)\]\(tests/experiments/EXPERIMENTS\.md#(\w+)\)", PAGES[README])
     assert len(links) > 8 and all(verdicts[name] == verdict for verdict, name in links)
-    last = next(i for i, line in enumerate(text_of("grpo_llm"), 1) if "eval/pass@1_initial" in line)
-    assert f"to the end of `main`, line {last}:" in PAGES[README]
-    last = text_of("reinforce").index("    return loss.item()") + 1
-    assert f"to the end of `fit_critic`, line {last}:" in PAGES[README]
-
-
-def text_of(name):
-    return (ROOT / PATHS[name]).read_text().splitlines()
+    for name, function in {"grpo_llm": "main", "reinforce": "fit_critic"}.items():
+        code, first = inspect.getsourcelines(getattr(script(name), function))
+        assert f"to the end of `{function}`, line {first + len(code) - 1}:" in PAGES[README]
 
 
 def test_tables_are_those_measured():
     """README's of the pretrained model, cell by cell; RESULTS.md's, each with its footer."""
     found, expected = cells("real_model"), []
-    for task in ("products", "largest", "sums", "dates"):
+    for task in ("products", "largest", "dates"):
         untrained, shown, trained = (found[f"{task}, {way}"] for way in WAYS)
         row = [f"{trained['seeds']} × {trained['questions']}"]
         for name in ("held out, sampled: before → after (worst)", "greedy"):
@@ -104,12 +99,9 @@ def test_tables_are_those_measured():
         expected.append(" | ".join([*row, trained["minutes on one core"]]))
     assert re.findall(r"^\| \*.+?\* \| (.+) \|$", PAGES[README], re.M) == expected
     page = (RESULTS.parent / "RESULTS.md").read_text()
-    for path in RESULTS.glob("*.md"):
-        if path.stem not in LINKED_ONLY:
-            assert path.read_text() in page, path
-
-
-LINKED_ONLY = ("classic_seeds", "llm_sweep", "real_model")
+    linked_only = ("classic_seeds", "llm_sweep", "real_model")
+    tables = [path for path in RESULTS.glob("*.md") if path.stem not in linked_only]
+    assert [path for path in tables if path.read_text() not in page] == []
 
 
 def test_the_output_shown_is_of_the_form_that_a_run_has(quick, capsys):
@@ -166,12 +158,12 @@ def test_flags_named_exist():
     assert set(re.findall(flag, "".join(PAGES.values()))) - others <= taken
 
 
-@pytest.mark.parametrize("page", PAGES, ids=["README", "examples"])
-def test_files_named_exist(page):
-    for link in re.findall(r"\]\(([\w./]+)[)#]|src=\"([\w./]+)\"", PAGES[page]):
-        assert (page.parent / "".join(link)).exists(), link
-    for path in re.findall(r"(?<![\w/.])(?:\w+/)*\w+\.py\b", PAGES[page]):
-        assert (ROOT / path).exists() or list(EXAMPLES.parent.rglob(path)), path
+def test_files_named_exist():
+    for page, text in PAGES.items():
+        for link in re.findall(r"\]\(([\w./]+)[)#]|src=\"([\w./]+)\"", text):
+            assert (page.parent / "".join(link)).exists(), link
+        for path in re.findall(r"(?<![\w/.])(?:\w+/)*\w+\.py\b", text):
+            assert (ROOT / path).exists() or list(EXAMPLES.parent.rglob(path)), path
 
 
 SHELL = [text.replace("\\\n", "") for kind, text in BLOCKS if not kind]  # a command, a line

@@ -124,8 +124,6 @@ class Training:
         self.optimizer.param_groups[0]["lr"] = args.learning_rate * share
         policy = self.model, self.reference, self.tokenizer, self.optimizer
         metrics = self.script.train_step(*policy, self.problems, rng, args)
-        if isinstance(metrics, tuple):  # at 72afeed, with a group as text
-            metrics, _ = metrics
         return {name: float(value) for name, value in metrics.items()}
 
 

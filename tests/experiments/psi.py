@@ -61,8 +61,8 @@ def run(psi, seed, steps=100_000, rollouts=80):
 ERRORS = {psi: ({"psi": psi}, "variance") for psi in PSIS}
 TD = {"psi": "TD error"}
 BIASES = {
-    "TD error": (TD, "bias²"),
-    "with a rough critic": (TD, "bias², rough critic"),
+    "bias": (TD, "bias²"),
+    "bias, rough critic": (TD, "bias², rough critic"),
     "true gradient": (TD, "gradient², rough critic"),
 }
 EXPERIMENT = Experiment(
