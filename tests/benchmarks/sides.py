@@ -137,12 +137,12 @@ WORK |= {"shared": passes, "bf16": passes}
 def main(options):
     name, seconds, first, second = WORK[options.what](options)
     pairs = []
-    for number in range(2 if options.smoke else options.rounds + 1):
+    for number in range(1 if options.smoke else options.rounds + 1):
         if number % 2:  # who begins changes
             pairs.append((seconds(first), seconds(second)))
         else:
             pairs.append((seconds(second), seconds(first))[::-1])
-    pairs = pairs[1:]  # the first round warms up
+    pairs = pairs[1:] or pairs  # the first round warms up
     cells = [name, *(f"{median(side):.4g}" for side in zip(*pairs, strict=True))]
     ratios = [a / b for a, b in pairs]
     cells += [f"{of(ratios):.3f}" for of in (median, min, max)]
