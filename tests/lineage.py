@@ -150,7 +150,7 @@ def complaints(sources):
         if not parent:
             continue
         a, b = named[parent], named[child]
-        for name in dict.fromkeys([*a, *b, *OWN[child].split()]):
+        for name in dict.fromkeys([*a, *b, *OWN.get(child, "").split()]):
             old, new = a.get(name, ""), b.get(name, "")
             if old == new and is_own(name, child):
                 found.append(f"`{name}` of {child}.py is {parent}.py's, but OWN names it")
