@@ -21,7 +21,7 @@ A_i < 0 the weight goes to 0 with r_it. The paper tunes ε_high but does not pri
 model 0.2 to 4 made little difference in two seeds, as its ratios seldom exceed 1.2
 (tests/benchmarks/results/llm_sweep.md).
 
-Without flags, a tiny model learns on a laptop, in a minute. A real one, on a GPU:
+Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
 
 MiniMax 2025, MiniMax-M1, arXiv:2506.13585.

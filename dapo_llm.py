@@ -19,7 +19,7 @@ draw until enough others are there (dynamic sampling). No KL term holds the poli
 
 Weakness. The better the policy, the more samples are drawn and thrown away.
 
-Without flags, a tiny model learns on a laptop, in a minute. A real one, on a GPU:
+Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
 
 Yu et al. 2025, DAPO: An Open-Source LLM Reinforcement Learning System at Scale, arXiv:2503.14476.

@@ -20,7 +20,7 @@ Weakness. 1/|o_i| makes each token of a long wrong answer cheap. 1/std R adds we
 solved almost always or almost never; and since a z-score ignores scale, rewards that differ by a
 hair count as much as right and wrong. Dr. GRPO: --no-scale-rewards --length-norm constant --beta 0.
 
-Without flags, a tiny model learns on a laptop, in a minute. A real one, on a GPU:
+Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
 
 Shao et al. 2024, DeepSeekMath, arXiv:2402.03300. Dr. GRPO: Liu et al. 2025, arXiv:2503.20783.

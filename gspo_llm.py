@@ -20,7 +20,7 @@ Weakness. A completion is clipped as a whole or not at all, and 1/|o_i| is still
 paper clips at 3e-4 and 4e-4. The tiny model moves further in a step and has wider bounds here; but
 3e-4 to 0.2 made little difference to where two seeds ended (tests/benchmarks/results/llm_sweep.md).
 
-Without flags, a tiny model learns on a laptop, in a minute. A real one, on a GPU:
+Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
 
 Zheng et al. 2025, Group Sequence Policy Optimization, arXiv:2507.18071.

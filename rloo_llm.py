@@ -19,7 +19,7 @@ Weakness. No clip ends a token's push, so a rollout serves one gradient step, or
 The reward's KL, a sum over the answer, falls on each token. Its forerunner: --baseline none,
 REINFORCE.
 
-Without flags, a tiny model learns on a laptop, in a minute. A real one, on a GPU:
+Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
 
 Ahmadian et al. 2024, Back to Basics, arXiv:2402.14740. Kool et al. 2019, Buy 4 REINFORCE Samples,

@@ -23,7 +23,7 @@ Weakness. The critic is as large as the policy, in memory and in time, and learn
 rewards. With λ = 1 it is a baseline and no more; with a smaller λ its errors bias the policy. Even
 where all rewards are equal, they move it. GRPO asks the group instead, and has KL in the loss.
 
-Without flags, a tiny model learns on a laptop, in a minute. A real one, on a GPU:
+Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
 
 Schulman et al. 2017, arXiv:1707.06347. GAE: Schulman et al. 2015, arXiv:1506.02438. On language
