@@ -576,7 +576,7 @@ def load_jsonl(flag, path, args):
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        with blame(f'{flag} {path}, line {number}: no "question", or no number as "answer"'):
+        with blame(f'{flag} {path}, line {number}: no "question" or "answer", or no number'):
             row = json.loads(line.decode())
             question, answer = row["question"].strip(), str(row["answer"])
             if args.verifier in ("strict", "flexible"):

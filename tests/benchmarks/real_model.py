@@ -74,16 +74,6 @@ def convert(gguf: Path, folder: Path):
     grpo_llm.save(model, tokenizer, folder)
 
 
-def largest() -> list[tuple[str, str]]:
-    """Three numbers in any order, and no three twice."""
-    rng, found = random.Random(0), {}
-    while len(found) < 448:
-        a, b, c = rng.sample(range(10, 100), 3)
-        question = f"Which number is the largest: {a}, {b} or {c}?"
-        found.setdefault(frozenset((a, b, c)), (question, str(max(a, b, c))))
-    return list(found.values())
-
-
 def products() -> list[tuple[str, str]]:
     """Each once, so that none is held out whose factors in the other order are trained on."""
     pairs = [(a, b) for a in range(2, 10) for b in range(a, 21)]
@@ -111,7 +101,6 @@ DATES = (
 )
 TASKS = {
     "products": Task(products(), 40),
-    "largest": Task(largest()),
     "dates": Task(dates(), 48, *DATES),
 }
 
@@ -174,7 +163,6 @@ class Cell:
 CELLS = [
     Cell("products", script, seed) for seed in (1, 2, 3) for script in ("grpo_llm", "rloo_llm")
 ]
-CELLS += [Cell("largest", seed=seed, steps=30) for seed in (1, 2)]
 CELLS += [Cell("dates", seed=seed) for seed in (1, 2)]
 CELLS += [Cell(task, steps=0, tokens=128) for task in TASKS]
 CELLS += [Cell(task, steps=0, shots=3) for task in TASKS]
@@ -241,7 +229,7 @@ def main(model: str = "", smoke: bool = False):
     """--smoke: two runs with any --model, at toy size; nothing is written."""
     path = RESULTS / "real_model.json"
     known = {} if smoke else json.loads(path.read_text())["cells"]
-    cells = [Cell("largest", steps=1), Cell("largest", steps=0, shots=3)] if smoke else CELLS
+    cells = [Cell("products", steps=1), Cell("products", steps=0, shots=3)] if smoke else CELLS
     for cell in cells:
         if known.get(cell.name, {}).get("key") != cell.key():
             known[cell.name] = run(cell, model or model_folder(), SMOKE if smoke else "")
