@@ -517,7 +517,7 @@ def hint(scores):
     if best == 0 < lenient or lenient > right + 0.2:
         return "\n    right numbers in the wrong form: try --verifier flexible, or another --prompt"
     if scores["eval/clipped_ratio"] > 0.5:
-        return "\n    more than half of the answers are cut off: try a larger --max-new-tokens"
+        return "\n    many answers are cut off: try --max-new-tokens; do not train if pass@8 is 0"
     if best == 0:
         return "\n    no answer is right: try an easier --dataset, or another --model"
     if scores["eval/frac_reward_zero_std"] == 1 and right < 0.9:
