@@ -12,9 +12,9 @@ before it.
     k3   = e^d − d − 1,   d = log π_ref − log π_θ     keeps π near where it began, π_ref
 
 Why. PPO trains a value network as large as the policy to tell what reward to expect; a group tells
-it without. RLOO has such a baseline too, but no clip. With PPO's, a rollout bears more steps: here
-four, each on a quarter of it, and --update-epochs passes over all of it (the paper takes one step;
-G = 64, β = 0.04). RLOO's KL penalty moves from the reward to the loss, per token.
+it without. RLOO has such a baseline too, but no clip. With PPO's, a rollout bears several passes
+(--update-epochs); here it has one, in four steps, each on a quarter (in the paper one step; G = 64,
+β = 0.04). RLOO's KL penalty moves from the reward to the loss, per token.
 
 Weakness. 1/|o_i| makes each token of a long wrong answer cheap. 1/std R adds weight to questions
 solved almost always or almost never; and since a z-score ignores scale, rewards that differ by a

@@ -46,9 +46,11 @@ TRL = {  # trainer, config, and what in TRL's defaults is not the published algo
     "grpo_llm": ("GRPO", {"loss_type": "grpo", "use_bias_correction_kl": False}),
     "rloo_llm": ("RLOO", {}),
 }
+# Of real and long.
 REAL = {"dtype": "bfloat16", "verifier": "flexible", "beta": 0.0, "warmup_steps": 3, "steps": 40}
 REAL |= {"prompts_per_step": 8, "minibatches": 2, "max_new_tokens": 16, "learning_rate": 1e-5}
 TOY = {"model": "tiny", "max_new_tokens": 4, "prompts_per_step": 4, "group_size": 4}
+# Every completion gets another reward, so that each is trained on.
 ARBITRARY = "import zlib\ndef verify(text, answer):\n    return zlib.crc32(text.encode()) / 2**32\n"
 THREADS = os.environ.get("OMP_NUM_THREADS", "")
 MICRO = {"tiny": (256, 256), "real": (32, 16), "long": (8, 8)}  # ours and TRL's
@@ -204,6 +206,7 @@ def theirs(script, args, target, rollouts) -> Clock:
 
 NOT_SHARED = functools.partial(ours, logprobs_of=plain_logprobs)
 SIDES = {"ours": ours, "TRL": theirs, "ours, prompts not shared": NOT_SHARED}
+
 RATE = "completions a second"
 COLUMNS = {"seconds": ".1f", "rollouts": ".0f", RATE: ".1f", "of them trained on": ".0%"}
 COLUMNS |= {"tokens of one": ".1f", "MB above imports": ".0f"}
