@@ -1,16 +1,16 @@
 """Actor-critic: learning before the episode is over.
 
-The policy π plays T steps in each of N environments. Each action is judged by what the critic V
-makes of its outcome:
+The policy π plays T steps in each of N environments. The critic V judges each action by its reward
+and next state:
 
     ∇J ≈ mean_t δ_t ∇log π(a_t | s_t),   δ_t = R_t + γ V(s_{t+1}) − V(s_t)
 
 Then V takes several passes over the same steps to reduce δ_t². Its target R_t + γ V(s_{t+1}) is
-taken anew each time, but no gradient flows through it.
+recomputed each time, but no gradient flows through it.
 
 Why: REINFORCE waits for whole episodes, and credits every action with all that came after it. The
 TD error δ_t depends on a single reward and a single step of the environment, so it varies far less,
-and a rollout may stop anywhere: no episode is too long. On CartPole no gain is seen.
+and a rollout may stop anywhere in an episode. On CartPole this brought no gain.
 
 Weakness: δ_t is unbiased only if V(s_{t+1}) is right, so V must learn faster than the policy
 (--update-epochs). And nothing limits how far a step moves the policy.
@@ -48,7 +48,7 @@ class Args:
     gamma: float = 0.99  # γ, the discount factor
     num_steps: int = 64  # T, steps per rollout in each environment
     num_envs: int = 16  # N, environments stepped in parallel
-    learning_rate: float = 2e-3  # Adam's learning rate; constant, to recover from late slips
+    learning_rate: float = 2e-3  # Adam's learning rate; no decay, so late setbacks can heal
     max_grad_norm: float = 1.0  # the gradients of actor and critic are each clipped to this norm
     total_timesteps: int = 200_000  # steps over all environments; 0 to only evaluate --load
     env_id: str = "CartPole-v1"  # any gymnasium environment with Discrete or Box actions
@@ -96,8 +96,8 @@ def rescale_returns(agent, returns):
 def update(agent, optimizer, batch, left, args):
     """One step of the policy, then passes of the critic; returns what to log. `left`, the share of
     the training to come, falls from 1 to 0."""
-    # In standard deviations of the return, so that one learning rate suits rewards of any scale.
-    # A z-score per batch would turn what little noise a good policy is left with into a signal.
+    # In units of the return's standard deviation: one learning rate then suits any reward scale.
+    # A z-score per batch would blow up the small, random advantages of a good policy.
     rescale_returns(agent, batch["returns"])
     advantages = batch["advantages"] / agent.return_norm.std
     policy = agent.policy(batch["obs"])

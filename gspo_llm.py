@@ -1,9 +1,9 @@
 """GSPO, Group Sequence Policy Optimization: one ratio per completion, as there is one reward.
 
-For each question, draw a group of G completions o_1 … o_G from the policy as it stands, π_old. A
-verifier gives each a reward R_i, and its group tells how good that is: the advantage A_i. Then take
+For each question, draw a group of G completions o_1 … o_G from the current policy, π_old. A
+verifier gives each a reward R_i; its advantage A_i says how that compares with the group. Then take
 gradient steps up the objective J(θ), each on a minibatch of N completions (whole groups). Index i
-is a completion and t a token; π of a token is its probability after the question and the tokens
+is a completion and t a token; π of a token is its probability given the question and the tokens
 before it.
 
     J   = 1/N Σ_i min(s_i A_i, clip(s_i, 1 − ε_low, 1 + ε_high) A_i)
@@ -13,12 +13,12 @@ before it.
 Why. GRPO weighs each token by a ratio of its own, which says little about how the distribution that
 it was drawn from has moved: mostly noise, says the paper. The ratio of a whole completion would be
 noisier still; s_i, the geometric mean of its tokens', varies less, and is clipped more narrowly.
-It also steadies mixtures of experts, the paper's use: after an update a token may be routed to
-other experts, and its ratio jumps, while s_i hardly moves.
+It also steadies mixture-of-experts models, as in the paper: after an update a token may be routed
+to other experts, so that its ratio jumps, while s_i hardly moves.
 
-Weakness. A completion is clipped as a whole or not at all, and 1/|o_i| is still there, in s_i. The
-paper clips at 3e-4 and 4e-4. The tiny model moves further in a step and has wider bounds here; but
-3e-4 to 0.2 made little difference to where two seeds ended (tests/benchmarks/results/llm_sweep.md).
+Weakness. A completion is clipped as a whole or not at all, and 1/|o_i| survives inside s_i. The
+paper clips at 3e-4 and 4e-4; the tiny model moves further per step, so its bounds are wider. Yet
+3e-4 to 0.2 ended much the same, in two seeds (tests/benchmarks/results/llm_sweep.md).
 
 Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
@@ -88,13 +88,13 @@ class Args:
     # strict: the number after the last #, as in GSM8K; flexible: the last number anywhere; or
     # FILE.py, where verify(completion, answer) returns the reward, any number
     verifier: str = "strict"
-    prompt: str | None = None  # if not given, {question}= for sums, else it asks to end in ####
+    prompt: str | None = None  # text around {question}; if unset {question}= or asks for ####
     device: str = "auto"  # cpu, cuda, mps …; auto: the CPU for the tiny model, else a GPU if any
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # for matmuls; auto: bf16 if CUDA has it
-    micro_batch_size: int | None = None  # completions per pass; if not given, tiny 256, else 8
+    micro_batch_size: int | None = None  # answers per training pass; if unset 256 (tiny) or 8
     eval_every: int = 50  # training steps between evaluations, and between checkpoints
     eval_problems: int = 256  # questions per evaluation, at most
-    resume: str = ""  # checkpoint to go on from, with its own flags, unless given anew
+    resume: str = ""  # checkpoint to continue, with its flags except those given now
     seed: int = 1  # same seed, same run, bit for bit (on a CPU)
     output_dir: str = "runs"  # each run gets a folder of its own in here, for log and checkpoints
 
@@ -147,9 +147,9 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 
 
 def kl_k3(logprobs, other_logprobs):
-    """Schulman's k3 of each token, (B, T): never negative, and KL(π ‖ other) on average over π.
+    """Schulman's k3 of each token, (B, T): never negative; its mean over π is KL(π ‖ other).
 
-    Its gradient, where the samples are π's own and fixed, is that of KL(other ‖ π) instead.
+    But its gradient, with samples from π held fixed, is on average that of KL(other ‖ π).
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -161,8 +161,8 @@ def kl_k3(logprobs, other_logprobs):
 def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch, generate's tensors and advantages (B,); returns what to log.
 
-    Where all advantages are 0, in all processes, there is no step, not even for the KL term: Adam
-    makes a full step of any noise. approx_kl and clip_ratio are means over the tokens trained on.
+    If all advantages are 0, in all processes, no step is taken, not even for the KL term: Adam
+    takes a full step on mere noise. approx_kl and clip_ratio are means over the tokens trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
     # the gradient is the same however the rows are split.
@@ -262,8 +262,8 @@ def main(args: Args) -> dict:
     warmup, end = min(args.warmup_steps, args.steps) or 1, args.steps + 1
     for step in tqdm(range(first + 1, end), disable=RANK > 0 or None):
         step_start = time.perf_counter()
-        rng = random.Random(f"{args.seed} {step}")  # all dice follow from seed, step …
-        torch.manual_seed(rng.getrandbits(32) + RANK)  # … and rank: --resume needs no more
+        rng = random.Random(f"{args.seed} {step}")  # all randomness is from seed, step …
+        torch.manual_seed(rng.getrandbits(32) + RANK)  # … and rank: no RNG state to save
         further = problem_stream(train, f"{args.seed} {step} {RANK}")  # where DAPO wants more
         problems = chain(list(islice(stream, args.prompts_per_step))[RANK::WORLD], further)
         rate = args.learning_rate * min(step / warmup, (end - step) / (end - warmup))
@@ -297,8 +297,8 @@ def main(args: Args) -> dict:
 
 
 def autocast(model):
-    """Where load_policy has noted in_bf16 on the model, matrix products are in bf16, and they
-    alone: weights, Adam and log π stay in float32, for bf16 would lose small updates."""
+    """A context in which matrix products alone run in bf16, if load_policy has set model.in_bf16.
+    Weights, Adam and log π stay in float32: bf16 would round small updates away."""
     return torch.autocast(model.device.type, torch.bfloat16, getattr(model, "in_bf16", False))
 
 
@@ -430,13 +430,13 @@ def rollout(model, tokenizer, problems, num_samples, temperature, args):
 
 
 def evaluate(model, tokenizer, problems, args, writer, step):
-    """Scores of held-out problems, from 8 samples and one greedy completion of each: logged, and
-    printed with a group of answers, and with what is wrong, if anything is.
+    """Scores of held-out problems, by 8 samples and one greedy completion each: logged, and printed
+    with one problem's best and worst answer, and maybe a hint.
 
-    pass@1: share of right samples, or mean reward; pass@8: that of each problem's best sample;
-    lenient: pass@1 by the flexible verifier.
+    pass@1: share of right samples, or mean reward; pass@8: mean reward of each problem's best
+    sample; lenient: pass@1 by the flexible verifier.
     """
-    torch.manual_seed(RANK)  # the same dice at every evaluation
+    torch.manual_seed(RANK)  # same draws at every evaluation
     problems, records = problems[RANK % len(problems) :: WORLD], []
     size = args.prompts_per_step // WORLD  # at a time, as in training, for memory
     for start in range(0, len(problems), size):
@@ -476,11 +476,11 @@ def hint(scores):
     if best == 0 < lenient or lenient > right + 0.2:
         return "\n    right numbers in the wrong form: try --verifier flexible, or another --prompt"
     if scores["eval/clipped_ratio"] > 0.5:
-        return "\n    many answers are cut off: try --max-new-tokens; do not train if pass@8 is 0"
+        return "\n    answers are cut off: try more --max-new-tokens; do not train if pass@8 is 0"
     if best == 0:
         return "\n    no answer is right: try an easier --dataset, or another --model"
     if scores["eval/frac_reward_zero_std"] == 1 and right < 0.9:
-        return "\n    a question's answers all score the same: try --temperature or --group-size"
+        return "\n    every question's answers tie: try a higher --temperature or --group-size"
     return ""
 
 
@@ -575,9 +575,9 @@ def problem_stream(train, seed):
 
 
 def tiny_model_folder(steps=1000):
-    """Where a character-level Llama of 84 k parameters lies, which the first run makes, in `steps`
-    of imitation: of sums that are worked out in running totals (3+8+5= → 11,16#16) or guessed
-    (#14). Guesses begin rare and end as the habit of 85 %: the skill is learned, then buried."""
+    """Folder of the tiny model, a character-level Llama of 84 k parameters. The first run trains it
+    for `steps` steps to imitate sums worked out in running totals (3+8+5= → 11,16#16) or guessed
+    (#14). The share of guesses rises from 0 to 85 %: the skill is learned, then buried."""
     recipe = inspect.getsource(tiny_model_folder) + inspect.getsource(make_sum)
     key = zlib.crc32(f"{recipe} {torch.__version__} {transformers.__version__}".encode())
     folder = Path(torch.hub.get_dir()) / f"policy-gradients-{key:08x}"
@@ -620,8 +620,8 @@ def tiny_model_folder(steps=1000):
 
 
 def load_policy(args, device):
-    """The model of --resume or --model, and its tokenizer. On them travels what others need: every
-    stop id in generation_config, and in in_bf16 whether --dtype wants matrix products in bf16."""
+    """The model of --resume or --model, and its tokenizer. The model also carries all stop ids
+    (generation_config) and whether --dtype wants matrix products in bf16 (in_bf16)."""
     source = args.resume or args.model
     if source == "tiny":
         source = tiny_model_folder()
@@ -640,8 +640,8 @@ def load_policy(args, device):
 
 @torch.no_grad()
 def check_exact(model, source):
-    """Stop if sampler or training pass are wrong for this model: the shorter of two prompts, which
-    is padded, must get the log-probs of a plain pass over it alone, in float32."""
+    """Stop if sampler or training pass is wrong for this model: for a prompt padded in a batch,
+    both must give the log-probs of a plain float32 pass over it alone."""
     model.generation_config.eos_token_id = [-1]  # none ends early
     with blame(f"--model {source}: cannot be sampled from and trained"):
         batch = generate(model, [[4, 3, 2, 1], [5]], 2, 8, 0.0)  # any tokens
@@ -697,9 +697,9 @@ def check_args(args):
         if type(value) in (int, float) and not low <= value < 2**63:
             stop(f"--{name.replace('_', '-')} {value}: must be finite, and {low} or more")
     if args.group_size < 2:
-        stop("--group-size: must be 2 or more, for answers are compared")
+        stop("--group-size: must be 2 or more, to compare answers")
     if args.prompts_per_step % (args.minibatches * WORLD):
-        stop("--minibatches: times the number of processes, must divide --prompts-per-step")
+        stop("--prompts-per-step: must be a multiple of --minibatches × processes")
     if "{question}" not in args.prompt:
         stop("--prompt: must contain {question}")
     if args.eval_dataset and args.dataset == "arithmetic":

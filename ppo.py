@@ -1,4 +1,4 @@
-"""PPO, Proximal Policy Optimization: TRPO's caution for the price of a clip.
+"""PPO, Proximal Policy Optimization: a clip instead of TRPO's trust region.
 
 The current policy π_old plays T steps in each of N environments, and the critic V turns the
 rewards into advantages A_t (GAE). Then minibatches pass several times over these steps, to maximize
@@ -12,11 +12,11 @@ favors, that sample has no gradient left, so plain Adam can use a rollout severa
 `--surrogate penalty` is the paper's other form, r_t A_t − β KL(π_old ‖ π), where β is adapted after
 each rollout to keep the KL near a target.
 
-Weakness: the clip keeps a sample from pushing its own ratio further, but not the other samples from
-doing so: nothing bounds the distance to π_old. Where A_t < 0 a ratio above 1 + ε is not clipped,
-however large: dual-clip PPO adds that bound (Ye et al. 2020, arXiv:1912.09729). Nor is PPO seen
-to be ahead of TRPO here: only on LunarLander are they apart, with three seeds, and with settings
-that differ in γ, λ and N as well (tests/benchmarks/RESULTS.md).
+Weakness: the clip stops a sample from pushing its own ratio further, but other samples may still
+push it: nothing bounds the distance to π_old. If A_t < 0, a ratio above 1 + ε is not clipped,
+however large; dual-clip PPO adds that bound (Ye et al. 2020, arXiv:1912.09729). Here PPO is not
+clearly ahead of TRPO: they differ only on LunarLander, in three seeds, and there T and the entropy
+bonus differ, too (tests/benchmarks/RESULTS.md).
 
     python ppo.py                                                              # CartPole-v1
     python ppo.py --env-id Pendulum-v1 --gamma 0.9 --total-timesteps 300000    # continuous actions
@@ -49,7 +49,7 @@ class Args:
     surrogate: Literal["clip", "penalty"] = "clip"  # clip the ratio, or penalize the KL instead
     clip_coef: float = 0.2  # ε, the ratio is clipped to 1 ± ε
     beta: float = 1.0  # β, weight of the KL penalty at first; adapted after each rollout
-    # end the passes over a rollout once its KL exceeds this; with penalty: what β aims at (0.01)
+    # clip: end the passes over a rollout once its KL exceeds this; penalty: β's target (or 0.01)
     target_kl: float | None = None
     update_epochs: int = 4  # passes over each rollout
     num_minibatches: int = 4  # optimizer steps per pass
@@ -72,7 +72,7 @@ class Args:
 
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
-    """GAE(γ, λ) of a rollout (see below), and what the critic should have said: all (T, N)."""
+    """GAE(γ, λ) and the critic's targets, for a rollout (see rollouts): all (T, N)."""
     # Nothing follows a termination. An episode cut off by a time limit would have gone on, and
     # V(s_{t+1}) stands for the rest of it.
     next_values = next_values * ~rollout["terminated"]
@@ -96,8 +96,8 @@ def prepare(agent, rollout, args):
 
 
 def surrogate(logprobs, old_logprobs, advantages, args):
-    """The objective of each step, to be maximized, and where its clip takes the gradient away, as
-    the ratio has gone as far as A wants: all (B,)."""
+    """Each step's objective, to be maximized, and whether the clip removes its gradient, as the
+    ratio is far enough in A's direction: all (B,)."""
     log_ratio = logprobs - old_logprobs
     ratio = log_ratio.exp()
     plain = ratio * advantages
@@ -119,8 +119,8 @@ def update(agent, optimizer, batch, left, args):
     log, of the last step. `left`, the share of the training to come, falls from 1 to 0."""
     optimizer.param_groups[0]["lr"] = args.learning_rate * left
     batch["logprobs"] = agent.policy(batch["obs"]).log_prob(batch["actions"]).detach()  # of π_old
-    # In standard deviations of the return, so that one learning rate suits rewards of any scale.
-    # A z-score per batch would turn what little noise a good policy is left with into a signal.
+    # In units of the return's standard deviation: one learning rate then suits any reward scale.
+    # A z-score per batch would blow up the small, random advantages of a good policy.
     agent.return_norm.update(batch["returns"])
     advantages = batch["advantages"] / agent.return_norm.std
     for _ in range(args.update_epochs):

@@ -1,20 +1,20 @@
-"""REINFORCE, the Monte Carlo policy gradient: make likely what went well.
+"""REINFORCE, the Monte Carlo policy gradient: make good actions likelier.
 
-The policy π plays one whole episode in each of N environments, and ascends the expected return:
+The policy π plays one episode in each of N environments, then climbs the expected return J:
 
     ∇J = E[ Σ_t Ψ_t ∇log π(a_t | s_t) ],   where --psi says what Ψ_t is:
     return          R_0 + γ R_1 + γ² R_2 + …     the whole episode's return, for each of its actions
-    reward-to-go    G_t = R_t + γ R_{t+1} + …    without what came before the action
-    baseline        G_t − V(s_t)                 and without what was to be expected anyway; the
-                                                 critic V is learned from the G_t
+    reward-to-go    G_t = R_t + γ R_{t+1} + …    only the rewards from the action on
+    baseline        G_t − V(s_t)                 minus what was expected: V, the critic, is a
+                                                 network trained to predict G_t
 
-Why: it is the plainest estimate of the gradient there is. For γ = 1, and without a time limit, all
-three have the same mean, ∇J itself, and each usually varies less than the one before it. (For γ < 1
-the last two leave out a factor γ^t, as most implementations do, or late actions would hardly count;
-what they follow then is no function's gradient: Nota & Thomas 2020, arXiv:1906.07073.)
+Why: it is the simplest estimate of the gradient there is. With γ = 1 and no time limit, all three
+have the same mean, ∇J itself, and each usually varies less than the one before it. (With γ < 1 the
+last two leave out a factor γ^t, as most implementations do, or late actions would hardly count; the
+result is not the gradient of any function: Nota & Thomas 2020, arXiv:1906.07073.)
 
-Weakness: even so, the luck of one episode stands for all that could have followed an action, and
-the episode must end before anything is learned.
+Weakness: even so, an action is judged by the luck of the one episode it was in, and that episode
+must end before anything is learned.
 
     python reinforce.py                                                        # CartPole-v1
     python reinforce.py --psi return                                           # how much noisier?
@@ -44,14 +44,14 @@ from tqdm import tqdm
 
 @dataclass
 class Args:
-    # what an action is credited with: the whole return, the rewards from it on, or these less V
+    # an action's credit: the whole return, the rewards from then on, or the latter minus V(s)
     psi: Literal["return", "reward-to-go", "baseline"] = "baseline"
     update_epochs: int = 4  # passes of the critic over each rollout
     num_minibatches: int = 4  # optimizer steps per pass
     ent_coef: float = 0.01  # weight of the entropy bonus; decays linearly to 0
     gamma: float = 0.99  # γ, the discount factor
     num_envs: int = 24  # N, environments stepped in parallel
-    learning_rate: float = 4e-3  # Adam's learning rate; constant, to recover from late slips
+    learning_rate: float = 4e-3  # Adam's learning rate; no decay, so late setbacks can heal
     max_grad_norm: float = 1.0  # the critic's gradient is clipped to this norm
     total_timesteps: int = 300_000  # steps over all environments; 0 to only evaluate --load
     env_id: str = "CartPole-v1"  # any gymnasium environment with Discrete or Box actions
@@ -65,11 +65,11 @@ class Args:
 
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
-    """Ψ of a rollout (see below), and what the critic should have said: all (T, N)."""
+    """Ψ_t and the critic's targets, for a rollout (see rollouts): all (T, N)."""
     rewards = rollout["rewards"]
     if args.psi == "baseline":
-        # An episode that a time limit cut off would have gone on: the critic says what is missing.
-        # Else G_t would shrink as the limit nears. V(s_t) cannot foresee it: no clock is in s_t.
+        # If a time limit cut the episode off, the critic supplies the rewards that are missing.
+        # Else G_t would shrink near the limit, which V cannot foresee: s_t contains no clock.
         truncated = rollout["done"] & ~rollout["terminated"]
         rewards = rewards + args.gamma * next_values * truncated
     returns = torch.zeros_like(rewards)
@@ -97,19 +97,19 @@ def prepare(agent, rollout, args):
 def update(agent, optimizer, batch, left, args):
     """One step of the policy, then passes of the critic; returns what to log. `left`, the share of
     the training to come, falls from 1 to 0."""
-    # In standard deviations of the return, so that one learning rate suits rewards of any scale.
-    # A z-score per batch would turn what little noise a good policy is left with into a signal.
+    # In units of the return's standard deviation: one learning rate then suits any reward scale.
+    # A z-score per batch would blow up the small, random advantages of a good policy.
     agent.return_norm.update(batch["returns"])
     advantages = batch["advantages"] / agent.return_norm.std
     policy = agent.policy(batch["obs"])
     entropy = policy.entropy().mean()
-    # The mean over episodes, of which there is one per environment, of the sum over their steps.
+    # Sum over the steps of an episode, mean over the episodes: one per environment.
     policy_loss = -(advantages * policy.log_prob(batch["actions"])).sum() / args.num_envs
     loss = policy_loss - args.ent_coef * left * entropy
     optimizer.zero_grad()
     loss.backward()
-    # The gradient is not clipped. That would only shorten the long ones, early in training. Adam
-    # divides by the size of past gradients, so later steps, mostly noise, would become longer.
+    # No clipping: it would only shorten the long gradients of early training. Adam divides by the
+    # size of past gradients, so later steps, which are mostly noise, would then grow.
     optimizer.step()
     stats = {"policy_loss": policy_loss.item(), "entropy": entropy.item()}
     if args.psi == "baseline":

@@ -16,10 +16,10 @@ Why: a learning rate bounds a step in the parameters θ, where the same length c
 ruin the policy. TRPO bounds it in the policy itself. And GAE lies between actor-critic's TD error,
 which is biased, and REINFORCE's returns, which are noisy.
 
-Weakness: one step of the policy per rollout, for some twenty passes over it. L holds near π_old
-only, for its states are those that π_old visits. That no step makes the policy worse is proved for
-exact advantages, the largest KL of any state and far smaller steps (section 3 of the paper); with
-samples and a mean KL nothing guarantees it.
+Weakness: it takes some twenty passes over a rollout to make one step of the policy. L is valid
+only near π_old, whose states it uses. The proof that no step makes the policy worse (section 3 of
+the paper) needs exact advantages, the largest KL of any state, and far smaller steps; with samples
+and a mean KL there is no such guarantee.
 
     python trpo.py                                                             # CartPole-v1
     python trpo.py --env-id Pendulum-v1 --gamma 0.9                            # continuous actions
@@ -71,7 +71,7 @@ class Args:
 
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
-    """GAE(γ, λ) of a rollout (see below), and what the critic should have said: all (T, N)."""
+    """GAE(γ, λ) and the critic's targets, for a rollout (see rollouts): all (T, N)."""
     # Nothing follows a termination. An episode cut off by a time limit would have gone on, and
     # V(s_{t+1}) stands for the rest of it.
     next_values = next_values * ~rollout["terminated"]
@@ -120,8 +120,8 @@ def conjugate_gradient(product, g, steps, tolerance=1e-10):
 
 @torch.no_grad()
 def line_search(measure, parameters, step, args):
-    """Halve `step` until measure(), which returns L and the KL, finds that L has grown and that the
-    KL is at most δ; else change nothing. Returns the KL and the halvings."""
+    """Take `step`, halved until, by measure(), L has grown and the KL is at most δ; restore θ if
+    nine halvings are not enough. Returns the KL and the number of halvings."""
     theta = nn.utils.parameters_to_vector(parameters)
     start, _ = measure()
     for backtracks in range(10):
@@ -140,8 +140,8 @@ def update(agent, optimizer, batch, left, args):
     with torch.no_grad():
         old_policy = agent.policy(batch["obs"])
         old_logprobs = old_policy.log_prob(batch["actions"])
-    # In standard deviations of the return, so that one learning rate suits rewards of any scale.
-    # A z-score per batch would turn what little noise a good policy is left with into a signal.
+    # In units of the return's standard deviation: one learning rate then suits any reward scale.
+    # A z-score per batch would blow up the small, random advantages of a good policy.
     agent.return_norm.update(batch["returns"])
     advantages = batch["advantages"] / agent.return_norm.std
 

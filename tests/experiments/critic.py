@@ -57,16 +57,16 @@ EXPERIMENT = Experiment(
         Panel("Too easy to tell", TIMES, ("rollouts to 90 % right answers", ""), dots=True),
     ],
     finding="""
-    Answers of seven tokens cannot tell. PPO with a critic is 90 % right after
-    {PPO 1 / rollouts to 0.9 / range :.0f} rollouts, with the batch's mean in its place after
-    {PPO 1, no critic / rollouts to 0.9 / range :.0f} (five seeds each, p =
-    {PPO 1 ~ PPO 1, no critic / rollouts to 0.9 / p :.2f}). But with neither critic nor groups, 256
-    questions once each, it is so sooner, after
+    Answers of seven tokens cannot tell. PPO is 90 % right after
+    {PPO 1 / rollouts to 0.9 / range :.0f} rollouts with a critic, after
+    {PPO 1, no critic / rollouts to 0.9 / range :.0f} with the batch's mean instead (five seeds,
+    p = {PPO 1 ~ PPO 1, no critic / rollouts to 0.9 / p :.2f}), and with no critic and no groups,
+    256 questions once each, already after
     {PPO 1, no critic, no groups / rollouts to 0.9 / range :.0f} (p =
     {PPO 1 ~ PPO 1, no critic, no groups / rollouts to 0.9 / p :.3f}). The critic explains
-    {PPO 1 / explained at half right :.0%} of the returns' variance when half are right, at the end
-    {PPO 1 / explained at the end :.0%}. Its training state is {PPO 1 / megabytes :.1f} MB instead
-    of {PPO 1, no critic / megabytes :.1f}. For long answers the literature contests the claim
-    (VinePPO, arXiv:2410.01679).
+    {PPO 1 / explained at half right :.0%} of the returns' variance when half are right,
+    {PPO 1 / explained at the end :.0%} at the end. Its training state is {PPO 1 / megabytes :.1f}
+    MB instead of {PPO 1, no critic / megabytes :.1f}. For long answers the literature contests the
+    claim (VinePPO, arXiv:2410.01679).
     """,
 )

@@ -73,14 +73,13 @@ EXPERIMENT = Experiment(
         Panel("But more are beyond their own bounds", BEYOND, ("passes", "share beyond")),
     ],
     finding="""
-    In a run that GRPO trains, the mean varies less, but not far less: after 16 passes the
-    log-ratio's standard deviation is {/ token / range :.2f} at a token, {/ mean / range :.2f} in an
-    answer's mean, over five seeds. With the advantage a token's correlates by
-    {/ token with A / range :.2f}, the mean by {/ mean with A / range :.2f}. The rest need not be
-    noise: each ratio is exact. GSPO's bounds are narrower by more:
-    {/ mean beyond GSPO's bounds :.0%} of the answers are beyond them,
-    {/ token beyond GRPO's bounds :.0%} of the tokens beyond GRPO's. GSPO [ends](#passes) at
-    {passes: GSPO, 16, 0.0004 / pass@1 / range :.2f}, as GRPO does (p =
-    {passes: GSPO, 16, 0.0004 ~ GRPO, 16, 0.0004 / pass@1 / p :.2f}). One setting alone.
+    In a GRPO run the mean varies less, but not far less: after 16 passes the log-ratio's standard
+    deviation is {/ token / range :.2f} for tokens, {/ mean / range :.2f} for answers' means, over
+    five seeds. Correlation with the advantage is {/ token with A / range :.2f} for tokens and
+    {/ mean with A / range :.2f} for means. The rest need not be noise: each ratio is exact. But
+    GSPO's bounds are tighter still: {/ mean beyond GSPO's bounds :.0%} of the answers are beyond
+    them, {/ token beyond GRPO's bounds :.0%} of the tokens beyond GRPO's. GSPO [ends](#passes) at
+    {passes: GSPO, 16, 0.0004 / pass@1 / range :.2f}, like GRPO (p =
+    {passes: GSPO, 16, 0.0004 ~ GRPO, 16, 0.0004 / pass@1 / p :.2f}). One setting was tried.
     """,
 )
