@@ -84,7 +84,7 @@ def prepare(agent, rollout, args):
 def rescale_returns(agent, returns):
     """Update the running mean and deviation with the returns (B,), and leave V(s) as it was: the
     critic's last layer makes up for it (Pop-Art, van Hasselt et al. 2016, arXiv:1602.07714)."""
-    # These returns are mostly γ V(s_{t+1}): if V grew whenever they do, it would run away.
+    # The returns are mostly γ V(s_{t+1}): if V were scaled up with them, it would diverge.
     norm, last = agent.return_norm, agent.critic[-1]
     old_mean, old_std = norm.mean, norm.std
     norm.update(returns)
@@ -94,8 +94,8 @@ def rescale_returns(agent, returns):
 
 
 def update(agent, optimizer, batch, left, args):
-    """One step of the policy, then passes of the critic; returns what to log. `left`, the share of
-    the training to come, falls from 1 to 0."""
+    """One step of the policy, then passes of the critic; returns what to log. `left`, the part of
+    the training to go, falls from 1 to 0."""
     # In units of the return's standard deviation: one learning rate then suits any reward scale.
     # A z-score per batch would blow up the small, random advantages of a good policy.
     rescale_returns(agent, batch["returns"])
@@ -175,7 +175,7 @@ def make_envs(env_id, num_envs, **options):
         stop(f"--env-id {env_id}: needs {needs}")
     if not isinstance(seen, Box) or len(seen.shape) != 1:  # a Dict or an image becomes a vector
         envs = gym.wrappers.vector.FlattenObservation(envs)
-    if continuous:  # for the environment alone: log π is that of the action drawn
+    if continuous:  # only the environment sees the clipped action; log π does not
         envs = gym.wrappers.vector.ClipAction(envs)
     return envs
 
@@ -290,7 +290,7 @@ def train(envs, agent, path, args):
             break
         batch = prepare(agent, rollout, args)
         stats = update(agent, optimizer, batch, 1 - global_step / args.total_timesteps, args)
-        agent.obs_norm.update(batch["obs"])  # not before: the update needs the π that acted
+        agent.obs_norm.update(batch["obs"])  # only now: update needs the π that acted
         if not math.isfinite(sum(stats.values())):
             bar.close()
             hint = f"lower --learning-rate; the last good agent is {path}"

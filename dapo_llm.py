@@ -158,9 +158,9 @@ def kl_k3(logprobs, other_logprobs):
 def overlong_penalty(lengths, ended, args):
     """The penalty of each completion for its number of tokens: lengths, ended (B,) → (B,).
 
-    0 up to the last overlong_cache of max_new_tokens, there a line down to −0.5; −0.5 if cut off;
-    with a share of 0, none at all. The paper's −1 is for rewards of ±1. On ours, 0 and 1, it would
-    put a right answer level with a wrong one.
+    0 until the last overlong_cache of max_new_tokens, then linearly down to −0.5; −0.5 if cut
+    off; always 0 if overlong_cache is 0. The paper's −1 is for rewards of ±1: with ours, 0 and 1,
+    a right answer could be level with a wrong one.
     """
     cache = args.overlong_cache * args.max_new_tokens  # L_cache, in tokens
     if cache == 0:
@@ -352,8 +352,8 @@ def forward(model, input_ids, attention_mask, cache, **options):
 
 
 def read_prompts(model, prompt_ids, prompt_mask):
-    """Read the prompts of rows (B, S), each once for all neighbours that share it: the cache, and
-    the logits (B, 1, V) of the token to come (Prefix Grouper, arXiv:2506.05433)."""
+    """Run the prompts (B, S) through the model, equal neighbours only once. Returns the cache and
+    the next token's logits (B, 1, V) (Prefix Grouper, arXiv:2506.05433)."""
     rows = torch.stack([prompt_ids, prompt_mask], 1)
     prompts, index = rows.unique_consecutive(dim=0, return_inverse=True)
     cache = DynamicCache(config=model.config)
@@ -553,7 +553,7 @@ def load_verifier(name):
     with blame(f"--verifier {name}: must be strict, flexible, or a file that defines verify"):
         module = importlib.import_module(path.stem)
         if module.__file__ != str(path):
-            raise ImportError("there is another module of its name")
+            raise ImportError("another module has the same name")
         return module.verify
 
 
@@ -568,8 +568,8 @@ def make_sum(rng, held_out=False):
 
 
 def load_jsonl(flag, path, args):
-    """[(question, answer)] from a JSONL file; a bad line stops the run. The answer is as it stands
-    for a verifier of the reader's own, otherwise the number at its end, as in GSM8K."""
+    """[(question, answer)] from a JSONL file; a bad line stops the run. Built-in verifiers get the
+    number at the answer's end, as in GSM8K; a verifier file gets the whole answer."""
     problems = {}
     with blame(f"{flag} {path}"):
         lines = Path(path).read_bytes().splitlines()
@@ -587,8 +587,8 @@ def load_jsonl(flag, path, args):
 
 
 def load_data(args):
-    """[(question, answer)] to train on (no list of sums: they never end), and held-out ones: of a
-    file, the tenth of its questions that has the smallest checksums."""
+    """[(question, answer)] to train on (empty for sums, which are made as needed), and to hold out:
+    of a file, the tenth with the smallest checksums."""
     if args.dataset == "arithmetic":
         rng = random.Random(0)
         return [], [make_sum(rng, held_out=True) for _ in range(args.eval_problems)]
@@ -723,7 +723,7 @@ def stop(message):
 
 @contextmanager
 def blame(what):
-    """Whatever a library raises in here ends the run with one line, what is wrong and why."""
+    """An exception in this block ends the run with one line that says what failed and why."""
     try:
         yield
     except Exception as error:
@@ -805,7 +805,7 @@ def log(writer, metrics, step):
 
 
 def save(model, tokenizer, folder, state=None):
-    """Write beside the folder, then rename: a kill or an error at any time leaves whole ones."""
+    """Write elsewhere, then rename: even after a kill, the folder is complete or absent."""
     scratch = folder.with_name(f"saving-{os.getpid()}")
     try:
         model.save_pretrained(scratch)
@@ -818,7 +818,7 @@ def save(model, tokenizer, folder, state=None):
 
 
 def load_checkpoint(path):
-    """The state of a run where it was saved, with the Args that it was begun with."""
+    """The saved state of a run, with the Args that the run was started with."""
     with blame(f"--resume {path}: not a checkpoint of this script, a folder step-…"):
         state = torch.load(Path(path, "trainer.pt"), map_location="cpu", mmap=True)
         return state | {"args": Args(**state["args"])}
@@ -827,7 +827,7 @@ def load_checkpoint(path):
 if __name__ == "__main__":
     sys.stdout.reconfigure(errors="replace")  # a terminal may know ASCII alone
     args = tyro.cli(Args)
-    if args.resume:  # once more: what is not given now is as it was
+    if args.resume:  # again: flags not given now keep old values
         args = tyro.cli(Args, default=load_checkpoint(args.resume)["args"])
     main(args)
 

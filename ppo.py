@@ -116,7 +116,7 @@ def mean_kl(agent, batch):
 
 def update(agent, optimizer, batch, left, args):
     """Passes over the batch in minibatches, one step of actor and critic on each; returns what to
-    log, of the last step. `left`, the share of the training to come, falls from 1 to 0."""
+    log, of the last step. `left`, the part of the training to go, falls from 1 to 0."""
     optimizer.param_groups[0]["lr"] = args.learning_rate * left
     batch["logprobs"] = agent.policy(batch["obs"]).log_prob(batch["actions"]).detach()  # of π_old
     # In units of the return's standard deviation: one learning rate then suits any reward scale.
@@ -201,7 +201,7 @@ def make_envs(env_id, num_envs, **options):
         stop(f"--env-id {env_id}: needs {needs}")
     if not isinstance(seen, Box) or len(seen.shape) != 1:  # a Dict or an image becomes a vector
         envs = gym.wrappers.vector.FlattenObservation(envs)
-    if continuous:  # for the environment alone: log π is that of the action drawn
+    if continuous:  # only the environment sees the clipped action; log π does not
         envs = gym.wrappers.vector.ClipAction(envs)
     return envs
 
@@ -316,7 +316,7 @@ def train(envs, agent, path, args):
             break
         batch = prepare(agent, rollout, args)
         stats = update(agent, optimizer, batch, 1 - global_step / args.total_timesteps, args)
-        agent.obs_norm.update(batch["obs"])  # not before: the update needs the π that acted
+        agent.obs_norm.update(batch["obs"])  # only now: update needs the π that acted
         if not math.isfinite(sum(stats.values())):
             bar.close()
             hint = f"lower --learning-rate; the last good agent is {path}"

@@ -135,7 +135,7 @@ def line_search(measure, parameters, step, args):
 
 def update(agent, optimizer, batch, left, args):
     """One step of the policy within the trust region, then passes of the critic; returns what to
-    log. `left`, the share of the training to come, falls from 1 to 0."""
+    log. `left`, the part of the training to go, falls from 1 to 0."""
     optimizer.param_groups[0]["lr"] = args.learning_rate * left
     with torch.no_grad():
         old_policy = agent.policy(batch["obs"])
@@ -146,7 +146,7 @@ def update(agent, optimizer, batch, left, args):
     advantages = batch["advantages"] / agent.return_norm.std
 
     def measure():
-        """L and the KL at the parameters of the moment."""
+        """L and the KL at the current parameters."""
         policy = agent.policy(batch["obs"])
         ratio = (policy.log_prob(batch["actions"]) - old_logprobs).exp()
         return (ratio * advantages).mean(), kl_divergence(old_policy, policy).mean()
@@ -229,7 +229,7 @@ def make_envs(env_id, num_envs, **options):
         stop(f"--env-id {env_id}: needs {needs}")
     if not isinstance(seen, Box) or len(seen.shape) != 1:  # a Dict or an image becomes a vector
         envs = gym.wrappers.vector.FlattenObservation(envs)
-    if continuous:  # for the environment alone: log π is that of the action drawn
+    if continuous:  # only the environment sees the clipped action; log π does not
         envs = gym.wrappers.vector.ClipAction(envs)
     return envs
 
@@ -344,7 +344,7 @@ def train(envs, agent, path, args):
             break
         batch = prepare(agent, rollout, args)
         stats = update(agent, optimizer, batch, 1 - global_step / args.total_timesteps, args)
-        agent.obs_norm.update(batch["obs"])  # not before: the update needs the π that acted
+        agent.obs_norm.update(batch["obs"])  # only now: update needs the π that acted
         if not math.isfinite(sum(stats.values())):
             bar.close()
             hint = f"lower --learning-rate; the last good agent is {path}"

@@ -27,16 +27,16 @@ EXPERIMENT = Experiment(
         Panel("A run's largest move", MOVES, ("passes over each rollout", "KL, nats"), "epochs"),
     ],
     finding="""
-    After 4, 10 and 20 passes all five seeds end at 500 with the clip, without it at
+    With the clip all five seeds end at 500 after 4, 10 and 20 passes, without it at
     {no clip, 4 / greedy_return / range :.0f}, {no clip, 10 / greedy_return / range :.0f} and
     {no clip, 20 / greedy_return / range :.0f}: p = {clip, 4 ~ no clip, 4 / greedy_return / p :.2f},
     {clip, 10 ~ no clip, 10 / greedy_return / p :.3f} and
-    {clip, 20 ~ no clip, 20 / greedy_return / p :.2f}. A run's largest move, by KL, is
-    {clip, 20 / kl_max :.2f} and {no clip, 20 / kl_max :.1f} nats with 20 passes. But with one pass
-    (p = {clip, 1 ~ no clip, 1 / greedy_return / p :.2f}), or with four at a rate of [0.001](#step)
-    (p = {step: ppo, 0.001 ~ no clip, 0.001 / greedy_return / p :.2f}), the clip is not missed:
-    medians are {clip, 1 / greedy_return :.0f} with it and {no clip, 1 / greedy_return :.0f}
-    without, and {step: ppo, 0.001 / greedy_return :.0f} and
-    {step: no clip, 0.001 / greedy_return :.0f}.
+    {clip, 20 ~ no clip, 20 / greedy_return / p :.2f}. With 20 passes the largest KL is
+    {clip, 20 / kl_max :.2f} nats with it, {no clip, 20 / kl_max :.1f} without. But it is not missed
+    with one pass (medians {clip, 1 / greedy_return :.0f} with,
+    {no clip, 1 / greedy_return :.0f} without, p =
+    {clip, 1 ~ no clip, 1 / greedy_return / p :.2f}), nor with four at a rate of [0.001](#step)
+    ({step: ppo, 0.001 / greedy_return :.0f}, {step: no clip, 0.001 / greedy_return :.0f}, p =
+    {step: ppo, 0.001 ~ no clip, 0.001 / greedy_return / p :.2f}).
     """,
 )

@@ -54,14 +54,14 @@ EXPERIMENT = Experiment(
         Panel("But it needs more samples", COSTS, ("completions to pass@1 0.9", ""), dots=True),
     ],
     finding="""
-    By step yes, by sample no. Of the groups drawn {DAPO / signal at first :.0%} have a signal at
-    first, {DAPO / signal at last :.0%} at last. After 60 steps, over five seeds, DAPO's pass@1 is
-    {DAPO / pass@1 / range :.3f}, that of a single draw {DAPO, one draw / pass@1 / range :.3f} (p =
+    Per step yes, per sample no. Of the groups drawn {DAPO / signal at first :.0%} have a signal at
+    first, {DAPO / signal at last :.0%} at last. After 60 steps (five seeds) pass@1 is
+    {DAPO / pass@1 / range :.3f} for DAPO, {DAPO, one draw / pass@1 / range :.3f} for one draw (p =
     {DAPO ~ DAPO, one draw / pass@1 / p :.3f}). But DAPO draws {DAPO / completions :,.0f}
-    completions, not {GRPO / completions :,.0f}, and reaches 0.9 after
-    {DAPO / completions to .9 / range :,.0f} of them, a single draw after
+    completions, not {GRPO / completions :,.0f}, and takes
+    {DAPO / completions to .9 / range :,.0f} to reach 0.9, one draw only
     {DAPO, one draw / completions to .9 / range :,.0f} (p = {DAPO ~
-    DAPO, one draw / completions to .9 / p :.3f}). GRPO ends at {GRPO / pass@1 / range :.3f}; with
-    as many samples it was not tried.
+    DAPO, one draw / completions to .9 / p :.3f}). GRPO ends at {GRPO / pass@1 / range :.3f}; it was
+    not tried with as many samples.
     """,
 )
