@@ -9,8 +9,8 @@ Then V takes several passes over the same steps to reduce δ_t². Its target R_t
 recomputed each time, but no gradient flows through it.
 
 Why: REINFORCE waits for whole episodes, and credits every action with all that came after it. The
-TD error δ_t depends on a single reward and a single step of the environment, so it varies far less,
-and a rollout may stop anywhere in an episode. On CartPole this brought no gain.
+temporal-difference (TD) error δ_t depends on one reward and one step of the environment, so it
+varies far less, and a rollout may stop anywhere in an episode. On CartPole this brought no gain.
 
 Weakness: δ_t is unbiased only if V(s_{t+1}) is right, so V must learn faster than the policy
 (--update-epochs). And nothing limits how far a step moves the policy.
@@ -42,9 +42,9 @@ from tqdm import tqdm
 
 @dataclass
 class Args:
-    update_epochs: int = 4  # passes of the critic over each rollout
+    update_epochs: int = 4  # passes of the critic over each rollout, the steps between two updates
     num_minibatches: int = 4  # optimizer steps per pass
-    ent_coef: float = 0.01  # weight of the entropy bonus; decays linearly to 0
+    ent_coef: float = 0.01  # weight of the entropy bonus, for an undecided π; decays linearly to 0
     gamma: float = 0.99  # γ, the discount factor
     num_steps: int = 64  # T, steps per rollout in each environment
     num_envs: int = 16  # N, environments stepped in parallel

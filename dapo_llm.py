@@ -77,7 +77,7 @@ class Args:
     update_epochs: int = 1  # passes over each rollout (μ), each in a new order of its groups
     group_size: int = 8  # completions drawn per question (G)
     prompts_per_step: int = 32  # questions per training step, of all processes together (P)
-    steps: int = 200  # training steps, each a rollout and the updates on it; 0: only evaluate
+    steps: int = 200  # training steps: a rollout (drawing answers), then updates; 0: only evaluate
     learning_rate: float | None = None  # AdamW's peak; if not given, 4e-4 for tiny, else 1e-6
     warmup_steps: int = 10  # steps in which the rate rises to its peak; then it falls towards 0
     max_grad_norm: float = 1.0  # longer gradients are scaled down to this norm

@@ -46,9 +46,9 @@ from tqdm import tqdm
 class Args:
     # an action's credit: the whole return, the rewards from then on, or the latter minus V(s)
     psi: Literal["return", "reward-to-go", "baseline"] = "baseline"
-    update_epochs: int = 4  # passes of the critic over each rollout
+    update_epochs: int = 4  # passes of the critic over each rollout, the steps between two updates
     num_minibatches: int = 4  # optimizer steps per pass
-    ent_coef: float = 0.01  # weight of the entropy bonus; decays linearly to 0
+    ent_coef: float = 0.01  # weight of the entropy bonus, for an undecided π; decays linearly to 0
     gamma: float = 0.99  # γ, the discount factor
     num_envs: int = 24  # N, environments stepped in parallel
     learning_rate: float = 4e-3  # Adam's learning rate; no decay, so late setbacks can heal

@@ -1,20 +1,20 @@
 """TRPO, Trust Region Policy Optimization: as far as the policy may safely move, and no further.
 
 The current policy π_old plays T steps in each of N environments, and the critic V turns the
-rewards into advantages A_t (GAE). Then a single step of the policy solves
+rewards into advantages A_t, how much better than expected an action was. Then a single step solves
 
     max_θ L = mean_t r_t A_t   subject to   mean_t KL(π_old ‖ π) ≤ δ
     r_t = π(a_t | s_t) / π_old(a_t | s_t)
     A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)
 
-to first order in L and second order in the KL, whose Hessian is F. (The bound δ is --max-kl; the
-δ_t are TD errors.) With g = ∇L, conjugate gradients solve F s = g, the step is √(2δ / sᵀF s) s, and
-a line search halves it until L has grown and the KL is at most δ. (--damping times the identity is
-added to F, which may be singular.)
+to first order in L and second order in the KL, whose Hessian is F, the Fisher matrix. (The bound δ
+is --max-kl; the δ_t are TD errors.) With g = ∇L, conjugate gradients solve F s = g for s, the
+natural gradient; the step is √(2δ / sᵀF s) s; a line search halves it until L has grown and the KL
+is at most δ. (--damping times the identity is added to F, which may be singular.)
 
 Why: a learning rate bounds a step in the parameters θ, where the same length can mean nothing or
-ruin the policy. TRPO bounds it in the policy itself. And GAE lies between actor-critic's TD error,
-which is biased, and REINFORCE's returns, which are noisy.
+ruin the policy. TRPO bounds it in the policy itself. And GAE, generalized advantage estimation,
+lies between actor-critic's TD error, which is biased, and REINFORCE's returns, which are noisy.
 
 Weakness: it takes some twenty passes over a rollout to make one step of the policy. L is valid
 only near π_old, whose states it uses. The proof that no step makes the policy worse (section 3 of
@@ -48,10 +48,10 @@ from tqdm import tqdm
 
 @dataclass
 class Args:
-    max_kl: float = 0.01  # δ, bound of a step: KL(π_old ‖ π) in nats, mean over the rollout
+    max_kl: float = 0.01  # δ, most that a step may change π: mean KL divergence from π_old, in nats
     cg_steps: int = 10  # iterations of conjugate gradients, at most
     damping: float = 0.1  # added to the diagonal of the Fisher matrix F
-    update_epochs: int = 4  # passes of the critic over each rollout
+    update_epochs: int = 4  # passes of the critic over each rollout, the steps between two updates
     num_minibatches: int = 4  # optimizer steps per pass
     gae_lambda: float = 0.98  # λ of GAE: 0 trusts the critic, 1 the rewards; 0.95 is usual
     gamma: float = 0.99  # γ, the discount factor
