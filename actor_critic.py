@@ -1,16 +1,18 @@
-"""Actor-critic: learning before the episode is over.
+"""Actor-critic: learn before the episode is over.
 
 The policy π plays T steps in each of N environments. The critic V judges each action by its reward
 and next state:
 
     ∇J ≈ mean_t δ_t ∇log π(a_t | s_t),   δ_t = R_t + γ V(s_{t+1}) − V(s_t)
 
-Then V takes several passes over the same steps to reduce δ_t². Its target R_t + γ V(s_{t+1}) is
-recomputed each time, but no gradient flows through it.
+δ_t is the temporal-difference (TD) error: what the action turned out to be worth, minus what V had
+expected. If R_t = 1, γ = 0.99, V(s_t) = 40 and V(s_{t+1}) = 41, then δ_t = 1 + 40.59 − 40 = 1.59,
+and a_t becomes likelier. Then V takes several epochs over the same steps to reduce δ_t². Its target
+R_t + γ V(s_{t+1}) is recomputed each time, but no gradient flows through it.
 
 Why: REINFORCE waits for whole episodes, and credits every action with all that came after it. The
-temporal-difference (TD) error δ_t depends on one reward and one step of the environment, so it
-varies far less, and a rollout may stop anywhere in an episode. On CartPole this brought no gain.
+TD error depends on one reward and one step of the environment, so it varies far less, and a rollout
+may stop anywhere in an episode. On CartPole this brought no gain.
 
 Weakness: δ_t is unbiased only if V(s_{t+1}) is right, so V must learn faster than the policy
 (--update-epochs). And nothing limits how far a step moves the policy.

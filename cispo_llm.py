@@ -8,18 +8,19 @@ before it.
 
     J    = Σ_i Σ_t sg[min(r_it, 1 + ε_high)] A_i log π_θ(o_it) / Σ_i |o_i|     over the minibatch
     A_i  = (R_i − mean R) / std R                     over its group, not over the minibatch
-    r_it = π_θ(o_it) / π_old(o_it)                    sg: stop-gradient, a plain number to autograd
+    r_it = π_θ(o_it) / π_old(o_it)                    1 at first; each step on a rollout moves it
+
+sg[…] is a stop-gradient: autograd sees a plain number. The mean over all tokens replaces GRPO's
+mean per completion, too. Only the gradient of J counts; its value says nothing.
 
 Why. PPO's clip, in GRPO and DAPO alike, takes the gradient from a token whose ratio has left the
 band in the direction that A_i favours. The paper saw that rare tokens, such as the "wait" that
-saves an answer, move fastest, are clipped first, and learn no more from this rollout. CISPO is
+saves a completion, move fastest, are clipped first, and learn no more from this rollout. CISPO is
 REINFORCE with a truncated importance weight: every token keeps its gradient. (The paper divides by
 the tokens of a question's group, and adds DAPO's dynamic sampling and length penalty.)
 
 Weakness. If A_i > 0, only the learning rate limits how far a token is pushed; if A_i < 0, its
-weight fades to 0 along with r_it. The paper tunes ε_high but does not print it; for the tiny model
-0.2 to 4 made little difference, in two seeds, as its ratios seldom exceed 1.2
-(tests/benchmarks/results/llm_sweep.md).
+weight fades to 0 along with r_it. The paper tunes ε_high but does not print it.
 
 Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
@@ -72,11 +73,11 @@ class Args:
     clip_high: float = 0.2  # a token's weight, its ratio, is clipped above at 1 + clip_high
     beta: float = 0.0  # weight of GRPO's KL penalty in the loss; the paper's formula has none
     scale_rewards: bool = True  # divide advantages by the group's std (Dr. GRPO does not)
-    minibatches: int = 4  # optimizer steps per pass over a rollout, each on a part of its groups
-    update_epochs: int = 1  # passes over each rollout (μ), each in a new order of its groups
+    minibatches: int = 4  # optimizer steps per epoch, each on a part of the rollout's groups
+    update_epochs: int = 1  # epochs: passes over each rollout (μ), its groups in a new order
     group_size: int = 8  # completions drawn per question (G)
     prompts_per_step: int = 32  # questions per training step, of all processes together (P)
-    steps: int = 200  # training steps: a rollout (drawing answers), then updates; 0: only evaluate
+    steps: int = 200  # training steps: a rollout (drawing completions), updates; 0: evaluate
     learning_rate: float | None = None  # AdamW's peak; if not given, 4e-4 for tiny, else 1e-6
     warmup_steps: int = 10  # steps in which the rate rises to its peak; then it falls towards 0
     max_grad_norm: float = 1.0  # longer gradients are scaled down to this norm
@@ -88,10 +89,10 @@ class Args:
     # strict: the number after the last #, as in GSM8K; flexible: the last number anywhere; or
     # FILE.py, where verify(completion, answer) returns the reward, any number
     verifier: str = "strict"
-    prompt: str | None = None  # text around {question}; if unset {question}= or asks for ####
+    prompt: str | None = None  # text around {question}; unset: {question}= or asks for ####
     device: str = "auto"  # cpu, cuda, mps …; auto: the CPU for the tiny model, else a GPU if any
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # for matmuls; auto: bf16 if CUDA has it
-    micro_batch_size: int | None = None  # answers per training pass; if unset 256 (tiny) or 8
+    micro_batch_size: int | None = None  # completions per forward pass; unset: 256 (tiny) or 8
     eval_every: int = 50  # training steps between evaluations, and between checkpoints
     eval_problems: int = 256  # questions per evaluation, at most
     resume: str = ""  # checkpoint to continue, with its flags except those given now
@@ -156,9 +157,9 @@ def kl_k3(logprobs, other_logprobs):
 def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch, generate's tensors and advantages (B,); returns what to log.
 
-    If all advantages are 0, no step is taken, not even for the KL term: Adam divides a gradient by
-    its own recent size, so mere rounding noise would become a full step. approx_kl and clip_ratio
-    are means over the tokens trained on.
+    If all advantages are 0, no step is taken: Adam divides a gradient by its own recent size, so
+    mere rounding noise would become a full step. approx_kl and clip_ratio are means over the tokens
+    trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
     # the gradient is the same however the rows are split.
@@ -199,8 +200,7 @@ def train_step(model, reference, tokenizer, optimizer, draws, rng, args):
     record |= recompute_old_logprobs(model, batch, args)  # in bf16 alone
     if args.beta > 0:
         batch["ref_logprobs"] = batch_logprobs(reference, batch, args)
-        kl = kl_k3(batch["old_logprobs"], batch["ref_logprobs"])
-        record["kl"] = kl[batch["mask"] > 0]
+        record["kl"] = kl_k3(batch["old_logprobs"], batch["ref_logprobs"])[batch["mask"] > 0]
     batch["advantages"] = compute_advantages(rewards, args).flatten()
 
     records = [record]

@@ -8,14 +8,17 @@ before it.
 
     J    = Σ_i Σ_t min(r_it A_i, clip(r_it, 1 − ε_low, 1 + ε_high) A_i) / Σ_i |o_i|
     A_i  = (R'_i − mean R') / std R'                  over its group, not over the minibatch
-    r_it = π_θ(o_it) / π_old(o_it)                    1 until the policy moves
+    r_it = π_θ(o_it) / π_old(o_it)                    1 at first; each step on a rollout moves it
     R'_i = R_i + a penalty ≤ 0 near the length limit  only groups whose R_i differ are trained on
 
-Why. A symmetric clip lets likely tokens grow far more than rare ones, so ε_high > ε_low
-(clip-higher). A mean per completion discounts long ones' tokens, so J is a mean over all tokens
-(here of the minibatch, in the paper of a question's group). Counting all cut-off answers as wrong
-is a noisy reward, so a penalty grows gradually (overlong). Groups all right or all wrong have no
-gradient, so it draws until enough have one (dynamic sampling). No KL term holds the policy back.
+Only the gradient of J counts; its value says nothing.
+
+Why. With ε = 0.2 a praised token of probability 0.01 may rise to 0.012, but one of 0.9 is free to
+rise to 1, so ε_high > ε_low lets rare tokens grow more (clip-higher). A mean per completion
+discounts long ones' tokens, so J is a mean over all tokens (here of the minibatch, in the paper of
+a question's group). Counting every cut-off completion as wrong is a noisy reward, so a penalty
+grows gradually (overlong). Groups all right or all wrong have no gradient, so it draws until enough
+have one (dynamic sampling). No KL term holds the policy back.
 
 Weakness. The better the policy, the more samples are drawn and thrown away.
 
@@ -68,16 +71,16 @@ WORLD = int(os.environ.get("WORLD_SIZE", 1))
 @dataclass
 class Args:
     clip_low: float = 0.2  # the ratio is clipped below at 1 - clip_low
-    clip_high: float = 0.28  # the ratio is clipped above at 1 + clip_high
+    clip_high: float = 0.28  # the ratio is clipped above at 1 + clip_high: DAPO's clip-higher
     overlong_cache: float = 0.2  # share of max_new_tokens over which a penalty grows (L_cache)
     max_resample: int = 10  # rollouts per training step, at most, to find groups with a signal
-    beta: float = 0.0  # weight of GRPO's KL penalty in the loss; the paper's formula has none
+    beta: float = 0.0  # weight of GRPO's KL penalty in the loss; DAPO has none
     scale_rewards: bool = True  # divide advantages by the group's std (Dr. GRPO does not)
-    minibatches: int = 4  # optimizer steps per pass over a rollout, each on a part of its groups
-    update_epochs: int = 1  # passes over each rollout (μ), each in a new order of its groups
+    minibatches: int = 4  # optimizer steps per epoch, each on a part of the rollout's groups
+    update_epochs: int = 1  # epochs: passes over each rollout (μ), its groups in a new order
     group_size: int = 8  # completions drawn per question (G)
     prompts_per_step: int = 32  # questions per training step, of all processes together (P)
-    steps: int = 200  # training steps: a rollout (drawing answers), then updates; 0: only evaluate
+    steps: int = 200  # training steps: a rollout (drawing completions), updates; 0: evaluate
     learning_rate: float | None = None  # AdamW's peak; if not given, 4e-4 for tiny, else 1e-6
     warmup_steps: int = 10  # steps in which the rate rises to its peak; then it falls towards 0
     max_grad_norm: float = 1.0  # longer gradients are scaled down to this norm
@@ -89,10 +92,10 @@ class Args:
     # strict: the number after the last #, as in GSM8K; flexible: the last number anywhere; or
     # FILE.py, where verify(completion, answer) returns the reward, any number
     verifier: str = "strict"
-    prompt: str | None = None  # text around {question}; if unset {question}= or asks for ####
+    prompt: str | None = None  # text around {question}; unset: {question}= or asks for ####
     device: str = "auto"  # cpu, cuda, mps …; auto: the CPU for the tiny model, else a GPU if any
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # for matmuls; auto: bf16 if CUDA has it
-    micro_batch_size: int | None = None  # answers per training pass; if unset 256 (tiny) or 8
+    micro_batch_size: int | None = None  # completions per forward pass; unset: 256 (tiny) or 8
     eval_every: int = 50  # training steps between evaluations, and between checkpoints
     eval_problems: int = 256  # questions per evaluation, at most
     resume: str = ""  # checkpoint to continue, with its flags except those given now
@@ -177,9 +180,9 @@ def overlong_penalty(lengths, ended, args):
 def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch, generate's tensors and advantages (B,); returns what to log.
 
-    If all advantages are 0, no step is taken, not even for the KL term: Adam divides a gradient by
-    its own recent size, so mere rounding noise would become a full step. approx_kl and clip_ratio
-    are means over the tokens trained on.
+    If all advantages are 0, no step is taken: Adam divides a gradient by its own recent size, so
+    mere rounding noise would become a full step. approx_kl and clip_ratio are means over the tokens
+    trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
     # the gradient is the same however the rows are split.
@@ -253,8 +256,7 @@ def train_step(model, reference, tokenizer, optimizer, draws, rng, args):
     record |= recompute_old_logprobs(model, batch, args)  # in bf16 alone
     if args.beta > 0:
         batch["ref_logprobs"] = batch_logprobs(reference, batch, args)
-        kl = kl_k3(batch["old_logprobs"], batch["ref_logprobs"])
-        record["kl"] = kl[batch["mask"] > 0]
+        record["kl"] = kl_k3(batch["old_logprobs"], batch["ref_logprobs"])[batch["mask"] > 0]
     batch["advantages"] = compute_advantages(rewards, args).flatten()
 
     records = [record]

@@ -6,19 +6,21 @@ gradient steps up the objective J(θ), each on a minibatch of N completions (who
 is a completion and t a token; π of a token is its probability given the question and the tokens
 before it.
 
-    J   = 1/N Σ_i min(s_i A_i, clip(s_i, 1 − ε_low, 1 + ε_high) A_i)
-    A_i = (R_i − mean R) / std R                      over its group, not over the minibatch
-    s_i = (π_θ(o_i) / π_old(o_i))^(1/|o_i|)           the geometric mean of the token ratios
+    J    = 1/N Σ_i min(s_i A_i, clip(s_i, 1 − ε_low, 1 + ε_high) A_i)
+    A_i  = (R_i − mean R) / std R                     over its group, not over the minibatch
+    s_i  = (π_θ(o_i) / π_old(o_i))^(1/|o_i|)          the geometric mean of the token ratios
+
+GRPO's 1/|o_i| Σ_t is still in the code: s_i stands at each of |o_i| tokens, and the two cancel.
+Only the gradient of J counts. Its value stays near 0, since the A_i of a group sum to 0.
 
 Why. GRPO weighs each token by a ratio of its own, which says little about how the distribution that
 it was drawn from has moved: mostly noise, says the paper. The ratio of a whole completion would be
 noisier still; s_i, the geometric mean of its tokens', varies less, and is clipped more narrowly.
-It also steadies mixture-of-experts models, as in the paper: after an update a token may be routed
-to other experts, so that its ratio jumps, while s_i hardly moves.
+The paper adds that GSPO steadies mixture-of-experts models, where an update may route a token to
+other experts, so that its ratio jumps (not tested here).
 
 Weakness. A completion is clipped as a whole or not at all, and 1/|o_i| survives inside s_i. The
-paper clips at 3e-4 and 4e-4; the tiny model moves further per step, so its bounds are wider. Yet
-3e-4 to 0.2 ended much the same, in two seeds (tests/benchmarks/results/llm_sweep.md).
+paper clips at 3e-4 and 4e-4; the tiny model moves further per step, so its bounds are wider.
 
 Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
@@ -72,11 +74,11 @@ class Args:
     clip_high: float = 0.013  # s_i is clipped above at 1 + clip_high; in the paper, 4e-4
     beta: float = 0.0  # weight of GRPO's KL penalty in the loss; the paper's formula has none
     scale_rewards: bool = True  # divide advantages by the group's std (Dr. GRPO does not)
-    minibatches: int = 4  # optimizer steps per pass over a rollout, each on a part of its groups
-    update_epochs: int = 1  # passes over each rollout (μ), each in a new order of its groups
+    minibatches: int = 4  # optimizer steps per epoch, each on a part of the rollout's groups
+    update_epochs: int = 1  # epochs: passes over each rollout (μ), its groups in a new order
     group_size: int = 8  # completions drawn per question (G)
     prompts_per_step: int = 32  # questions per training step, of all processes together (P)
-    steps: int = 200  # training steps: a rollout (drawing answers), then updates; 0: only evaluate
+    steps: int = 200  # training steps: a rollout (drawing completions), updates; 0: evaluate
     learning_rate: float | None = None  # AdamW's peak; if not given, 4e-4 for tiny, else 1e-6
     warmup_steps: int = 10  # steps in which the rate rises to its peak; then it falls towards 0
     max_grad_norm: float = 1.0  # longer gradients are scaled down to this norm
@@ -88,10 +90,10 @@ class Args:
     # strict: the number after the last #, as in GSM8K; flexible: the last number anywhere; or
     # FILE.py, where verify(completion, answer) returns the reward, any number
     verifier: str = "strict"
-    prompt: str | None = None  # text around {question}; if unset {question}= or asks for ####
+    prompt: str | None = None  # text around {question}; unset: {question}= or asks for ####
     device: str = "auto"  # cpu, cuda, mps …; auto: the CPU for the tiny model, else a GPU if any
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # for matmuls; auto: bf16 if CUDA has it
-    micro_batch_size: int | None = None  # answers per training pass; if unset 256 (tiny) or 8
+    micro_batch_size: int | None = None  # completions per forward pass; unset: 256 (tiny) or 8
     eval_every: int = 50  # training steps between evaluations, and between checkpoints
     eval_problems: int = 256  # questions per evaluation, at most
     resume: str = ""  # checkpoint to continue, with its flags except those given now
@@ -163,9 +165,9 @@ def kl_k3(logprobs, other_logprobs):
 def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch, generate's tensors and advantages (B,); returns what to log.
 
-    If all advantages are 0, no step is taken, not even for the KL term: Adam divides a gradient by
-    its own recent size, so mere rounding noise would become a full step. approx_kl and clip_ratio
-    are means over the tokens trained on.
+    If all advantages are 0, no step is taken: Adam divides a gradient by its own recent size, so
+    mere rounding noise would become a full step. approx_kl and clip_ratio are means over the tokens
+    trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
     # the gradient is the same however the rows are split.
@@ -206,8 +208,7 @@ def train_step(model, reference, tokenizer, optimizer, draws, rng, args):
     record |= recompute_old_logprobs(model, batch, args)  # in bf16 alone
     if args.beta > 0:
         batch["ref_logprobs"] = batch_logprobs(reference, batch, args)
-        kl = kl_k3(batch["old_logprobs"], batch["ref_logprobs"])
-        record["kl"] = kl[batch["mask"] > 0]
+        record["kl"] = kl_k3(batch["old_logprobs"], batch["ref_logprobs"])[batch["mask"] > 0]
     batch["advantages"] = compute_advantages(rewards, args).flatten()
 
     records = [record]

@@ -1,16 +1,22 @@
 """PPO, Proximal Policy Optimization: a clip instead of TRPO's trust region.
 
 The current policy π_old plays T steps in each of N environments, and the critic V turns the
-rewards into advantages A_t (GAE). Then minibatches pass several times over these steps, to maximize
+rewards into advantages A_t (GAE). Then several epochs of minibatches of these steps maximize
 
-    J = mean_t min(r_t A_t, clip(r_t, 1 − ε, 1 + ε) A_t),   r_t = π(a_t | s_t) / π_old(a_t | s_t)
+    J = mean_t min(r_t A_t, clip(r_t, 1 − ε, 1 + ε) A_t)
+    r_t = π(a_t | s_t) / π_old(a_t | s_t)
     A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)
 
+If A_t > 0, J grows with r_t up to r_t = 1 + ε, and is flat beyond. If A_t < 0, it grows as r_t
+falls to 1 − ε, and is flat below. The other way, where r_t has moved against A_t, there is no
+bound: the min takes the unclipped term, whose gradient pushes r_t back.
+
 Why: TRPO pays for its trust region with conjugate gradients and a line search, and takes a single
-step per rollout. PPO clips the ratio instead. Once r_t has left 1 ± ε in the direction that A_t
-favors, that sample has no gradient left, so plain Adam can use a rollout several times.
-`--surrogate penalty` is the paper's other form, r_t A_t − β KL(π_old ‖ π), where β is adapted after
-each rollout to keep the KL near a target.
+step per rollout, because after it the samples are an older policy's. The ratio corrects for that
+while π is near π_old, and the clip keeps it there: a sample whose r_t has gone as far as A_t wants
+has no gradient left. So plain Adam can take many steps on a rollout. `--surrogate penalty` is the
+paper's other form, r_t A_t − β KL(π_old ‖ π), where β is adapted after each rollout to keep the KL
+near a target.
 
 Weakness: the clip stops a sample from pushing its own ratio further, but other samples may still
 push it: nothing bounds the distance to π_old. If A_t < 0, a ratio above 1 + ε is not clipped,
@@ -18,11 +24,13 @@ however large; dual-clip PPO adds that bound (Ye et al. 2020, arXiv:1912.09729).
 clearly ahead of TRPO: they differ only on LunarLander, in three seeds, and there T and the entropy
 bonus differ, too (tests/benchmarks/RESULTS.md).
 
+Many implementations also clip the critic's loss, standardize A_t per minibatch, and initialize
+orthogonally (Huang et al. 2022, The 37 Implementation Details of PPO); this one does not.
+
     python ppo.py                                                              # CartPole-v1
     python ppo.py --env-id Pendulum-v1 --gamma 0.9 --total-timesteps 300000    # continuous actions
 
 Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
-GAE: Schulman et al. 2015, High-Dimensional Continuous Control Using GAE, arXiv:1506.02438
 """
 
 import math

@@ -1,20 +1,33 @@
-"""REINFORCE, the Monte Carlo policy gradient: make good actions likelier.
+"""REINFORCE, the Monte Carlo policy gradient: make the actions that paid off likelier.
 
-The policy π plays one episode in each of N environments, then climbs the expected return J:
+A policy π(a | s), a network with weights θ, gives each action a a probability in state s. It plays
+one whole episode τ = s_0, a_0, R_0, s_1, a_1, R_1, … in each of N environments. The goal is to
+raise the expected return J(θ) = E[R(τ)], the mean over all episodes that π could play of
+R(τ) = R_0 + γ R_1 + γ² R_2 + …, the rewards of one (γ < 1 lets late ones count less). Since
+∇p = p ∇log p, the gradient of J is such a mean, too, and the episodes played can estimate it:
 
-    ∇J = E[ Σ_t Ψ_t ∇log π(a_t | s_t) ],   where --psi says what Ψ_t is:
+    ∇J = ∇ Σ_τ p(τ) R(τ) = Σ_τ p(τ) ∇log p(τ) R(τ) = E[ R(τ) ∇log p(τ) ]
+    log p(τ) = Σ_t log π(a_t | s_t) + log-probabilities of the environment, without θ
+    ∇J = E[ Σ_t Ψ_t ∇log π(a_t | s_t) ],   where Ψ_t = R(τ), or one of these by --psi:
+
     return          R_0 + γ R_1 + γ² R_2 + …     the whole episode's return, for each of its actions
-    reward-to-go    G_t = R_t + γ R_{t+1} + …    only the rewards from the action on
-    baseline        G_t − V(s_t)                 minus what was expected: V, the critic, is a
-                                                 network trained to predict G_t
+    reward-to-go    G_t = R_t + γ R_{t+1} + …    without the rewards from before the action
+    baseline        G_t − V(s_t)                 minus the baseline V(s) = E[G_t | s_t = s], which a
+                                                 second network, the critic, learns from the G_t
 
-Why: it is the simplest estimate of the gradient there is. With γ = 1 and no time limit, all three
-have the same mean, ∇J itself, and each usually varies less than the one before it. (With γ < 1 the
-last two leave out a factor γ^t, as most implementations do, or late actions would hardly count; the
-result is not the gradient of any function: Nota & Thomas 2020, arXiv:1906.07073.)
+Past rewards may go, and V may be subtracted, as neither depends on a_t: on average over a_t, both
+multiply Σ_a π ∇log π = Σ_a ∇π = ∇ Σ_a π = ∇1 = 0. So all three have the same mean, ∇J, and each
+usually varies less than the one before it. That is the whole purpose of a baseline.
 
-Weakness: even so, an action is judged by the luck of the one episode it was in, and that episode
-must end before anything is learned.
+Why: it is the simplest estimate of the gradient. It is on-policy: E is a mean over the episodes of
+the current π, so after one step of θ the old episodes no longer fit, and new ones are played.
+
+Weakness: one lucky episode stands for all that might have followed an action, and an episode must
+end before anything is learned.
+
+(Same mean: for γ = 1 and without a time limit. For γ < 1 the last two drop a factor γ^t, as usual,
+because it would all but ignore late actions; the result is no function's gradient: Nota & Thomas
+2020, arXiv:1906.07073.)
 
     python reinforce.py                                                        # CartPole-v1
     python reinforce.py --psi return                                           # how much noisier?

@@ -7,17 +7,25 @@ is a completion and t a token; π of a token is its probability given the questi
 before it.
 
     J    = Σ_i Σ_t A_i log π_θ(o_it) / Σ_i |o_i|      over the minibatch
-    A_i  = R'_i − mean of R'_j over the others, j ≠ i      they say how hard the question is
-    R'_i = R_i − β Σ_t (log π_old − log π_ref)             keeps the policy near where it began
+    A_i  = R'_i − mean of R'_j over the others, j ≠ i
+    R'_i = R_i − β Σ_t (log π_old − log π_ref)        π_ref is the model before training
+
+Only the gradient of J counts; its value says nothing. ∇J is reinforce.py's gradient, where
+
+    a state is the question and the tokens so far     an action is the next token
+    a step appends the token to the text              its reward is 0, and R_i after the last token
+    an episode is a completion                        its return is R_i for every token, as γ = 1
+    a rollout is what `rollout` draws (`generate`) and rewards (`verify`)
 
 Why. PPO needs a critic as large as the policy, though the only reward comes at the end. RLOO uses
-the other G − 1 answers instead. As o_i has no part in its own baseline, the baseline adds no bias.
-The paper treats a whole completion as one action, whose log π is the sum over its tokens; dividing
+the mean reward of the other G − 1 completions instead: it says how hard the question is, and adds
+no bias, as o_i has no part in its own baseline. The KL penalty keeps the policy near where it
+began. The paper treats a completion as one action, whose log π is the sum over its tokens; dividing
 that sum by Σ|o_i|, as we do here, does add a little bias where lengths differ.
 
 Weakness. No clip limits a token's push, so a rollout allows one gradient step, or a few small ones.
-The KL penalty, a sum over the answer, hits all tokens alike. Forerunner: REINFORCE, --baseline
-none.
+The KL penalty, a sum over the completion, hits all its tokens alike. Forerunner: REINFORCE,
+--baseline none.
 
 Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
@@ -71,11 +79,11 @@ class Args:
     # subtracted from a reward: the group's mean without it, the mean of all, or nothing
     baseline: Literal["leave-one-out", "mean", "none"] = "leave-one-out"
     beta: float = 0.01  # weight of the KL penalty in the reward; 0: no reference model is loaded
-    minibatches: int = 1  # optimizer steps per pass over a rollout, each on a part of its groups
-    update_epochs: int = 1  # passes over each rollout (μ), each in a new order of its groups
+    minibatches: int = 1  # optimizer steps per epoch, each on a part of the rollout's groups
+    update_epochs: int = 1  # epochs: passes over each rollout (μ), its groups in a new order
     group_size: int = 8  # completions drawn per question (G)
     prompts_per_step: int = 32  # questions per training step, of all processes together (P)
-    steps: int = 200  # training steps: a rollout (drawing answers), then updates; 0: only evaluate
+    steps: int = 200  # training steps: a rollout (drawing completions), updates; 0: evaluate
     learning_rate: float | None = None  # AdamW's peak; if not given, 1.2e-3 for tiny, else 1e-6
     warmup_steps: int = 10  # steps in which the rate rises to its peak; then it falls towards 0
     max_grad_norm: float = 1.0  # longer gradients are scaled down to this norm
@@ -87,10 +95,10 @@ class Args:
     # strict: the number after the last #, as in GSM8K; flexible: the last number anywhere; or
     # FILE.py, where verify(completion, answer) returns the reward, any number
     verifier: str = "strict"
-    prompt: str | None = None  # text around {question}; if unset {question}= or asks for ####
+    prompt: str | None = None  # text around {question}; unset: {question}= or asks for ####
     device: str = "auto"  # cpu, cuda, mps …; auto: the CPU for the tiny model, else a GPU if any
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # for matmuls; auto: bf16 if CUDA has it
-    micro_batch_size: int | None = None  # answers per training pass; if unset 256 (tiny) or 8
+    micro_batch_size: int | None = None  # completions per forward pass; unset: 256 (tiny) or 8
     eval_every: int = 50  # training steps between evaluations, and between checkpoints
     eval_problems: int = 256  # questions per evaluation, at most
     resume: str = ""  # checkpoint to continue, with its flags except those given now

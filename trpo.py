@@ -7,19 +7,30 @@ rewards into advantages A_t, how much better than expected an action was. Then a
     r_t = π(a_t | s_t) / π_old(a_t | s_t)
     A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)
 
-to first order in L and second order in the KL, whose Hessian is F, the Fisher matrix. (The bound δ
-is --max-kl; the δ_t are TD errors.) With g = ∇L, conjugate gradients solve F s = g for s, the
-natural gradient; the step is √(2δ / sᵀF s) s; a line search halves it until L has grown and the KL
-is at most δ. (--damping times the identity is added to F, which may be singular.)
+From log π to the ratio r_t: Σ_a π_old r A = Σ_a π A, so L, a mean over what π_old did, estimates
+how much better π would do in the same states (r_t is called an importance weight). At π = π_old,
+∇r = ∇π / π_old = ∇log π: there g = ∇L is actor-critic's gradient.
 
-Why: a learning rate bounds a step in the parameters θ, where the same length can mean nothing or
-ruin the policy. TRPO bounds it in the policy itself. And GAE, generalized advantage estimation,
-lies between actor-critic's TD error, which is biased, and REINFORCE's returns, which are noisy.
+KL(π_old ‖ π) = Σ_a π_old log(π_old / π) measures in nats how far π is from π_old. At π = π_old it
+is 0, its minimum, so its gradient is 0, too; what remains for a short step d in θ is ½ dᵀF d, where
+the Hessian F is called the Fisher matrix. The best such step with KL = δ (--max-kl) is
+d = √(2δ / sᵀF s) s with F s = g; s is the natural gradient. F, a number for each pair of weights,
+is never built: conjugate gradients need only products F v, and F v is the gradient of ∇KL · v.
+(They add --damping times v, as F may be singular.) Then a line search halves d until L has grown
+and the KL is at most δ.
+
+A_t is GAE, generalized advantage estimation. λ = 0 leaves actor-critic's TD error δ_t, which is
+biased by V's mistakes; λ = 1 gives Σ_l γ^l R_{t+l} − V(s_t), REINFORCE's noisy return minus its
+baseline. V(s_t) + A_t mixes both in the same way (the λ-return), and is the critic's target.
+
+Why: a learning rate bounds a step in the weights θ, where the same length can mean nothing or ruin
+the policy. TRPO bounds it in the policy itself.
 
 Weakness: it takes some twenty passes over a rollout to make one step of the policy. L is valid
 only near π_old, whose states it uses. The proof that no step makes the policy worse (section 3 of
 the paper) needs exact advantages, the largest KL of any state, and far smaller steps; with samples
-and a mean KL there is no such guarantee.
+and a mean KL there is no such guarantee. The next file needs r_t and GAE, but neither F nor s: you
+may skip them and read `diff actor_critic.py ppo.py`.
 
     python trpo.py                                                             # CartPole-v1
     python trpo.py --env-id Pendulum-v1 --gamma 0.9                            # continuous actions

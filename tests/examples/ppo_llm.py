@@ -9,7 +9,7 @@ is a completion and t a token, whose π is its probability after all text before
     J    = Σ_i Σ_t min(r_it A_it, clip(r_it, 1 − ε, 1 + ε) A_it) / Σ_i |o_i|
     A_it = Σ_l (γλ)^l δ_i,t+l   with   δ_it = R_it + γ V_i,t+1 − V_it             this is GAE
     R_it = −β (log π_old − log π_ref), and at the last token R_i is added to it
-    r_it = π_θ(o_it) / π_old(o_it)                    1 until the policy moves
+    r_it = π_θ(o_it) / π_old(o_it)                    1 at first; each step on a rollout moves it
     V_it is fitted to A_it + V_it as of the rollout; in J, A_it is scaled to mean 0 and std 1
 
 After the last token V is 0, as nothing follows. This holds for an answer that is cut off, too: it
@@ -80,11 +80,11 @@ class Args:
     gae_lambda: float = 1.0  # λ of GAE: 0 trusts the critic (TD error), 1 the rewards (Monte Carlo)
     vf_coef: float = 0.5  # weight of the critic's loss; with Adam, felt by max_grad_norm alone
     ent_coef: float = 0.0  # weight of the entropy bonus, which keeps the policy from being too sure
-    minibatches: int = 4  # optimizer steps per pass over a rollout, each on a part of its groups
-    update_epochs: int = 1  # passes over each rollout (μ), each in a new order of its groups
+    minibatches: int = 4  # optimizer steps per epoch, each on a part of the rollout's groups
+    update_epochs: int = 1  # epochs: passes over each rollout (μ), its groups in a new order
     group_size: int = 8  # completions drawn per question (G)
     prompts_per_step: int = 32  # questions per training step, of all processes together (P)
-    steps: int = 200  # training steps: a rollout (drawing answers), then updates; 0: only evaluate
+    steps: int = 200  # training steps: a rollout (drawing completions), updates; 0: evaluate
     learning_rate: float | None = None  # AdamW's peak; if not given, 4e-4 for tiny, else 1e-6
     warmup_steps: int = 10  # steps in which the rate rises to its peak; then it falls towards 0
     max_grad_norm: float = 1.0  # longer gradients are scaled down to this norm
@@ -96,10 +96,10 @@ class Args:
     # strict: the number after the last #, as in GSM8K; flexible: the last number anywhere; or
     # FILE.py, where verify(completion, answer) returns the reward, any number
     verifier: str = "strict"
-    prompt: str | None = None  # text around {question}; if unset {question}= or asks for ####
+    prompt: str | None = None  # text around {question}; unset: {question}= or asks for ####
     device: str = "auto"  # cpu, cuda, mps …; auto: the CPU for the tiny model, else a GPU if any
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # for matmuls; auto: bf16 if CUDA has it
-    micro_batch_size: int | None = None  # answers per training pass; if unset 256 (tiny) or 8
+    micro_batch_size: int | None = None  # completions per forward pass; unset: 256 (tiny) or 8
     eval_every: int = 50  # training steps between evaluations, and between checkpoints
     eval_problems: int = 256  # questions per evaluation, at most
     resume: str = ""  # checkpoint to continue, with its flags except those given now
