@@ -23,9 +23,8 @@ the probability with which o_it was drawn: hence no top-p and no top-k in sampli
 
 Weakness. Subtracting mean R only scales the expected gradient, by (G − 1)/G, but dividing by std R
 biases it: questions that are solved almost always or never weigh more, and rewards that differ by a
-hair count like right and wrong.
-With 1/|o_i|, the longer a wrong completion, the less each token is punished. A variant, Dr. GRPO,
-has neither: --no-scale-rewards --length-norm constant --beta 0.
+hair count like right and wrong. With 1/|o_i|, the longer a wrong completion, the less each token is
+punished. Dr. GRPO, a variant, has neither: --no-scale-rewards --length-norm constant --beta 0.
 
 Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
