@@ -43,7 +43,7 @@ from collections import defaultdict
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from itertools import accumulate, chain, islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Literal
 
@@ -100,12 +100,14 @@ class Args:
 
     def __post_init__(self):
         tiny, sums = self.model == "tiny", self.dataset == "arithmetic"
-        form = "\nReason step by step, then end with #### and the number."
+        prompt = "{question}=" if sums else "{question}"
+        if self.verifier == "strict" and not sums:
+            prompt += "\nReason step by step, then end with #### and the number."
         defaults = {
             "learning_rate": 4e-4 if tiny else 1e-6,
             "micro_batch_size": 256 if tiny else 8,
             "max_new_tokens": 24 if sums else 256,
-            "prompt": "{question}=" if sums else "{question}" + form * (self.verifier == "strict"),
+            "prompt": prompt,
         }
         for name, value in defaults.items():
             if getattr(self, name) is None:
@@ -154,71 +156,55 @@ def kl_k3(logprobs, other_logprobs):
 def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch, generate's tensors and advantages (B,); returns what to log.
 
-    If all advantages are 0, in all processes, no step is taken, not even for the KL term: Adam
-    takes a full step on mere noise. approx_kl and clip_ratio are means over the tokens trained on.
+    If all advantages are 0, no step is taken, not even for the KL term: Adam divides a gradient by
+    its own recent size, so mere rounding noise would become a full step. approx_kl and clip_ratio
+    are means over the tokens trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
     # the gradient is the same however the rows are split.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
-    has_signal = ~(batch["advantages"].abs() <= 1e-6)  # NaN is one: main will stop
-    if sum_over_processes(has_signal.sum()) == 0:
+    has_signal = ~(batch["advantages"].abs() <= 1e-6)  # NaN is a signal: main will stop
+    if not in_any_process(has_signal):
         return {}
     if "ref_logprobs" not in batch:  # without a KL term, only these rows have a gradient
         batch = take_rows(batch, has_signal)
-    num_tokens = sum_over_processes(batch["mask"].sum())
-    sums = torch.zeros(3, device=model.device)  # loss, approx_kl, clip_ratio
+    sums = torch.zeros(4, device=model.device)  # of loss, KL, clipped tokens and all tokens
     optimizer.zero_grad()
 
-    for micro in micro_batches(batch, args):
+    for micro in micro_batches(model, batch, args):
         old_logprobs, advantages, mask = micro["old_logprobs"], micro["advantages"], micro["mask"]
-        with writing_states_allowed(model):  # only recurrent layers need it
-            logprobs = token_logprobs(model, micro, args.temperature)
-            objective, clipped = surrogate(logprobs, old_logprobs, advantages, mask, args)
-            if "ref_logprobs" in micro:
-                objective = objective - args.beta * kl_k3(logprobs, micro["ref_logprobs"])
-            loss = -(micro["weights"] * objective).sum()
-            loss.backward()
-        kl_and_clip = torch.stack([kl_k3(old_logprobs, logprobs), clipped]).sum((1, 2))
-        sums += torch.stack([loss, *(kl_and_clip / num_tokens)]).detach()
+        logprobs = token_logprobs(model, micro, args.temperature)
+        objective, clipped = surrogate(logprobs, old_logprobs, advantages, mask, args)
+        if "ref_logprobs" in micro:
+            objective = objective - args.beta * kl_k3(logprobs, micro["ref_logprobs"])
+        loss = -(micro["weights"] * objective).sum()  # only its gradient means something
+        loss.backward()
+        approx_kl = kl_k3(old_logprobs, logprobs.detach())
+        sums += torch.stack([loss.detach(), approx_kl.sum(), clipped.sum(), mask.sum()])
 
-    for parameter in model.parameters():
-        if WORLD > 1 and parameter.grad is None:  # a process may have had no row to train on
-            parameter.grad = torch.zeros_like(parameter)
-        sum_over_processes(parameter.grad)  # in place
+    sum_gradients_over_processes(model)
     grad_norm = clip_grad_norm_(model.parameters(), args.max_grad_norm)
     optimizer.step()
-    loss, approx_kl, clip_ratio = sum_over_processes(sums).tolist()
-    metrics = {"loss": loss, "approx_kl": approx_kl, "clip_ratio": clip_ratio}
+    loss, approx_kl, clipped, tokens = sum_over_processes(sums).tolist()
+    metrics = {"loss": loss, "approx_kl": approx_kl / tokens, "clip_ratio": clipped / tokens}
     return metrics | {"grad_norm": grad_norm.item()}
 
 
-def train_step(model, reference, tokenizer, optimizer, problems, rng, args):
-    """Roll out the next of this process's problems, (question, answer) pairs, and update the model
-    on them; returns what to log, as means over all processes."""
-    drawn = list(islice(problems, args.prompts_per_step // WORLD))
-    batch, _, rewards = rollout(model, tokenizer, drawn, args.group_size, args.temperature, args)
-    tokens, std = batch["mask"] > 0, rewards.std(1)
-    record = {
-        "reward": rewards,
-        "reward_std": std,
-        "frac_reward_zero_std": std < 1e-6,
-        "completions/mean_length": batch["mask"].sum(1),
-        "completions/clipped_ratio": ~batch["ended"],  # cut off at max_new_tokens
-        "entropy": -batch["old_logprobs"][tokens],  # an estimate, from the samples
-        "num_tokens": tokens.sum() * WORLD,  # so that its mean over processes is their sum
-    }
-    if model.in_bf16:  # sampler and training pass round differently: take π_old from the latter
-        old_logprobs = batch_logprobs(model, batch, args)
-        gap = (old_logprobs - batch["old_logprobs"]).abs()
-        record["sampling/sampling_logp_difference/mean"] = gap[tokens]
-        batch["old_logprobs"] = old_logprobs
+def train_step(model, reference, tokenizer, optimizer, draws, rng, args):
+    """Answer the first of the draws, lists of (question, answer), and train on the completions;
+    returns what to log, as means over all processes."""
+    problems = next(draws)
+    batch, _, rewards = rollout(model, tokenizer, problems, args.group_size, args.temperature, args)
+    record = rollout_metrics(batch, rewards)
+    record |= recompute_old_logprobs(model, batch, args)  # in bf16 alone
     if args.beta > 0:
         batch["ref_logprobs"] = batch_logprobs(reference, batch, args)
-        record["kl"] = kl_k3(batch["old_logprobs"], batch["ref_logprobs"])[tokens]
+        kl = kl_k3(batch["old_logprobs"], batch["ref_logprobs"])
+        record["kl"] = kl[batch["mask"] > 0]
     batch["advantages"] = compute_advantages(rewards, args).flatten()
 
     records = [record]
-    groups = torch.arange(rewards.numel()).view_as(rewards)  # row numbers
+    groups = torch.arange(rewards.numel()).view_as(rewards)  # each group's row numbers
     for _ in range(args.update_epochs):
         order = rng.sample(range(len(groups)), len(groups))
         for part in groups[order].tensor_split(args.minibatches):
@@ -238,7 +224,9 @@ def main(args: Args) -> dict:
     train, held_out = load_data(args)
     model, tokenizer = load_policy(args, device)
     check_prompts(held_out + train, model, tokenizer, args)
-    reference = load_policy(replace(args, resume=""), device)[0] if args.beta * args.steps else None
+    reference = None
+    if args.beta > 0 and args.steps > 0:
+        reference, _ = load_policy(replace(args, resume=""), device)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
     run = [SCRIPT, WORLD, args.model, args.dataset, args.eval_dataset, args.seed, args.group_size]
     if args.resume:
@@ -259,11 +247,10 @@ def main(args: Args) -> dict:
         step_start = time.perf_counter()
         rng = random.Random(f"{args.seed} {step}")  # all randomness is from seed, step …
         torch.manual_seed(rng.getrandbits(32) + RANK)  # … and rank: no RNG state to save
-        further = problem_stream(train, f"{args.seed} {step} {RANK}")  # where DAPO wants more
-        problems = chain(list(islice(stream, args.prompts_per_step))[RANK::WORLD], further)
+        draws = draws_of_step(stream, train, step, args)
         rate = args.learning_rate * min(step / warmup, (end - step) / (end - warmup))
         optimizer.param_groups[0]["lr"] = rate
-        metrics = train_step(model, reference, tokenizer, optimizer, problems, rng, args)
+        metrics = train_step(model, reference, tokenizer, optimizer, draws, rng, args)
         if not math.isfinite(sum(metrics.values())):
             sys.exit(f"error: step {step}: not finite, try a lower --learning-rate: {metrics}")
         metrics |= {"step_time": time.perf_counter() - step_start, "learning_rate": rate}
@@ -288,7 +275,8 @@ def main(args: Args) -> dict:
     return scores | {"eval/pass@1_initial": before, "folder": str(folder)}
 
 
-# From here on all *_llm.py beside this one are the same, byte for byte.
+# From here on, all scripts of this family are the same, byte for byte.
+# Log-probabilities and Rollout draw and score the completions; what follows them can stay unread.
 # ---------------------------------------------------------------------------- Log-probabilities
 
 
@@ -306,7 +294,7 @@ def forward(model, input_ids, attention_mask, cache, **options):
     return model(input_ids, attention_mask=attention_mask, **options).logits
 
 
-def read_prompts(model, prompt_ids, prompt_mask):
+def prefill(model, prompt_ids, prompt_mask):
     """Run the prompts (B, S) through the model, equal neighbours only once. Returns the cache and
     the next token's logits (B, 1, V) (Prefix Grouper, arXiv:2506.05433)."""
     rows = torch.stack([prompt_ids, prompt_mask], 1)
@@ -331,7 +319,7 @@ def token_logprobs(model, batch, temperature):
     """
     ids, mask, prompt_mask = batch["completion_ids"], batch["mask"], batch["prompt_mask"]
     with autocast(model):
-        cache, logits = read_prompts(model, batch["prompt_ids"], prompt_mask)
+        cache, logits = prefill(model, batch["prompt_ids"], prompt_mask)
         if ids.shape[1] > 1:  # logits are for the token to come: the last token's are not needed
             attention_mask = torch.cat([prompt_mask, mask[:, :-1].long()], 1)
             rest = forward(model, ids[:, :-1], attention_mask, cache)
@@ -339,25 +327,35 @@ def token_logprobs(model, batch, temperature):
     return policy_logprobs(logits, temperature).gather(2, ids[..., None])[..., 0] * mask
 
 
-def writing_states_allowed(model):
-    """Recurrent layers (Qwen3.5, LFM2 …) overwrite their state, which autograd would refuse."""
-    layers = DynamicCache(config=model.config).layers
-    if any(hasattr(layer, "recurrent_states") for layer in layers):
-        return torch.autograd.graph.allow_mutation_on_saved_tensors()
-    return nullcontext()
-
-
 @torch.no_grad()
 def batch_logprobs(model, batch, args):
     """token_logprobs of a whole rollout, without gradient and in micro-batches: (B, T)."""
-    parts = [token_logprobs(model, micro, args.temperature) for micro in micro_batches(batch, args)]
-    return torch.cat([batch["mask"][:0], *parts])  # there may be no row
+    parts = [batch["mask"][:0]]  # there may be no row
+    for micro in micro_batches(model, batch, args):
+        parts.append(token_logprobs(model, micro, args.temperature))
+    return torch.cat(parts)
 
 
-def micro_batches(batch, args):
-    """The batch in parts of a few rows, for memory."""
+def recompute_old_logprobs(model, batch, args):
+    """In bf16, take π_old from the training pass instead of the sampler, in place: the two round
+    differently, and the ratio would not start at 1. Returns the size of the difference, to log."""
+    if not model.in_bf16:
+        return {}
+    old_logprobs = batch_logprobs(model, batch, args)
+    gap = (old_logprobs - batch["old_logprobs"]).abs()
+    batch["old_logprobs"] = old_logprobs
+    return {"sampling/sampling_logp_difference/mean": gap[batch["mask"] > 0]}
+
+
+def micro_batches(model, batch, args):
+    """The batch in parts of a few rows, for memory. Recurrent layers (Qwen3.5, LFM2 …) overwrite
+    their state, which autograd refuses except inside a loop over these parts."""
+    layers = DynamicCache(config=model.config).layers
+    recurrent = any(hasattr(layer, "recurrent_states") for layer in layers)
+    allowed = torch.autograd.graph.allow_mutation_on_saved_tensors if recurrent else nullcontext
     for start in range(0, len(batch["mask"]), args.micro_batch_size):
-        yield take_rows(batch, slice(start, start + args.micro_batch_size))
+        with allowed():
+            yield take_rows(batch, slice(start, start + args.micro_batch_size))
 
 
 def take_rows(batch, rows):
@@ -386,7 +384,7 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
     rows = torch.arange(len(prompts), device=device)  # the completions still being written
 
     with autocast(model):
-        cache, logits = read_prompts(model, prompt_ids, prompt_mask)
+        cache, logits = prefill(model, prompt_ids, prompt_mask)
         attention_mask = prompt_mask
         for t in range(max_new_tokens):
             logprobs = policy_logprobs(logits[:, -1], temperature or 1.0)
@@ -421,6 +419,20 @@ def rollout(model, tokenizer, problems, num_samples, temperature, args):
         rewards = torch.tensor(list(map(float, rewards)), device=model.device)
         assert rewards.isfinite().all(), "a reward is NaN or infinite"
     return batch, completions, rewards.view(-1, num_samples)
+
+
+def rollout_metrics(batch, rewards):
+    """What to log about a rollout: {name: tensor of numbers, of which the mean counts}."""
+    tokens, std = batch["mask"] > 0, rewards.std(1)
+    return {
+        "reward": rewards,
+        "reward_std": std,
+        "frac_reward_zero_std": std < 1e-6,
+        "completions/mean_length": batch["mask"].sum(1),
+        "completions/clipped_ratio": ~batch["ended"],  # cut off at max_new_tokens
+        "entropy": -batch["old_logprobs"][tokens],  # an estimate, from the samples
+        "num_tokens": tokens.sum() * WORLD,  # so that its mean over processes is their sum
+    }
 
 
 # ------------------------------------------------------------------------------------ Evaluation
@@ -579,6 +591,16 @@ def problem_stream(train, seed):
     rng = random.Random(seed)
     while True:
         yield from rng.sample(train, len(train)) if train else [make_sum(rng)]
+
+
+def draws_of_step(stream, train, step, args):
+    """Yield lists of as many problems as this process answers at a time. The first is its share of
+    the stream's next --prompts-per-step; all others (DAPO wants them) depend on seed, step, rank.
+    """
+    yield list(islice(stream, args.prompts_per_step))[RANK::WORLD]
+    further = problem_stream(train, f"{args.seed} {step} {RANK}")
+    while True:
+        yield list(islice(further, args.prompts_per_step // WORLD))
 
 
 # ---------------------------------------------------------------------------------------- Policy
@@ -759,6 +781,19 @@ def sum_over_processes(tensor):
     if WORLD > 1:
         dist.all_reduce(tensor)
     return tensor
+
+
+def in_any_process(flags):
+    """Whether any flag is set, in any process."""
+    return sum_over_processes(flags.sum()) > 0
+
+
+def sum_gradients_over_processes(model):
+    """Give every process the sum of all processes' gradients, in place."""
+    for parameter in model.parameters():
+        if WORLD > 1 and parameter.grad is None:  # a process may have had no row to train on
+            parameter.grad = torch.zeros_like(parameter)
+        sum_over_processes(parameter.grad)
 
 
 def global_means(records, device):

@@ -46,7 +46,7 @@ OWN = {
     "flat_gradient conjugate_gradient line_search update fit_critic mean_kl surrogate imports",
     "grpo_llm": "Args.baseline Args.clip_low Args.clip_high Args.beta Args.scale_rewards "
     "Args.length_norm Args.minibatches Args.learning_rate Args.__post_init__ compute_advantages "
-    "token_weights surrogate train_step",
+    "token_weights surrogate train_minibatch train_step",
     "dapo_llm": "Args.clip_high Args.overlong_cache Args.max_resample Args.beta Args.length_norm "
     "Args.__post_init__ token_weights overlong_penalty dynamic_rollout train_step",
     "gspo_llm": "Args.clip_low Args.clip_high Args.beta Args.length_norm token_weights surrogate",

@@ -49,7 +49,7 @@ def test_a_model_that_fails_is_one_line(refused, monkeypatch, quick):
     def fail(*_):
         raise NotImplementedError("no cache\nof this kind")
 
-    for part in ("read_prompts", "token_logprobs"):
+    for part in ("prefill", "token_logprobs"):
         with monkeypatch.context() as patched:
             patched.setattr(grpo, part, fail)
             line = refused(grpo.main, grpo.Args(**quick))

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, Characters, random_model, script, spy, with_critic
+from conftest import LLM_SCRIPTS, Characters, draws, random_model, script, spy, with_critic
 
 GROUPED = [name for name in LLM_SCRIPTS if name != "ppo_llm"]  # its critic learns at every step
 
@@ -31,7 +31,9 @@ def rows_of_minibatches(name, monkeypatch, num_groups, rng, **flags):
     with monkeypatch.context() as patch:
         patch.setattr(module, "rollout", rollout)
         patch.setattr(module, "train_minibatch", train_minibatch)
-        assert "loss" not in module.train_step(*given, iter([("1+2", "3")] * 99), rng, args)
+        assert "loss" not in module.train_step(
+            *given, draws([("1+2", "3")] * 99, num_groups), rng, args
+        )
     return found
 
 
@@ -75,7 +77,7 @@ def take_step(name, monkeypatch, verify, model, reference, optimizer, answers="1
     monkeypatch.setattr(module, "load_verifier", lambda name: verify)
     flags = {"beta": 0.1, "minibatches": 2, "micro_batch_size": 4} | flags
     args = module.Args(prompts_per_step=6, group_size=4, **flags)
-    problems = ((f"{i}+{3 * i}", answer) for i, answer in enumerate(answers))
+    problems = draws(((f"{i}+{3 * i}", answer) for i, answer in enumerate(answers)), 6)
     rng = random.Random(0)
     torch.manual_seed(0)
     return module.train_step(model, reference, Characters(), optimizer, problems, rng, args)
@@ -104,7 +106,7 @@ def test_pi_old_stays_that_of_the_rollout_in_all_passes(monkeypatch, name, in_bf
     for (_, _, batch, _), _ in steps:
         for i in range(len(batch["mask"])):
             row = tuple(batch["prompt_ids"][i].tolist() + batch["completion_ids"][i].tolist())
-            kept = batch.keys() & {"old_logprobs", "ref_logprobs", "advantages", "returns"}
+            kept = batch.keys() & {"old_logprobs", "ref_logprobs", "advantages", "targets"}
             given = [batch[key][i].expand(len(batch["mask"][i])) for key in sorted(kept)]
             seen.setdefault(row, []).append(torch.stack(given))
     assert len(seen) > 10

@@ -107,13 +107,13 @@ def test_what_reaches_the_update(monkeypatch):
     seen, mask, metrics = seen_in_a_step(monkeypatch, beta=0.0, gae_lambda=0.5)
     batch, values = seen["batch"], seen["values"]
     advantages = ppo.compute_advantages(seen["shaped"], values, mask, ppo.Args(gae_lambda=0.5))
-    torch.testing.assert_close(batch["returns"], values + advantages)
+    torch.testing.assert_close(batch["targets"], values + advantages)
     torch.testing.assert_close(batch["advantages"], ppo.whiten(advantages, mask))
     of_tokens = batch["advantages"][mask > 0]
     assert abs(of_tokens.mean()) < 1e-6
     assert of_tokens.std(correction=0) == pytest.approx(1, abs=1e-3)
     assert not ppo.whiten(torch.full_like(mask, 0.5), mask).any()
-    left = advantages[mask > 0].var() / batch["returns"][mask > 0].var()
+    left = advantages[mask > 0].var() / batch["targets"][mask > 0].var()
     assert metrics["explained_variance"] == pytest.approx(1 - left.item(), abs=1e-4)
 
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from statistics import median
 
@@ -111,7 +112,8 @@ class Training:
             script.add_critic(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), weight_decay=0.0, fused=True)
         train, _ = script.load_data(args)
-        self.problems = script.problem_stream(train, args.seed)
+        stream = script.problem_stream(train, args.seed)
+        self.draws = iter(lambda: list(islice(stream, args.prompts_per_step)), None)
 
     def step(self, number):
         """What step `number`, from 1 on, logs. The rate goes up, then down to 0 after the last."""
@@ -123,7 +125,7 @@ class Training:
         share = min(number / warmup, (end - number) / (end - warmup))
         self.optimizer.param_groups[0]["lr"] = args.learning_rate * share
         policy = self.model, self.reference, self.tokenizer, self.optimizer
-        metrics = self.script.train_step(*policy, self.problems, rng, args)
+        metrics = self.script.train_step(*policy, self.draws, rng, args)
         return {name: float(value) for name, value in metrics.items()}
 
 

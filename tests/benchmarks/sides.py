@@ -17,7 +17,7 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -60,7 +60,8 @@ def revision(options):
         here.step(number)
     there.model.load_state_dict(here.model.state_dict())
     for side in (there, here):  # the same sums from here on, however many were drawn before
-        side.problems = side.script.problem_stream(None, 0)
+        stream = side.script.problem_stream(None, 0)
+        side.draws = iter(lambda s=stream, p=side.args.prompts_per_step: list(islice(s, p)), None)
         side.args.learning_rate = 0.0  # neither moves
         side.numbers = count(warm + 1)
 
