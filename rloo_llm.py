@@ -226,7 +226,7 @@ def main(args: Args) -> dict:
     device = start_device(args)
     train, held_out = load_data(args)
     model, tokenizer = load_policy(args, device)
-    encode_prompts(held_out + train, tokenizer, args)  # stops if one is too long
+    check_prompts(held_out + train, model, tokenizer, args)
     reference = None
     if args.beta > 0 and args.steps > 0:
         reference, _ = load_policy(replace(args, resume=""), device)
@@ -237,6 +237,8 @@ def main(args: Args) -> dict:
         if state["run"] != run:
             stop(f"--resume {args.resume}: begun as {state['run']}, which is not {run}")
         first = state["step"]
+        if args.steps and first >= args.steps:
+            stop(f"--resume {args.resume}: step {first} is done: raise --steps {args.steps}")
         optimizer.load_state_dict(state.pop("optimizer"))
     folder, writer = open_run(args)
     scores = evaluate(model, tokenizer, held_out, args, writer, first)
@@ -263,7 +265,8 @@ def main(args: Args) -> dict:
                 state = {"step": step, "run": run, "args": vars(args)}
                 state["optimizer"] = optimizer.state_dict()
                 save(model, tokenizer, folder / f"step-{step:06d}", state)
-                for outdated in sorted(folder.glob("step-*"))[:-2]:  # the last two stay
+                checkpoints = sorted(folder.glob("step-" + 6 * "[0-9]"))  # only what save wrote
+                for outdated in checkpoints[:-2]:  # the last two stay
                     shutil.rmtree(outdated)
 
     if WORLD > 1:
@@ -415,8 +418,9 @@ def rollout(model, tokenizer, problems, num_samples, temperature, args):
     completions = [tokenizer.decode(ids[real], skip_special_tokens=True) for ids, real in rows]
     answers = [answer for _, answer in problems for _ in range(num_samples)]
     rewards = list(map(load_verifier(args.verifier), completions, answers))
-    with blame(f"--verifier {args.verifier}: verify must return a number"):
+    with blame(f"--verifier {args.verifier}: verify must return a finite number"):
         rewards = torch.tensor(list(map(float, rewards)), device=model.device)
+        assert rewards.isfinite().all(), "a reward is NaN or infinite"
     return batch, completions, rewards.view(-1, num_samples)
 
 
@@ -439,13 +443,14 @@ def rollout_metrics(batch, rewards):
 
 def evaluate(model, tokenizer, problems, args, writer, step):
     """Scores of held-out problems, by 8 samples and one greedy completion each: logged, and printed
-    with one problem's best and worst answer, and maybe a hint.
+    with one problem's best and worst completion, and maybe a hint.
 
     pass@1: share of right samples, or mean reward; pass@8: mean reward of each problem's best
-    sample; lenient: pass@1 by the flexible verifier.
+    sample; flexible: pass@1 by the flexible verifier.
     """
     torch.manual_seed(RANK)  # same draws at every evaluation
-    problems, records = problems[RANK % len(problems) :: WORLD], []
+    first = RANK % len(problems)  # where problems are too few, processes share some
+    problems, records = problems[first::WORLD], []  # each WORLD-th problem is this process's
     size = args.prompts_per_step // WORLD  # at a time, as in training, for memory
     for start in range(0, len(problems), size):
         part = problems[start : start + size]
@@ -460,8 +465,8 @@ def evaluate(model, tokenizer, problems, args, writer, step):
             "eval/frac_reward_zero_std": rewards.std(1) < 1e-6,
         }
         if args.verifier in ("strict", "flexible"):
-            lenient = [verify(text, part[j // 8][1], True) for j, text in enumerate(completions)]
-            record["eval/pass@1_lenient"] = lenient
+            flexible = [verify(text, part[j // 8][1], True) for j, text in enumerate(completions)]
+            record["eval/pass@1_flexible"] = flexible
         records.append(record)
     scores = global_means(records, model.device)
     log(writer, scores, step)
@@ -470,7 +475,7 @@ def evaluate(model, tokenizer, problems, args, writer, step):
         numbers = ", ".join(f"{name} {scores[name]:.3f}" for name in scores)
         tqdm.write(f"step {step}: {numbers}{hint(scores)}")
         i = rewards.std(1).argmax()  # of the last part, the group whose rewards differ most
-        tqdm.write(f"    {part[i][0]!r}, right answer {part[i][1]!r}")
+        tqdm.write(f"    {part[i][0]!r:.400}, right answer {part[i][1]!r:.400}")
         for j in (rewards[i].argmax(), rewards[i].argmin()):
             credit = f"reward {rewards[i, j]:.2f}, advantage {advantages[i, j]:+.2f}"
             tqdm.write(f"      {credit}: {completions[8 * i + j][:400]!r}")
@@ -480,15 +485,17 @@ def evaluate(model, tokenizer, problems, args, writer, step):
 def hint(scores):
     """What keeps a run from learning, and which flag to try; "" where all is well."""
     right, best = scores["eval/pass@1"], scores["eval/pass@8"]
-    lenient = scores.get("eval/pass@1_lenient", right)
-    if best == 0 < lenient or lenient > right + 0.2:
+    flexible = scores.get("eval/pass@1_flexible", right)
+    if best == 0 < flexible or flexible > right + 0.2:
         return "\n    right numbers in the wrong form: try --verifier flexible, or another --prompt"
     if scores["eval/clipped_ratio"] > 0.5:
-        return "\n    answers are cut off: try more --max-new-tokens; do not train if pass@8 is 0"
+        return (
+            "\n    completions are cut off: try more --max-new-tokens; do not train if pass@8 is 0"
+        )
     if best == 0:
-        return "\n    no answer is right: try an easier --dataset, or another --model"
+        return "\n    no completion is right: try an easier --dataset, or another --model"
     if scores["eval/frac_reward_zero_std"] == 1 and right < 0.9:
-        return "\n    every question's answers tie: try a higher --temperature or --group-size"
+        return "\n    every question's completions tie: try a higher --temperature or --group-size"
     return ""
 
 
@@ -501,13 +508,17 @@ def verify(completion: str, answer: str, flexible=False) -> float:
     """The reward: 1.0 if the right number stands right after the last `#`, whatever follows, as in
     GSM8K: `#### 5`, `# 5`, `#### $5`, `#### **5**`; if flexible, if it is the last number.
     A completion is hostile text: it is never evaluated, and read in linear time."""
-    _, marker, tail = completion.rpartition("#")
-    found = NUMBER.match(tail.replace("\\boxed", "").lstrip(" \t\r\n*${\\"))
-    said = [found[0]] if marker and found else []
+    completion = completion.replace("\u2212", "-")  # a typeset minus sign
     if flexible:
-        said = NUMBER.findall(completion)[-1:]
-    *values, right = [Decimal(re.sub(r"[,$\\]", "", number)) for number in [*said, answer]]
-    return float(values == [right])
+        numbers = NUMBER.findall(completion)
+    else:
+        _, marker, tail = completion.rpartition("#")
+        found = NUMBER.match(tail.replace("\\boxed", "").lstrip(" \t\r\n*${\\"))
+        numbers = [found[0]] if marker and found else []
+    if not numbers:
+        return 0.0
+    said, right = [Decimal(re.sub(r"[,$\\]", "", number)) for number in (numbers[-1], answer)]
+    return float(said == right)
 
 
 @functools.cache
@@ -519,8 +530,8 @@ def load_verifier(name):
     sys.path.append(str(path.parent))  # for what it imports, and for processes that it starts
     with blame(f"--verifier {name}: must be strict, flexible, or a file that defines verify"):
         module = importlib.import_module(path.stem)
-        if module.__file__ != str(path):
-            raise ImportError("another module has the same name")
+        found = Path(module.__spec__.origin).resolve()  # sys.path may hold a link to its folder
+        assert found == path, f"its name is taken by {module}"
         return module.verify
 
 
@@ -536,20 +547,25 @@ def make_sum(rng, held_out=False):
 
 def load_jsonl(flag, path, args):
     """[(question, answer)] from a JSONL file; a bad line stops the run. Built-in verifiers get the
-    number at the answer's end, as in GSM8K; a verifier file gets the whole answer."""
+    number at the answer's end, as in GSM8K; a verifier file gets the JSON value, whatever type."""
     problems = {}
     with blame(f"{flag} {path}"):
         lines = Path(path).read_bytes().splitlines()
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        with blame(f'{flag} {path}, line {number}: no "question" or "answer", or no number'):
-            row = json.loads(line.decode())
-            question, answer = row["question"].strip(), str(row["answer"])
+        with blame(f'{flag} {path}, line {number}: needs a "question" and an "answer"'):
+            row = json.loads(line.decode("utf-8-sig"))  # a file may begin with a BOM
+            question, answer = row["question"].strip(), row["answer"]
+            assert question.encode(), "the question is empty"  # half an emoji raises, too
+            assert answer is not None, "the answer is null"
             if args.verifier in ("strict", "flexible"):
-                answer = NUMBER.fullmatch(answer.rpartition("#")[2].strip())[0]
-            assert question
+                found = NUMBER.fullmatch(str(answer).rpartition("#")[2].strip())
+                assert found, f"--verifier {args.verifier} needs a number, not {answer!r}"
+                answer = found[0]
         problems[question] = answer
+    if not problems:
+        stop(f"{flag} {path}: has no questions")
     return list(problems.items())
 
 
@@ -562,13 +578,14 @@ def load_data(args):
     train = load_jsonl("--dataset", args.dataset, args)
     if args.eval_dataset:
         held_out = load_jsonl("--eval-dataset", args.eval_dataset, args)
-        print(len(dict(train).keys() & dict(held_out)), "questions are in both files")
+        if RANK == 0:
+            print(len(dict(train).keys() & dict(held_out)), "questions are in both files")
     else:
         train.sort(key=lambda problem: zlib.crc32(problem[0].encode()))
         tenth = len(train) // 10 or 1
         held_out, train = train[:tenth], train[tenth:]
-    if not (train and held_out):
-        stop(f"--dataset {args.dataset}: too few questions to train and evaluate on")
+    if not train:
+        stop(f"--dataset {args.dataset}: needs two different questions, or give --eval-dataset")
     return train, held_out[: args.eval_problems]
 
 
@@ -648,9 +665,14 @@ def load_policy(args, device):
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     ids = model.generation_config.eos_token_id
     stop_ids = {tokenizer.eos_token_id, *(ids if isinstance(ids, list) else [ids])} - {None}
+    # A file's dtype decides where its tensors begin in memory, and that decides how sums are
+    # rounded. Copies begin alike, so a run resumed from float32 goes on as one begun from bf16.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
     model.to(device).eval()  # eval(): dropout would make the ratio noisy
     check_exact(model, source)
-    model.generation_config = GenerationConfig(eos_token_id=sorted(stop_ids))
+    stop_ids = sorted(stop_ids) or [-1]  # transformers' generate cannot read an empty list
+    model.generation_config = GenerationConfig(eos_token_id=stop_ids)
     has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     model.in_bf16 = has_bf16 if args.dtype == "auto" else args.dtype == "bfloat16"
     return model, tokenizer
@@ -682,11 +704,21 @@ def encode_prompts(problems, tokenizer, args):
             texts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         prompts = tokenizer(texts, add_special_tokens=not chat)["input_ids"]
     # Some tokenizers end every text.
-    prompts = [ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids for ids in prompts]
-    room = tokenizer.model_max_length - max(map(len, prompts))
+    return [ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids for ids in prompts]
+
+
+def check_prompts(problems, model, tokenizer, args):
+    """Stop before the first step if the model cannot read a prompt, or complete the longest one."""
+    prompts = encode_prompts(problems, tokenizer, args)
+    if not all(prompts):
+        stop(f"--model {args.model}: its tokenizer or chat template makes a prompt without tokens")
+    if max(map(max, prompts)) >= len(model.get_input_embeddings().weight):
+        stop(f"--model {args.model}: a token has no embedding: call its resize_token_embeddings")
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    longest = min(tokenizer.model_max_length, positions or math.inf)
+    room = max(0, longest - max(map(len, prompts)))
     if args.max_new_tokens > room:
         stop(f"--max-new-tokens {args.max_new_tokens}: the longest prompt leaves room for {room}")
-    return prompts
 
 
 # -------------------------------------------------------------------------------------- Plumbing
@@ -709,13 +741,16 @@ def blame(what):
 
 def check_args(args):
     """Stop at the first flag whose value no run can use."""
-    may_be_zero = "clip_low clip_high beta overlong_cache steps learning_rate warmup_steps seed"
+    positive = "minibatches update_epochs group_size prompts_per_step max_grad_norm temperature"
+    positive += " max_new_tokens micro_batch_size eval_every eval_problems"
     for name, value in vars(args).items():
-        low = 0 if name in may_be_zero.split() else 1e-9
-        if type(value) in (int, float) and not low <= value < 2**63:
-            stop(f"--{name.replace('_', '-')} {value}: must be finite, and {low} or more")
+        least = 0
+        if name in positive.split():
+            least = 1 if type(value) is int else 1e-9
+        if type(value) in (int, float) and not least <= value < 2**63:
+            stop(f"--{name.replace('_', '-')} {value}: must be finite, and {least} or more")
     if args.group_size < 2:
-        stop("--group-size: must be 2 or more, to compare answers")
+        stop("--group-size: must be 2 or more, to compare completions")
     if args.prompts_per_step % (args.minibatches * WORLD):
         stop("--prompts-per-step: must be a multiple of --minibatches × processes")
     if "{question}" not in args.prompt:
@@ -733,7 +768,7 @@ def start_device(args):
         name = "cpu" if gpu is None or args.model == "tiny" else gpu.type
     with blame(f"--device {args.device}: not found"):
         if name == "cuda":
-            torch.cuda.set_device(RANK % torch.cuda.device_count())
+            torch.cuda.set_device(RANK % max(1, torch.cuda.device_count()))
         device = torch.zeros(1, device=name).device
     if args.model == "tiny":  # more threads slow it down, and two runs at once wait for each other
         torch.set_num_threads(max(1, min(2, torch.get_num_threads() // 2)))
@@ -798,11 +833,12 @@ def save(model, tokenizer, folder, state=None):
     """Write elsewhere, then rename: even after a kill, the folder is complete or absent."""
     scratch = folder.with_name(f"saving-{os.getpid()}")
     try:
-        model.save_pretrained(scratch)
-        tokenizer.save_pretrained(scratch)
-        torch.save(state, scratch / "trainer.pt")
-        if not folder.exists():  # another first run may have made the same tiny model
-            scratch.rename(folder)
+        with blame(f"{folder} cannot be saved, is the disk full?"):
+            model.save_pretrained(scratch)
+            tokenizer.save_pretrained(scratch)
+            torch.save(state, scratch / "trainer.pt")
+            if not folder.exists():  # another first run may have made the same tiny model
+                scratch.rename(folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
