@@ -276,7 +276,7 @@ def train_step(model, reference, tokenizer, optimizer, draws, rng, args):
 
 def main(args: Args) -> dict:
     """Train, or with --steps 0 only evaluate; returns the last scores and the first pass@1."""
-    start, first = time.perf_counter(), 0
+    start = time.perf_counter()
     check_args(args)
     device = start_device(args)
     train, held_out = load_data(args)
@@ -287,14 +287,7 @@ def main(args: Args) -> dict:
         reference, _ = load_policy(replace(args, resume=""), device)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
     run = [SCRIPT, WORLD, args.model, args.dataset, args.eval_dataset, args.seed, args.group_size]
-    if args.resume:
-        state = load_checkpoint(args.resume)
-        if state["run"] != run:
-            stop(f"--resume {args.resume}: begun as {state['run']}, which is not {run}")
-        first = state["step"]
-        if args.steps and first >= args.steps:
-            stop(f"--resume {args.resume}: step {first} is done: raise --steps {args.steps}")
-        optimizer.load_state_dict(state.pop("optimizer"))
+    first = restore(optimizer, run, args) if args.resume else 0
     folder, writer = open_run(args)
     scores = evaluate(model, tokenizer, held_out, args, writer, first)
     before = scores["eval/pass@1"]
@@ -320,9 +313,7 @@ def main(args: Args) -> dict:
                 state = {"step": step, "run": run, "args": vars(args)}
                 state["optimizer"] = optimizer.state_dict()
                 save(model, tokenizer, folder / f"step-{step:06d}", state)
-                checkpoints = sorted(folder.glob("step-" + 6 * "[0-9]"))  # only what save wrote
-                for outdated in checkpoints[:-2]:  # the last two stay
-                    shutil.rmtree(outdated)
+                delete_outdated_checkpoints(folder)
 
     if WORLD > 1:
         dist.barrier()  # none may leave while another still writes
@@ -544,9 +535,7 @@ def hint(scores):
     if best == 0 < flexible or flexible > right + 0.2:
         return "\n    right numbers in the wrong form: try --verifier flexible, or another --prompt"
     if scores["eval/clipped_ratio"] > 0.5:
-        return (
-            "\n    completions are cut off: try more --max-new-tokens; do not train if pass@8 is 0"
-        )
+        return "\n    completions are cut off: raise --max-new-tokens; train only if pass@8 > 0"
     if best == 0:
         return "\n    no completion is right: try an easier --dataset, or another --model"
     if scores["eval/frac_reward_zero_std"] == 1 and right < 0.9:
@@ -720,10 +709,8 @@ def load_policy(args, device):
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     ids = model.generation_config.eos_token_id
     stop_ids = {tokenizer.eos_token_id, *(ids if isinstance(ids, list) else [ids])} - {None}
-    # A file's dtype decides where its tensors begin in memory, and that decides how sums are
-    # rounded. Copies begin alike, so a run resumed from float32 goes on as one begun from bf16.
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clone()
+    for parameter in model.parameters():  # how a copy lies in memory, and so how sums are rounded,
+        parameter.data = parameter.data.clone()  # does not depend on the file: --resume is exact
     model.to(device).eval()  # eval(): dropout would make the ratio noisy
     check_exact(model, source)
     stop_ids = sorted(stop_ids) or [-1]  # transformers' generate cannot read an empty list
@@ -898,11 +885,28 @@ def save(model, tokenizer, folder, state=None):
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def delete_outdated_checkpoints(folder):
+    """Delete all checkpoints that the run has saved in its folder but the last two."""
+    for outdated in sorted(folder.glob("step-" + 6 * "[0-9]"))[:-2]:
+        shutil.rmtree(outdated)
+
+
 def load_checkpoint(path):
     """The saved state of a run, with the Args that the run was started with."""
     with blame(f"--resume {path}: not a checkpoint of this script, a folder step-…"):
         state = torch.load(Path(path, "trainer.pt"), map_location="cpu", mmap=True)
         return state | {"args": Args(**state["args"])}
+
+
+def restore(optimizer, run, args):
+    """Load the optimizer's state from the checkpoint of --resume; returns its step."""
+    state = load_checkpoint(args.resume)
+    if state["run"] != run:
+        stop(f"--resume {args.resume}: begun as {state['run']}, which is not {run}")
+    if 0 < args.steps <= state["step"]:
+        stop(f"--resume {args.resume}: step {state['step']} is done: raise --steps {args.steps}")
+    optimizer.load_state_dict(state["optimizer"])
+    return state["step"]
 
 
 if __name__ == "__main__":
