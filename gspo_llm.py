@@ -173,7 +173,7 @@ def train_minibatch(model, optimizer, batch, args):
     # the gradient is the same however the rows are split.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
     has_signal = ~(batch["advantages"].abs() <= 1e-6)  # NaN is a signal: main will stop
-    if not in_any_process(has_signal):
+    if sum_over_processes(has_signal.sum()) == 0:
         return {}
     if "ref_logprobs" not in batch:  # without a KL term, only these rows have a gradient
         batch = take_rows(batch, has_signal)
@@ -263,7 +263,8 @@ def main(args: Args) -> dict:
                 state = {"step": step, "run": run, "args": vars(args)}
                 state["optimizer"] = optimizer.state_dict()
                 save(model, tokenizer, folder / f"step-{step:06d}", state)
-                delete_outdated_checkpoints(folder)
+                for outdated in sorted(folder.glob("step-" + 6 * "[0-9]"))[:-2]:
+                    shutil.rmtree(outdated)  # two stay, and whatever else is in the folder
 
     if WORLD > 1:
         dist.barrier()  # none may leave while another still writes
@@ -778,11 +779,6 @@ def sum_over_processes(tensor):
     return tensor
 
 
-def in_any_process(flags):
-    """Whether any flag is set, in any process."""
-    return sum_over_processes(flags.sum()) > 0
-
-
 def sum_gradients_over_processes(model):
     """Give every process the sum of all processes' gradients, in place."""
     for parameter in model.parameters():
@@ -833,12 +829,6 @@ def save(model, tokenizer, folder, state=None):
                 scratch.rename(folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def delete_outdated_checkpoints(folder):
-    """Delete all checkpoints that the run has saved in its folder but the last two."""
-    for outdated in sorted(folder.glob("step-" + 6 * "[0-9]"))[:-2]:
-        shutil.rmtree(outdated)
 
 
 def load_checkpoint(path):
