@@ -95,11 +95,11 @@ def compute_advantages(rollout, values, next_values, args):
 
 @torch.no_grad()
 def prepare(agent, rollout, args):
-    """The rollout's B real steps, with advantages and returns: obs (B, D), actions (B,) or (B, A),
+    """The rollout's B real steps, with advantages and targets: obs (B, D), actions (B,) or (B, A),
     the others (B,)."""
     values = agent.value(torch.cat([rollout["obs"], rollout["next_obs"][-1:]]))  # V(s_0) … V(s_T)
-    advantages, returns = compute_advantages(rollout, values[:-1], values[1:], args)
-    rollout = rollout | {"advantages": advantages, "returns": returns}
+    advantages, targets = compute_advantages(rollout, values[:-1], values[1:], args)
+    rollout = rollout | {"advantages": advantages, "targets": targets}
     return {name: column[rollout["mask"]] for name, column in rollout.items()}
 
 
@@ -122,14 +122,14 @@ def mean_kl(agent, batch):
     return (log_ratio.exp() - 1 - log_ratio).mean().item()
 
 
-def update(agent, optimizer, batch, left, args):
+def update(agent, optimizer, batch, progress_remaining, args):
     """Passes over the batch in minibatches, one step of actor and critic on each; returns what to
-    log, of the last step. `left`, the part of the training to go, falls from 1 to 0."""
-    optimizer.param_groups[0]["lr"] = args.learning_rate * left
+    log, of the last step. `progress_remaining` falls from 1 to 0 over the training."""
+    optimizer.param_groups[0]["lr"] = args.learning_rate * progress_remaining
     batch["logprobs"] = agent.policy(batch["obs"]).log_prob(batch["actions"]).detach()  # of π_old
     # In units of the return's standard deviation: one learning rate then suits any reward scale.
     # A z-score per batch would blow up the small, random advantages of a good policy.
-    agent.return_norm.update(batch["returns"])
+    agent.return_norm.update(batch["targets"])
     advantages = batch["advantages"] / agent.return_norm.std
     for _ in range(args.update_epochs):
         order = torch.randperm(len(batch["obs"]))
@@ -139,9 +139,9 @@ def update(agent, optimizer, batch, left, args):
             old_logprobs = batch["logprobs"][rows]
             objective, clipped = surrogate(logprobs, old_logprobs, advantages[rows], args)
             entropy = policy.entropy().mean()
-            error = agent.value(batch["obs"][rows]) - batch["returns"][rows]
+            error = agent.value(batch["obs"][rows]) - batch["targets"][rows]
             value_loss = 0.5 * (error / agent.return_norm.std).square().mean()
-            loss = -objective.mean() - args.ent_coef * left * entropy + value_loss
+            loss = -objective.mean() - args.ent_coef * progress_remaining * entropy + value_loss
             optimizer.zero_grad()
             loss.backward()
             for network in (agent.actor, agent.critic):
@@ -174,9 +174,9 @@ def rollouts(envs, agent, args):
     """
     obs, _ = envs.reset(seed=args.seed)
     mask = np.ones(args.num_envs, bool)
-    returns = np.zeros(args.num_envs)  # of the episodes under way, so far
+    episode_returns = np.zeros(args.num_envs)  # of the episodes under way, so far
     while True:
-        steps, episodes = [], []
+        steps, ended = [], []
         for _ in range(args.num_steps):
             actions = agent.act(obs)
             next_obs, rewards, terminated, truncated, _ = envs.step(actions)
@@ -184,13 +184,13 @@ def rollouts(envs, agent, args):
             step = {"obs": obs, "actions": actions, "rewards": rewards.astype(np.float32)}
             step |= {"next_obs": next_obs, "terminated": terminated, "done": done, "mask": mask}
             steps.append(step)
-            returns += rewards * mask
-            episodes += returns[done].tolist()
-            returns[done] = 0
+            episode_returns += rewards * mask
+            ended += episode_returns[done].tolist()
+            episode_returns[done] = 0
             obs, mask = next_obs, ~done
         rollout = {name: torch.as_tensor(np.stack([s[name] for s in steps])) for name in steps[0]}
         if rollout["mask"].any():  # a rollout may hold nothing but resets
-            yield rollout, episodes
+            yield rollout, ended
 
 
 # -------------------------------------------------------------------------- Environment and agent
@@ -214,7 +214,7 @@ def make_envs(env_id, num_envs, **options):
     return envs
 
 
-class RunningNorm(nn.Module):
+class RunningMeanStd(nn.Module):
     """Scales to mean 0 and standard deviation 1 over all rows that `update` has seen."""
 
     def __init__(self, *shape):
@@ -248,8 +248,8 @@ class Agent(nn.Module):
         super().__init__()
         obs_size = flatdim(envs.single_observation_space)
         action_space = envs.single_action_space
-        self.obs_norm = RunningNorm(obs_size)
-        self.return_norm = RunningNorm()
+        self.obs_norm = RunningMeanStd(obs_size)
+        self.return_norm = RunningMeanStd()
         self.actor = mlp(obs_size, flatdim(action_space))
         self.critic = mlp(obs_size, 1)
         self.actor[-1].weight.data *= 0.01  # close to uniform at first
@@ -283,21 +283,21 @@ def evaluate(agent, args, greedy, episodes=100, gif=None):
     options = {"render_mode": "rgb_array"} if gif else {}
     envs = make_envs(args.env_id, episodes, **options)
     obs, _ = envs.reset(seed=args.seed + 10**6)
-    returns = np.zeros(episodes)
+    episode_returns = np.zeros(episodes)
     running = np.ones(episodes, bool)
     frames = []
     for _ in range(10_000):
         if gif:
             frames.append(Image.fromarray(envs.render()[0]))
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
-        returns += rewards * running
+        episode_returns += rewards * running
         running &= ~(terminated | truncated)
         if not running.any():
             break
     if gif:
         duration = 1000 / envs.metadata["render_fps"]
         frames[0].save(gif, save_all=True, append_images=frames[1:], duration=duration)
-    return returns.mean()
+    return episode_returns.mean()
 
 
 def train(envs, agent, path, args):
@@ -309,16 +309,16 @@ def train(envs, agent, path, args):
     bar = tqdm(total=args.total_timesteps, unit="step", disable=None)  # shown on a terminal only
     global_step, recent = 0, []  # recent: returns of the last 100 episodes
     start = time.perf_counter()
-    for rollout, episodes in rollouts(envs, agent, args):
+    for rollout, episode_returns in rollouts(envs, agent, args):
         torch.save({args.env_id: agent.state_dict()}, path.with_suffix(".tmp"))
         path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole agent
         steps = int(rollout["mask"].sum())
         global_step += steps
         bar.update(steps)
-        recent = (recent + episodes)[-100:]
-        if episodes:
+        recent = (recent + episode_returns)[-100:]
+        if episode_returns:
             bar.set_postfix(mean_return=f"{np.mean(recent):.1f}")
-            writer.add_scalar("charts/episodic_return", np.mean(episodes), global_step)
+            writer.add_scalar("charts/episodic_return", np.mean(episode_returns), global_step)
         solved = len(recent) == 100 and np.mean(recent) >= args.target_return
         if solved or global_step >= args.total_timesteps:
             break
@@ -329,7 +329,7 @@ def train(envs, agent, path, args):
             bar.close()
             hint = f"lower --learning-rate; the last good agent is {path}"
             sys.exit(f"error: step {global_step}: loss not finite; {hint}")
-        unexplained = batch["advantages"].var(correction=0) / batch["returns"].var(correction=0)
+        unexplained = batch["advantages"].var(correction=0) / batch["targets"].var(correction=0)
         stats["explained_variance"] = 1 - unexplained.item()
         for name, value in stats.items():
             writer.add_scalar(f"losses/{name}", value, global_step)

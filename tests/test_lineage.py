@@ -25,7 +25,7 @@ def test_diffs_are_small(child):
 def test_main_and_the_second_half_are_nobodys_own():
     """From the comment line on not a byte may differ. PPO for texts has a critic in both."""
     alike = {"main", "train", "evaluate", "check_args", "prepare"}
-    alike |= {"make_envs", "Agent", "RunningNorm"}
+    alike |= {"make_envs", "Agent", "RunningMeanStd"}
     sources = texts("llm")
     for name in OWN.keys() - {"ppo_llm"}:
         assert not alike & set(OWN[name].split())
