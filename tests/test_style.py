@@ -20,7 +20,7 @@ MAIN_ENDS_BY = {"dapo_llm": 345, "ppo_llm": 400}  # all others: line 310
 LONGEST_FUNCTION = 55
 
 LLM_PACKAGES = ["torch", "transformers", "tyro", "tensorboard", "tqdm"]
-CLASSIC_PACKAGES = ["torch", "gymnasium[classic-control]", "tyro", "tensorboard", "tqdm"]
+CLASSIC_PACKAGES = ["torch", "gymnasium[classic-control]", "tyro", "tensorboard", "tqdm", "pillow"]
 
 
 def source(name: str) -> str:
