@@ -284,7 +284,7 @@ def main(args: Args) -> dict:
     return scores | {"eval/pass@1_initial": before, "folder": str(folder)}
 
 
-# From here on all *_llm.py beside this one are the same, byte for byte.
+# From here on, all scripts of this family are the same, byte for byte.
 # ---------------------------------------------------------------------------- Log-probabilities
 
 
