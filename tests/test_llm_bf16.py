@@ -1,5 +1,5 @@
 """--dtype bfloat16, run on the CPU: what is in bf16 and what is not, and that log-probs which are
-compared come from one kind of forward pass. (What only CUDA would refuse, second_device.py
+compared come from one kind of forward pass. (What only CUDA would refuse, emulated_gpu.py
 emulates.)"""
 
 import pytest

@@ -1,13 +1,12 @@
 """Two ways of doing the same, in turns: is the second faster, how much, and how sure is that?
 
-    python tests/benchmarks/sides.py revision --checkout FOLDER  # a default step there, and here
-    python tests/benchmarks/sides.py runs       # two runs beside each other, and one alone
-    python tests/benchmarks/sides.py starts     # the same from an empty cache, with a warm start
-    python tests/benchmarks/sides.py processes  # a step of one process, and of two
-    python tests/benchmarks/sides.py shared --model FOLDER  # a prompt read with each row, and once
-    python tests/benchmarks/sides.py bf16 --model FOLDER    # products in float32, and in bf16
+    python tests/benchmarks/paired_timings.py WHAT
 
-Writes results/sides_….md; --smoke, at toy size, does not.
+WHAT: revision --checkout FOLDER (a step there, and here), runs (two runs beside each other, and one
+alone), starts (the same from an empty cache, with a warm start), processes (a step of one process,
+and of two), shared --model FOLDER (a prompt read with each row, and once), bf16 --model FOLDER
+(products in float32, and in bf16).
+Writes results/paired_….md; --smoke, at toy size, does not.
 """
 
 import functools
@@ -148,7 +147,7 @@ def main(options):
     cells += [f"{of(ratios):.3f}" for of in (median, min, max)]
     note = f"{options}, OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', 'not set')}"
     lines = table(HEADER, [[*cells, len(pairs)]])
-    write_table(f"sides_{options.what}", lines, "transformers", note=note, smoke=options.smoke)
+    write_table(f"paired_{options.what}", lines, "transformers", note=note, smoke=options.smoke)
 
 
 if __name__ == "__main__":
