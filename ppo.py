@@ -380,5 +380,5 @@ if __name__ == "__main__":
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["torch==2.13.0", "gymnasium[classic-control]==1.4.0", "tyro==1.0.17",
-#     "tensorboard==2.21.0", "tqdm==4.70.1"]
+#     "tensorboard==2.21.0", "tqdm==4.70.1", "pillow==13.0.0"]
 # ///
