@@ -161,6 +161,7 @@ def rollouts(envs, agent, args):
             yield rollout, ended
 
 
+# From here on, all scripts of this family are the same, byte for byte.
 # -------------------------------------------------------------------------- Environment and agent
 def make_envs(env_id, num_envs, **options):
     """num_envs environments that step as one; natively vectorized where gymnasium has that."""

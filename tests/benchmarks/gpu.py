@@ -19,7 +19,7 @@ from statistics import median
 import torch
 import tyro
 from bench import CPU, LLM, Training, run_script, table, write_table
-from sides import TORCHRUN
+from paired_timings import TORCHRUN
 from torch.nn.utils import parameters_to_vector
 
 import grpo_llm

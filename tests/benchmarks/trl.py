@@ -39,7 +39,7 @@ from typing import Annotated, Literal
 import torch
 import tyro
 from bench import CPU, Training, evaluate, own_process, spread, table, write_table
-from sides import plain_logprobs
+from paired_timings import plain_logprobs
 
 HERE = Path(__file__).resolve().parent
 sys.path[:] = [path for path in sys.path if Path(path).resolve() != HERE]  # `trl` is the package

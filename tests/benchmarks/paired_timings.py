@@ -1,14 +1,14 @@
 """Which of two ways of doing the same thing is faster, by how much, and how sure is the result?
 
-    python tests/benchmarks/sides.py revision --checkout FOLDER  # a training step there, and here
-    python tests/benchmarks/sides.py runs       # two runs at the same time; one run alone
-    python tests/benchmarks/sides.py starts     # as runs, but each run makes the tiny model first
-    python tests/benchmarks/sides.py processes  # a step of one process; of two processes
-    python tests/benchmarks/sides.py shared --model FOLDER  # reading a prompt per row; once a group
-    python tests/benchmarks/sides.py bf16 --model FOLDER    # matrix products in float32; in bf16
+    python tests/benchmarks/paired_timings.py WHAT [--model FOLDER]
+
+revision --checkout FOLDER: a training step there, and here. runs: two runs at the same time; one
+run alone. starts: as runs, but each run makes the tiny model first. processes: a step of one
+process; of two processes. shared: reading a prompt per row; once a group. bf16: matrix products in
+float32; in bf16.
 
 The two sides take turns, so that a slow minute of the machine slows both. The table goes into
-results/sides_….md. With --smoke all sizes are tiny and nothing is written.
+results/paired_….md. With --smoke all sizes are tiny and nothing is written.
 """
 
 import functools
@@ -170,7 +170,7 @@ def main(options):
     note = f"{options.what} --script {options.script} --model {Path(options.model).name}"
     note += f" --rounds {options.rounds}, OMP_NUM_THREADS {threads}"
     lines = table(HEADER, [[*cells, len(pairs)]])
-    write_table(f"sides_{options.what}", lines, "transformers", note=note, smoke=options.smoke)
+    write_table(f"paired_{options.what}", lines, "transformers", note=note, smoke=options.smoke)
 
 
 if __name__ == "__main__":
