@@ -310,6 +310,7 @@ def main(args: Args) -> dict:
 
 
 # From here on, the text is grpo_llm.py's, but for what the critic needs.
+# Log-probabilities and Rollout draw and score the completions; what follows them can stay unread.
 # ---------------------------------------------------------------------------- Log-probabilities
 
 
