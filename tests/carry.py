@@ -61,8 +61,9 @@ def write_counts():
 
     def row(match):
         name = match[1]
-        counts = iter([source(name).count("\n"), changed(name) if FAMILY[name] else "–"])
-        return re.sub(r"(?<=\| )(\d+|–)(?= \|)", lambda _: str(next(counts)), match[0])
+        differ = "{} ({})".format(*changed(name)) if FAMILY[name] else "–"
+        counts = iter([str(source(name).count("\n")), differ])
+        return re.sub(r"(?<=\| )(\d+|\d+ \(\d+\)|–)(?= \|)", lambda _: next(counts), match[0])
 
     def end(match):
         before, own, _ = source(match[2]).partition(parts(source(match[2]))[match[3]])

@@ -60,7 +60,7 @@ def test_a_shared_edit_reaches_all_sisters(script, carry):
             text = text.replace(old, new, 1)
         assert texts[name] == text
         lines = text.count("\n")
-        assert re.search(rf"\| \[{name}.py\].* \| {lines} \| (\d+|–) \|", page)
+        assert re.search(rf"\| \[{name}.py\].* \| {lines} \| (\d+ \(\d+\)|–) \|", page)
 
 
 def test_what_is_the_algorithms_own_stays(carry):
