@@ -62,15 +62,16 @@ class Args:
     max_kl: float = 0.01  # δ, most that a step may change π: mean KL divergence from π_old, in nats
     cg_steps: int = 10  # iterations of conjugate gradients, at most
     damping: float = 0.1  # added to the diagonal of the Fisher matrix F
-    update_epochs: int = 4  # passes of the critic over each rollout, the steps between two updates
-    num_minibatches: int = 4  # optimizer steps per pass
+    update_epochs: int = 4  # epochs of the critic over each rollout, the steps between two updates
+    num_minibatches: int = 4  # optimizer steps per epoch
     gae_lambda: float = 0.98  # λ of GAE: 0 trusts the critic, 1 the rewards; 0.95 is usual
     gamma: float = 0.99  # γ, the discount factor
     num_steps: int = 128  # T, steps per rollout in each environment
     num_envs: int = 16  # N, environments stepped in parallel
     learning_rate: float = 3e-3  # the critic's learning rate (Adam); decays linearly to 0
     max_grad_norm: float = 1.0  # the critic's gradient is clipped to this norm
-    total_timesteps: int = 200_000  # steps over all environments; 0 to only evaluate --load
+    # steps over all environments (the last rollout is not learned from); 0 to only evaluate --load
+    total_timesteps: int = 200_000
     env_id: str = "CartPole-v1"  # any gymnasium environment with Discrete or Box actions
     init_std: float = 1.0  # initial standard deviation of a Gaussian policy (Box actions)
     target_return: float = math.inf  # stop once the last 100 episodes reach this mean return
@@ -82,7 +83,7 @@ class Args:
 
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
-    """GAE(γ, λ) and the critic's targets, for a rollout (see rollouts): all (T, N)."""
+    """GAE(γ, λ) and the critic's targets, for a rollout (see `rollouts`): all (T, N)."""
     # Nothing follows a termination. An episode cut off by a time limit would have gone on, and
     # V(s_{t+1}) stands for the rest of it.
     next_values = next_values * ~rollout["terminated"]
@@ -145,7 +146,7 @@ def line_search(measure, parameters, step, args):
 
 
 def update(agent, optimizer, batch, progress_remaining, args):
-    """One step of the policy within the trust region, then passes of the critic; returns what to
+    """One step of the policy within the trust region, then epochs of the critic; returns what to
     log. `progress_remaining` falls from 1 to 0 over the training."""
     optimizer.param_groups[0]["lr"] = args.learning_rate * progress_remaining
     with torch.no_grad():
@@ -184,7 +185,8 @@ def update(agent, optimizer, batch, progress_remaining, args):
 
 
 def fit_critic(agent, optimizer, batch, args):
-    """Passes over the batch in minibatches that pull V(s_t) to its target; the last loss."""
+    """Epochs over the batch in minibatches that pull V(s_t) to its target; returns the last
+    loss."""
     for _ in range(args.update_epochs):
         order = torch.randperm(len(batch["obs"]))
         for rows in order.chunk(args.num_minibatches):
@@ -203,8 +205,9 @@ def rollouts(envs, agent, args):
     of the episodes that ended in it.
 
     A rollout: obs and next_obs (T, N, D), actions (T, N) or (T, N, A), all others (T, N). `done`
-    marks the last step of an episode, terminated or out of time. In the step after that, gymnasium
-    resets the environment and ignores the action: no real step, so `mask` is False there.
+    marks the last step of an episode. A terminated episode is over, so no reward could follow; a
+    truncated one would have gone on, but the time limit cut it off. In the step after either,
+    gymnasium resets the environment and ignores the action: no real step, so `mask` is False there.
     """
     obs, _ = envs.reset(seed=args.seed)
     mask = np.ones(args.num_envs, bool)
@@ -237,16 +240,34 @@ def make_envs(env_id, num_envs, **options):
         stop(f"--env-id {env_id}: {error}")
     seen, space = envs.single_observation_space, envs.single_action_space
     discrete = isinstance(space, Discrete) and space.start == 0
-    continuous = isinstance(space, Box) and len(space.shape) == 1
+    flat = isinstance(space, Box) and len(space.shape) == 1
+    continuous = flat and np.issubdtype(space.dtype, np.floating)
     next_step = envs.metadata["autoreset_mode"] == gym.vector.AutoresetMode.NEXT_STEP
     if not (seen.is_np_flattenable and (discrete or continuous) and next_step):
-        needs = "observations of a fixed size, Discrete or flat Box actions, next-step autoreset"
+        needs = "observations of a fixed size, Discrete or flat float actions, next-step autoreset"
         stop(f"--env-id {env_id}: needs {needs}")
     if not isinstance(seen, Box) or len(seen.shape) != 1:  # a Dict or an image becomes a vector
         envs = gym.wrappers.vector.FlattenObservation(envs)
     if continuous:  # only the environment sees the clipped action; log π does not
         envs = gym.wrappers.vector.ClipAction(envs)
-    return envs
+
+    def check_finite(values):
+        if not np.isfinite(values).all():
+            sys.exit(f"error: --env-id {env_id} gave an observation or a reward of NaN or infinity")
+        return values
+
+    envs = gym.wrappers.vector.TransformObservation(envs, check_finite)
+    return gym.wrappers.vector.TransformReward(envs, check_finite)
+
+
+def check_frames(env_id):
+    """Stop if --record would fail after the training: render one frame before it."""
+    try:
+        envs = make_envs(env_id, 1, render_mode="rgb_array")
+        envs.reset()
+        Image.fromarray(envs.render()[0])
+    except Exception as error:  # each environment fails in a way of its own
+        stop(f"--record: --env-id {env_id} gives no frames ({type(error).__name__})")
 
 
 class RunningMeanStd(nn.Module):
@@ -288,6 +309,8 @@ class Agent(nn.Module):
         self.actor = mlp(obs_size, flatdim(action_space))
         self.critic = mlp(obs_size, 1)
         self.actor[-1].weight.data *= 0.01  # close to uniform at first
+        self.critic[-1].weight.data *= 0  # V is 0 at first, which suits rewards of any scale
+        self.critic[-1].bias.data *= 0
         self.discrete = isinstance(action_space, Discrete)
         if not self.discrete:
             self.actor.log_std = nn.Parameter(torch.full(action_space.shape, math.log(init_std)))
@@ -321,7 +344,7 @@ def evaluate(agent, args, greedy, episodes=100, gif=None):
     episode_returns = np.zeros(episodes)
     running = np.ones(episodes, bool)
     frames = []
-    for _ in range(10_000):
+    for _ in tqdm(range(10_000), desc="evaluating", disable=None, leave=False):
         if gif:
             frames.append(Image.fromarray(envs.render()[0]))
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
@@ -330,7 +353,7 @@ def evaluate(agent, args, greedy, episodes=100, gif=None):
         if not running.any():
             break
     if gif:
-        duration = 1000 / envs.metadata["render_fps"]
+        duration = 1000 / envs.metadata.get("render_fps", 30)
         frames[0].save(gif, save_all=True, append_images=frames[1:], duration=duration)
     return episode_returns.mean()
 
@@ -341,36 +364,36 @@ def train(envs, agent, path, args):
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     writer = SummaryWriter(path.parent)
     writer.add_text("hyperparameters", str(args))
-    bar = tqdm(total=args.total_timesteps, unit="step", disable=None)  # shown on a terminal only
     global_step, recent = 0, []  # recent: returns of the last 100 episodes
     start = time.perf_counter()
-    for rollout, episode_returns in rollouts(envs, agent, args):
-        torch.save({args.env_id: agent.state_dict()}, path.with_suffix(".tmp"))
-        path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole agent
-        steps = int(rollout["mask"].sum())
-        global_step += steps
-        bar.update(steps)
-        recent = (recent + episode_returns)[-100:]
-        if episode_returns:
-            bar.set_postfix(mean_return=f"{np.mean(recent):.1f}")
-            writer.add_scalar("charts/episodic_return", np.mean(episode_returns), global_step)
-        solved = len(recent) == 100 and np.mean(recent) >= args.target_return
-        if solved or global_step >= args.total_timesteps:
-            break
-        batch = prepare(agent, rollout, args)
-        stats = update(agent, optimizer, batch, 1 - global_step / args.total_timesteps, args)
-        agent.obs_norm.update(batch["obs"])  # only now: update needs the π that acted
-        if not math.isfinite(sum(stats.values())):
-            bar.close()
-            hint = f"lower --learning-rate; the last good agent is {path}"
-            sys.exit(f"error: step {global_step}: loss not finite; {hint}")
-        unexplained = batch["advantages"].var(correction=0) / batch["targets"].var(correction=0)
-        stats["explained_variance"] = 1 - unexplained.item()
-        for name, value in stats.items():
-            writer.add_scalar(f"losses/{name}", value, global_step)
-        writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
-        writer.add_scalar("charts/SPS", global_step / (time.perf_counter() - start), global_step)
-    bar.close()
+    # disable=None: the bar is shown on a terminal only.
+    with tqdm(total=args.total_timesteps, unit="step", disable=None) as bar:
+        for rollout, episode_returns in rollouts(envs, agent, args):
+            torch.save({args.env_id: agent.state_dict()}, path.with_suffix(".tmp"))
+            path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole agent
+            steps = int(rollout["mask"].sum())
+            global_step += steps
+            bar.update(steps)
+            recent = (recent + episode_returns)[-100:]
+            if episode_returns:
+                bar.set_postfix(mean_return=f"{np.mean(recent):.1f}")
+                writer.add_scalar("charts/episodic_return", np.mean(episode_returns), global_step)
+            solved = len(recent) == 100 and np.mean(recent) >= args.target_return
+            if solved or global_step >= args.total_timesteps:
+                break
+            batch = prepare(agent, rollout, args)
+            stats = update(agent, optimizer, batch, 1 - global_step / args.total_timesteps, args)
+            agent.obs_norm.update(batch["obs"])  # only now: update needs the π that acted
+            if not math.isfinite(sum(stats.values())):
+                hint = f"lower --learning-rate; the agent from before this update is {path}"
+                sys.exit(f"error: step {global_step}: loss not finite; {hint}")
+            error, total = (batch[key].var(correction=0) for key in ("advantages", "targets"))
+            stats["explained_variance"] = 1 - (error / total.clamp(min=1e-30)).item()
+            for name, value in stats.items():
+                writer.add_scalar(f"losses/{name}", value, global_step)
+            writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
+            seconds = time.perf_counter() - start
+            writer.add_scalar("charts/SPS", global_step / seconds, global_step)
     writer.close()
 
 
@@ -382,11 +405,13 @@ def stop(message):
 
 def check_args(args):
     """Stop at the first number that no run can use."""
-    may_be_0 = ["beta", "clip_coef", "damping", "ent_coef", "gae_lambda", "gamma"]
-    may_be_0 += ["learning_rate", "seed", "total_timesteps"]
     for name, value in vars(args).items():
-        low = 0 if name in may_be_0 else 1e-9
-        high = 1 if name in ("gae_lambda", "gamma") else 2**31
+        low = 1 if Args.__annotations__[name] is int else 0
+        if name in ("seed", "total_timesteps"):
+            low = 0
+        if name in ("init_std", "max_grad_norm"):
+            low = 1e-9
+        high = 1 if name in ("gamma", "gae_lambda") else 2**31  # trpo.py and ppo.py have gae_lambda
         is_number = type(value) in (int, float) and name != "target_return"
         if is_number and not low <= value <= high:
             stop(f"--{name.replace('_', '-')} {value}: must be between {low} and {high}")
@@ -404,15 +429,21 @@ def main(args):
             agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
         except Exception as error:  # a missing, torn or foreign file can fail in many ways
             stop(f"--load {args.load}: no agent of --env-id {args.env_id} ({type(error).__name__})")
-    folder = f"{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+    if args.record:
+        check_frames(args.env_id)
+    folder = f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
     path = Path(args.output_dir, folder, "agent.pt")
+    try:
+        path.parent.mkdir(parents=True)
+    except OSError as error:
+        stop(f"--output-dir {args.output_dir}: {error.strerror}")
     print(f"logs and agent in {path.parent}; tensorboard --logdir {args.output_dir}")
     train(envs, agent, path, args)
     greedy = evaluate(agent, args, True)
     sampled = evaluate(agent, args, False)
+    print(f"mean return {greedy:.1f} greedy, {sampled:.1f} sampled; agent: {path}")
     if args.record:
         evaluate(agent, args, True, episodes=1, gif=path.with_suffix(".gif"))
-    print(f"mean return {greedy:.1f} greedy, {sampled:.1f} sampled; agent: {path}")
     return {"eval/return": greedy, "eval/return_stochastic": sampled, "agent": str(path)}
 
 

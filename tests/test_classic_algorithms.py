@@ -98,6 +98,13 @@ def test_first_standard_deviation_is_the_flags(module):
     assert module.Args().init_std == 1.0
 
 
+@ALL
+def test_the_critic_says_0_at_first(module):
+    """In the reward's units, as the first targets hold what it says."""
+    agent = module.Agent(module.make_envs("Pendulum-v1", 2))
+    assert agent.value(torch.randn(5, 3)).tolist() == [0] * 5
+
+
 # --------------------------------------------------------------------------------------------- TRPO
 
 

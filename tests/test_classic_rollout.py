@@ -215,6 +215,16 @@ def test_a_new_scale_leaves_the_critic_what_it_was():
     assert agent.return_norm.std > 0.1 and abs(agent.return_norm.mean) > 1  # it did change
 
 
+def test_equal_targets_have_a_scale():
+    """CartPole's first ones are all 1. A deviation of 0 would make errors of them beyond all
+    bounds, and V would hardly move for many rollouts."""
+    module = script("actor_critic")
+    agent = module.Agent(module.make_envs("CartPole-v1", 1))
+    module.rescale_returns(agent, torch.full((50,), 3.0))
+    assert agent.return_norm.std == agent.return_norm.mean == 1.5
+    assert agent.value(torch.randn(5, 4)).abs().max() < 1e-6
+
+
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
 def test_values_and_targets_are_in_units_of_the_reward(name):
     """A critic that says 0 means the mean return, and 1 a deviation more; target less value is the

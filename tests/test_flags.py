@@ -56,8 +56,8 @@ RANGES = [  # script, flag, a value at the bound, one beyond
     ("ppo", "num_envs", 1, 0),
     ("ppo", "init_std", 1e-9, 0.0),
     ("ppo", "ent_coef", 0.0, -0.1),
-    ("trpo", "max_kl", 0.01, 0.0),
-    ("trpo", "cg_steps", 1, -5),
+    ("trpo", "max_kl", 0.0, -0.01),
+    ("trpo", "cg_steps", 1, 0),
 ]
 
 
