@@ -1,16 +1,18 @@
-"""Actor-critic: learning before the episode is over.
+"""Actor-critic: learn before the episode is over.
 
 The policy π plays T steps in each of N environments. The critic V judges each action by its reward
 and next state:
 
     ∇J ≈ mean_t δ_t ∇log π(a_t | s_t),   δ_t = R_t + γ V(s_{t+1}) − V(s_t)
 
-Then V takes several passes over the same steps to reduce δ_t². Its target R_t + γ V(s_{t+1}) is
-recomputed each time, but no gradient flows through it.
+δ_t is the temporal-difference (TD) error: what the action turned out to be worth, minus what V had
+expected. If R_t = 1, γ = 0.99, V(s_t) = 40 and V(s_{t+1}) = 41, then δ_t = 1 + 40.59 − 40 = 1.59,
+and a_t becomes likelier. Then V takes several epochs over the same steps to reduce δ_t². Its target
+R_t + γ V(s_{t+1}) is recomputed each time, but no gradient flows through it.
 
 Why: REINFORCE waits for whole episodes, and credits every action with all that came after it. The
-temporal-difference (TD) error δ_t depends on one reward and one step of the environment, so it
-varies far less, and a rollout may stop anywhere in an episode. On CartPole this brought no gain.
+TD error depends on one reward and one step of the environment, so it varies far less, and a rollout
+may stop anywhere in an episode. On CartPole this brought no gain.
 
 Weakness: δ_t is unbiased only if V(s_{t+1}) is right, so V must learn faster than the policy
 (--update-epochs). And nothing limits how far a step moves the policy.
@@ -66,44 +68,44 @@ def compute_advantages(rollout, values, next_values, args):
     # Nothing follows a termination. An episode cut off by a time limit would have gone on, and
     # V(s_{t+1}) stands for the rest of it.
     next_values = next_values * ~rollout["terminated"]
-    returns = rollout["rewards"] + args.gamma * next_values
-    return returns - values, returns
+    targets = rollout["rewards"] + args.gamma * next_values
+    return targets - values, targets
 
 
 @torch.no_grad()
 def prepare(agent, rollout, args):
-    """The rollout's B real steps, with advantages and returns: obs (B, D), actions (B,) or (B, A),
+    """The rollout's B real steps, with advantages and targets: obs (B, D), actions (B,) or (B, A),
     the others (B,)."""
     values = agent.value(torch.cat([rollout["obs"], rollout["next_obs"][-1:]]))  # V(s_0) … V(s_T)
-    advantages, returns = compute_advantages(rollout, values[:-1], values[1:], args)
-    rollout = rollout | {"advantages": advantages, "returns": returns}
+    advantages, targets = compute_advantages(rollout, values[:-1], values[1:], args)
+    rollout = rollout | {"advantages": advantages, "targets": targets}
     return {name: column[rollout["mask"]] for name, column in rollout.items()}
 
 
 @torch.no_grad()
-def rescale_returns(agent, returns):
-    """Update the running mean and deviation with the returns (B,), and leave V(s) as it was: the
+def rescale_returns(agent, targets):
+    """Update the running mean and deviation with the targets (B,), and leave V(s) as it was: the
     critic's last layer makes up for it (Pop-Art, van Hasselt et al. 2016, arXiv:1602.07714)."""
-    # The returns are mostly γ V(s_{t+1}): if V were scaled up with them, it would diverge.
+    # The targets are mostly γ V(s_{t+1}): if V were scaled up with them, it would diverge.
     norm, last = agent.return_norm, agent.critic[-1]
     old_mean, old_std = norm.mean, norm.std
-    norm.update(returns)
+    norm.update(targets)
     last.bias += (old_mean - norm.mean) / old_std
     last.bias *= old_std / norm.std
     last.weight *= old_std / norm.std
 
 
-def update(agent, optimizer, batch, left, args):
-    """One step of the policy, then passes of the critic; returns what to log. `left`, the part of
-    the training to go, falls from 1 to 0."""
+def update(agent, optimizer, batch, progress_remaining, args):
+    """One step of the policy, then passes of the critic; returns what to log.
+    `progress_remaining` falls from 1 to 0 over the training."""
     # In units of the return's standard deviation: one learning rate then suits any reward scale.
     # A z-score per batch would blow up the small, random advantages of a good policy.
-    rescale_returns(agent, batch["returns"])
+    rescale_returns(agent, batch["targets"])
     advantages = batch["advantages"] / agent.return_norm.std
     policy = agent.policy(batch["obs"])
     entropy = policy.entropy().mean()
     policy_loss = -(advantages * policy.log_prob(batch["actions"])).mean()
-    loss = policy_loss - args.ent_coef * left * entropy
+    loss = policy_loss - args.ent_coef * progress_remaining * entropy
     optimizer.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(agent.actor.parameters(), args.max_grad_norm)
@@ -140,9 +142,9 @@ def rollouts(envs, agent, args):
     """
     obs, _ = envs.reset(seed=args.seed)
     mask = np.ones(args.num_envs, bool)
-    returns = np.zeros(args.num_envs)  # of the episodes under way, so far
+    episode_returns = np.zeros(args.num_envs)  # of the episodes under way, so far
     while True:
-        steps, episodes = [], []
+        steps, ended = [], []
         for _ in range(args.num_steps):
             actions = agent.act(obs)
             next_obs, rewards, terminated, truncated, _ = envs.step(actions)
@@ -150,15 +152,16 @@ def rollouts(envs, agent, args):
             step = {"obs": obs, "actions": actions, "rewards": rewards.astype(np.float32)}
             step |= {"next_obs": next_obs, "terminated": terminated, "done": done, "mask": mask}
             steps.append(step)
-            returns += rewards * mask
-            episodes += returns[done].tolist()
-            returns[done] = 0
+            episode_returns += rewards * mask
+            ended += episode_returns[done].tolist()
+            episode_returns[done] = 0
             obs, mask = next_obs, ~done
         rollout = {name: torch.as_tensor(np.stack([s[name] for s in steps])) for name in steps[0]}
         if rollout["mask"].any():  # a rollout may hold nothing but resets
-            yield rollout, episodes
+            yield rollout, ended
 
 
+# From here on, all scripts of this family are the same, byte for byte.
 # -------------------------------------------------------------------------- Environment and agent
 def make_envs(env_id, num_envs, **options):
     """num_envs environments that step as one; natively vectorized where gymnasium has that."""
@@ -180,7 +183,7 @@ def make_envs(env_id, num_envs, **options):
     return envs
 
 
-class RunningNorm(nn.Module):
+class RunningMeanStd(nn.Module):
     """Scales to mean 0 and standard deviation 1 over all rows that `update` has seen."""
 
     def __init__(self, *shape):
@@ -214,8 +217,8 @@ class Agent(nn.Module):
         super().__init__()
         obs_size = flatdim(envs.single_observation_space)
         action_space = envs.single_action_space
-        self.obs_norm = RunningNorm(obs_size)
-        self.return_norm = RunningNorm()
+        self.obs_norm = RunningMeanStd(obs_size)
+        self.return_norm = RunningMeanStd()
         self.actor = mlp(obs_size, flatdim(action_space))
         self.critic = mlp(obs_size, 1)
         self.actor[-1].weight.data *= 0.01  # close to uniform at first
@@ -249,21 +252,21 @@ def evaluate(agent, args, greedy, episodes=100, gif=None):
     options = {"render_mode": "rgb_array"} if gif else {}
     envs = make_envs(args.env_id, episodes, **options)
     obs, _ = envs.reset(seed=args.seed + 10**6)
-    returns = np.zeros(episodes)
+    episode_returns = np.zeros(episodes)
     running = np.ones(episodes, bool)
     frames = []
     for _ in range(10_000):
         if gif:
             frames.append(Image.fromarray(envs.render()[0]))
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
-        returns += rewards * running
+        episode_returns += rewards * running
         running &= ~(terminated | truncated)
         if not running.any():
             break
     if gif:
         duration = 1000 / envs.metadata["render_fps"]
         frames[0].save(gif, save_all=True, append_images=frames[1:], duration=duration)
-    return returns.mean()
+    return episode_returns.mean()
 
 
 def train(envs, agent, path, args):
@@ -275,16 +278,16 @@ def train(envs, agent, path, args):
     bar = tqdm(total=args.total_timesteps, unit="step", disable=None)  # shown on a terminal only
     global_step, recent = 0, []  # recent: returns of the last 100 episodes
     start = time.perf_counter()
-    for rollout, episodes in rollouts(envs, agent, args):
+    for rollout, episode_returns in rollouts(envs, agent, args):
         torch.save({args.env_id: agent.state_dict()}, path.with_suffix(".tmp"))
         path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole agent
         steps = int(rollout["mask"].sum())
         global_step += steps
         bar.update(steps)
-        recent = (recent + episodes)[-100:]
-        if episodes:
+        recent = (recent + episode_returns)[-100:]
+        if episode_returns:
             bar.set_postfix(mean_return=f"{np.mean(recent):.1f}")
-            writer.add_scalar("charts/episodic_return", np.mean(episodes), global_step)
+            writer.add_scalar("charts/episodic_return", np.mean(episode_returns), global_step)
         solved = len(recent) == 100 and np.mean(recent) >= args.target_return
         if solved or global_step >= args.total_timesteps:
             break
@@ -295,7 +298,7 @@ def train(envs, agent, path, args):
             bar.close()
             hint = f"lower --learning-rate; the last good agent is {path}"
             sys.exit(f"error: step {global_step}: loss not finite; {hint}")
-        unexplained = batch["advantages"].var(correction=0) / batch["returns"].var(correction=0)
+        unexplained = batch["advantages"].var(correction=0) / batch["targets"].var(correction=0)
         stats["explained_variance"] = 1 - unexplained.item()
         for name, value in stats.items():
             writer.add_scalar(f"losses/{name}", value, global_step)
@@ -353,5 +356,5 @@ if __name__ == "__main__":
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["torch==2.13.0", "gymnasium[classic-control]==1.4.0", "tyro==1.0.17",
-#     "tensorboard==2.21.0", "tqdm==4.70.1"]
+#     "tensorboard==2.21.0", "tqdm==4.70.1", "pillow==13.0.0"]
 # ///

@@ -8,18 +8,19 @@ before it.
 
     J    = Σ_i Σ_t sg[min(r_it, 1 + ε_high)] A_i log π_θ(o_it) / Σ_i |o_i|     over the minibatch
     A_i  = (R_i − mean R) / std R                     over its group, not over the minibatch
-    r_it = π_θ(o_it) / π_old(o_it)                    sg: stop-gradient, a plain number to autograd
+    r_it = π_θ(o_it) / π_old(o_it)                    1 at first; each step on a rollout moves it
+
+sg[…] is a stop-gradient: autograd sees a plain number. The mean over all tokens replaces GRPO's
+mean per completion, too. Only the gradient of J counts; its value says nothing.
 
 Why. PPO's clip, in GRPO and DAPO alike, takes the gradient from a token whose ratio has left the
 band in the direction that A_i favours. The paper saw that rare tokens, such as the "wait" that
-saves an answer, move fastest, are clipped first, and learn no more from this rollout. CISPO is
+saves a completion, move fastest, are clipped first, and learn no more from this rollout. CISPO is
 REINFORCE with a truncated importance weight: every token keeps its gradient. (The paper divides by
 the tokens of a question's group, and adds DAPO's dynamic sampling and length penalty.)
 
 Weakness. If A_i > 0, only the learning rate limits how far a token is pushed; if A_i < 0, its
-weight fades to 0 along with r_it. The paper tunes ε_high but does not print it; for the tiny model
-0.2 to 4 made little difference, in two seeds, as its ratios seldom exceed 1.2
-(tests/benchmarks/results/llm_sweep.md).
+weight fades to 0 along with r_it. The paper tunes ε_high but does not print it.
 
 Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
@@ -72,11 +73,11 @@ class Args:
     clip_high: float = 0.2  # a token's weight, its ratio, is clipped above at 1 + clip_high
     beta: float = 0.0  # weight of GRPO's KL penalty in the loss; the paper's formula has none
     scale_rewards: bool = True  # divide advantages by the group's std (Dr. GRPO does not)
-    minibatches: int = 4  # optimizer steps per pass over a rollout, each on a part of its groups
-    update_epochs: int = 1  # passes over each rollout (μ), each in a new order of its groups
+    minibatches: int = 4  # optimizer steps per epoch, each on a part of the rollout's groups
+    update_epochs: int = 1  # epochs: passes over each rollout (μ), its groups in a new order
     group_size: int = 8  # completions drawn per question (G)
     prompts_per_step: int = 32  # questions per training step, of all processes together (P)
-    steps: int = 200  # training steps: a rollout (drawing answers), then updates; 0: only evaluate
+    steps: int = 200  # training steps: a rollout (drawing completions), updates; 0: evaluate
     learning_rate: float | None = None  # AdamW's peak; if not given, 4e-4 for tiny, else 1e-6
     warmup_steps: int = 10  # steps in which the rate rises to its peak; then it falls towards 0
     max_grad_norm: float = 1.0  # longer gradients are scaled down to this norm
@@ -88,10 +89,10 @@ class Args:
     # strict: the number after the last #, as in GSM8K; flexible: the last number anywhere; or
     # FILE.py, where verify(completion, answer) returns the reward, any number
     verifier: str = "strict"
-    prompt: str | None = None  # text around {question}; if unset {question}= or asks for ####
+    prompt: str | None = None  # text around {question}; unset: {question}= or asks for ####
     device: str = "auto"  # cpu, cuda, mps …; auto: the CPU for the tiny model, else a GPU if any
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # for matmuls; auto: bf16 if CUDA has it
-    micro_batch_size: int | None = None  # answers per training pass; if unset 256 (tiny) or 8
+    micro_batch_size: int | None = None  # completions per forward pass; unset: 256 (tiny) or 8
     eval_every: int = 50  # training steps between evaluations, and between checkpoints
     eval_problems: int = 256  # questions per evaluation, at most
     resume: str = ""  # checkpoint to continue, with its flags except those given now
@@ -156,15 +157,15 @@ def kl_k3(logprobs, other_logprobs):
 def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch, generate's tensors and advantages (B,); returns what to log.
 
-    If all advantages are 0, no step is taken, not even for the KL term: Adam divides a gradient by
-    its own recent size, so mere rounding noise would become a full step. approx_kl and clip_ratio
-    are means over the tokens trained on.
+    If all advantages are 0, no step is taken: Adam divides a gradient by its own recent size, so
+    mere rounding noise would become a full step. approx_kl and clip_ratio are means over the tokens
+    trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
     # the gradient is the same however the rows are split.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
     has_signal = ~(batch["advantages"].abs() <= 1e-6)  # NaN is a signal: main will stop
-    if not in_any_process(has_signal):
+    if sum_over_processes(has_signal.sum()) == 0:
         return {}
     if "ref_logprobs" not in batch:  # without a KL term, only these rows have a gradient
         batch = take_rows(batch, has_signal)
@@ -199,8 +200,7 @@ def train_step(model, reference, tokenizer, optimizer, draws, rng, args):
     record |= recompute_old_logprobs(model, batch, args)  # in bf16 alone
     if args.beta > 0:
         batch["ref_logprobs"] = batch_logprobs(reference, batch, args)
-        kl = kl_k3(batch["old_logprobs"], batch["ref_logprobs"])
-        record["kl"] = kl[batch["mask"] > 0]
+        record["kl"] = kl_k3(batch["old_logprobs"], batch["ref_logprobs"])[batch["mask"] > 0]
     batch["advantages"] = compute_advantages(rewards, args).flatten()
 
     records = [record]
@@ -218,7 +218,7 @@ def train_step(model, reference, tokenizer, optimizer, draws, rng, args):
 
 def main(args: Args) -> dict:
     """Train, or with --steps 0 only evaluate; returns the last scores and the first pass@1."""
-    start, first = time.perf_counter(), 0
+    start = time.perf_counter()
     check_args(args)
     device = start_device(args)
     train, held_out = load_data(args)
@@ -229,14 +229,7 @@ def main(args: Args) -> dict:
         reference, _ = load_policy(replace(args, resume=""), device)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
     run = [SCRIPT, WORLD, args.model, args.dataset, args.eval_dataset, args.seed, args.group_size]
-    if args.resume:
-        state = load_checkpoint(args.resume)
-        if state["run"] != run:
-            stop(f"--resume {args.resume}: begun as {state['run']}, which is not {run}")
-        first = state["step"]
-        if args.steps and first >= args.steps:
-            stop(f"--resume {args.resume}: step {first} is done: raise --steps {args.steps}")
-        optimizer.load_state_dict(state.pop("optimizer"))
+    first = restore(optimizer, run, args) if args.resume else 0
     folder, writer = open_run(args)
     scores = evaluate(model, tokenizer, held_out, args, writer, first)
     before = scores["eval/pass@1"]
@@ -262,9 +255,8 @@ def main(args: Args) -> dict:
                 state = {"step": step, "run": run, "args": vars(args)}
                 state["optimizer"] = optimizer.state_dict()
                 save(model, tokenizer, folder / f"step-{step:06d}", state)
-                checkpoints = sorted(folder.glob("step-" + 6 * "[0-9]"))  # only what save wrote
-                for outdated in checkpoints[:-2]:  # the last two stay
-                    shutil.rmtree(outdated)
+                for outdated in sorted(folder.glob("step-" + 6 * "[0-9]"))[:-2]:
+                    shutil.rmtree(outdated)  # two stay, and whatever else is in the folder
 
     if WORLD > 1:
         dist.barrier()  # none may leave while another still writes
@@ -486,9 +478,7 @@ def hint(scores):
     if best == 0 < flexible or flexible > right + 0.2:
         return "\n    right numbers in the wrong form: try --verifier flexible, or another --prompt"
     if scores["eval/clipped_ratio"] > 0.5:
-        return (
-            "\n    completions are cut off: try more --max-new-tokens; do not train if pass@8 is 0"
-        )
+        return "\n    completions are cut off: raise --max-new-tokens; train only if pass@8 > 0"
     if best == 0:
         return "\n    no completion is right: try an easier --dataset, or another --model"
     if scores["eval/frac_reward_zero_std"] == 1 and right < 0.9:
@@ -662,10 +652,8 @@ def load_policy(args, device):
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     ids = model.generation_config.eos_token_id
     stop_ids = {tokenizer.eos_token_id, *(ids if isinstance(ids, list) else [ids])} - {None}
-    # A file's dtype decides where its tensors begin in memory, and that decides how sums are
-    # rounded. Copies begin alike, so a run resumed from float32 goes on as one begun from bf16.
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clone()
+    for parameter in model.parameters():  # how a copy lies in memory, and so how sums are rounded,
+        parameter.data = parameter.data.clone()  # does not depend on the file: --resume is exact
     model.to(device).eval()  # eval(): dropout would make the ratio noisy
     check_exact(model, source)
     stop_ids = sorted(stop_ids) or [-1]  # transformers' generate cannot read an empty list
@@ -783,11 +771,6 @@ def sum_over_processes(tensor):
     return tensor
 
 
-def in_any_process(flags):
-    """Whether any flag is set, in any process."""
-    return sum_over_processes(flags.sum()) > 0
-
-
 def sum_gradients_over_processes(model):
     """Give every process the sum of all processes' gradients, in place."""
     for parameter in model.parameters():
@@ -845,6 +828,17 @@ def load_checkpoint(path):
     with blame(f"--resume {path}: not a checkpoint of this script, a folder step-…"):
         state = torch.load(Path(path, "trainer.pt"), map_location="cpu", mmap=True)
         return state | {"args": Args(**state["args"])}
+
+
+def restore(optimizer, run, args):
+    """Load the optimizer's state from the checkpoint of --resume; returns its step."""
+    state = load_checkpoint(args.resume)
+    if state["run"] != run:
+        stop(f"--resume {args.resume}: begun as {state['run']}, which is not {run}")
+    if 0 < args.steps <= state["step"]:
+        stop(f"--resume {args.resume}: step {state['step']} is done: raise --steps {args.steps}")
+    optimizer.load_state_dict(state["optimizer"])
+    return state["step"]
 
 
 if __name__ == "__main__":

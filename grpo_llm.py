@@ -8,17 +8,23 @@ before it.
 
     J    = 1/N Σ_i 1/|o_i| Σ_t [ min(r_it A_i, clip(r_it, 1 − ε, 1 + ε) A_i) − β k3_it ]
     A_i  = (R_i − mean R) / std R                     over its group, not over the minibatch
-    r_it = π_θ(o_it) / π_old(o_it)                    1 until the policy moves
-    k3   = e^d − d − 1,   d = log π_ref − log π_θ     keeps π near where it began, π_ref
+    r_it = π_θ(o_it) / π_old(o_it)                    1 at first; each step on a rollout moves it
+    k3   = e^d − d − 1,   d = log π_ref − log π_θ     π_ref is the model before training
+
+Only the gradient of J counts. Its value stays near 0, since the A_i of a group sum to 0.
 
 Why. PPO trains a value network as large as the policy to predict the reward; here the mean of the
 group does. RLOO has such a baseline too, but no clip. PPO's clip lets a rollout serve several
-passes (--update-epochs); the default is one, in four steps on a quarter each (paper: one step,
-G = 64, β = 0.04). RLOO's KL penalty moves from the reward to the loss, per token.
+epochs (--update-epochs); the default is one, in four steps on a quarter each (paper: one step,
+G = 64, β = 0.04). RLOO's KL penalty moves from the reward to the loss, per token. In a loss the
+plain log ratio −d would hold nothing back, as its gradient ∇log π_θ has mean 0 (reinforce.py). k3
+has the same mean, is never negative, and its gradient pulls π_θ back to π_ref. r_it must divide by
+the probability with which o_it was drawn: hence no top-p and no top-k in sampling.
 
-Weakness. With 1/|o_i|, the longer a wrong answer, the less each token is punished. With 1/std R,
-questions solved almost always or never weigh more, and rewards that differ by a hair count like
-right and wrong. Dr. GRPO has neither: --no-scale-rewards --length-norm constant --beta 0.
+Weakness. Subtracting mean R only scales the expected gradient, by (G − 1)/G, but dividing by std R
+biases it: questions that are solved almost always or never weigh more, and rewards that differ by a
+hair count like right and wrong. With 1/|o_i|, the longer a wrong completion, the less each token is
+punished. Dr. GRPO, a variant, has neither: --no-scale-rewards --length-norm constant --beta 0.
 
 Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
@@ -75,11 +81,11 @@ class Args:
     scale_rewards: bool = True  # divide advantages by the group's std (Dr. GRPO does not)
     # divide a completion's sum over tokens by its own length, or by max_new_tokens (Dr. GRPO)
     length_norm: Literal["response", "constant"] = "response"
-    minibatches: int = 4  # optimizer steps per pass over a rollout, each on a part of its groups
-    update_epochs: int = 1  # passes over each rollout (μ), each in a new order of its groups
+    minibatches: int = 4  # optimizer steps per epoch, each on a part of the rollout's groups
+    update_epochs: int = 1  # epochs: passes over each rollout (μ), its groups in a new order
     group_size: int = 8  # completions drawn per question (G)
     prompts_per_step: int = 32  # questions per training step, of all processes together (P)
-    steps: int = 200  # training steps: a rollout (drawing answers), then updates; 0: only evaluate
+    steps: int = 200  # training steps: a rollout (drawing completions), updates; 0: evaluate
     learning_rate: float | None = None  # AdamW's peak; if not given, 4e-4 for tiny, else 1e-6
     warmup_steps: int = 10  # steps in which the rate rises to its peak; then it falls towards 0
     max_grad_norm: float = 1.0  # longer gradients are scaled down to this norm
@@ -91,10 +97,10 @@ class Args:
     # strict: the number after the last #, as in GSM8K; flexible: the last number anywhere; or
     # FILE.py, where verify(completion, answer) returns the reward, any number
     verifier: str = "strict"
-    prompt: str | None = None  # text around {question}; if unset {question}= or asks for ####
+    prompt: str | None = None  # text around {question}; unset: {question}= or asks for ####
     device: str = "auto"  # cpu, cuda, mps …; auto: the CPU for the tiny model, else a GPU if any
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # for matmuls; auto: bf16 if CUDA has it
-    micro_batch_size: int | None = None  # answers per training pass; if unset 256 (tiny) or 8
+    micro_batch_size: int | None = None  # completions per forward pass; unset: 256 (tiny) or 8
     eval_every: int = 50  # training steps between evaluations, and between checkpoints
     eval_problems: int = 256  # questions per evaluation, at most
     resume: str = ""  # checkpoint to continue, with its flags except those given now
@@ -166,15 +172,15 @@ def kl_k3(logprobs, other_logprobs):
 def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch, generate's tensors and advantages (B,); returns what to log.
 
-    If all advantages are 0, no step is taken, not even for the KL term: Adam divides a gradient by
-    its own recent size, so mere rounding noise would become a full step. approx_kl and clip_ratio
-    are means over the tokens trained on.
+    If all advantages are 0, no step is taken: Adam divides a gradient by its own recent size, so
+    mere rounding noise would become a full step. approx_kl and clip_ratio are means over the tokens
+    trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
     # the gradient is the same however the rows are split.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
     has_signal = ~(batch["advantages"].abs() <= 1e-6)  # NaN is a signal: main will stop
-    if not in_any_process(has_signal):
+    if sum_over_processes(has_signal.sum()) == 0:
         return {}
     if "ref_logprobs" not in batch:  # without a KL term, only these rows have a gradient
         batch = take_rows(batch, has_signal)
@@ -209,8 +215,7 @@ def train_step(model, reference, tokenizer, optimizer, draws, rng, args):
     record |= recompute_old_logprobs(model, batch, args)  # in bf16 alone
     if args.beta > 0:
         batch["ref_logprobs"] = batch_logprobs(reference, batch, args)
-        kl = kl_k3(batch["old_logprobs"], batch["ref_logprobs"])
-        record["kl"] = kl[batch["mask"] > 0]
+        record["kl"] = kl_k3(batch["old_logprobs"], batch["ref_logprobs"])[batch["mask"] > 0]
     batch["advantages"] = compute_advantages(rewards, args).flatten()
 
     records = [record]
@@ -228,7 +233,7 @@ def train_step(model, reference, tokenizer, optimizer, draws, rng, args):
 
 def main(args: Args) -> dict:
     """Train, or with --steps 0 only evaluate; returns the last scores and the first pass@1."""
-    start, first = time.perf_counter(), 0
+    start = time.perf_counter()
     check_args(args)
     device = start_device(args)
     train, held_out = load_data(args)
@@ -239,14 +244,7 @@ def main(args: Args) -> dict:
         reference, _ = load_policy(replace(args, resume=""), device)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
     run = [SCRIPT, WORLD, args.model, args.dataset, args.eval_dataset, args.seed, args.group_size]
-    if args.resume:
-        state = load_checkpoint(args.resume)
-        if state["run"] != run:
-            stop(f"--resume {args.resume}: begun as {state['run']}, which is not {run}")
-        first = state["step"]
-        if args.steps and first >= args.steps:
-            stop(f"--resume {args.resume}: step {first} is done: raise --steps {args.steps}")
-        optimizer.load_state_dict(state.pop("optimizer"))
+    first = restore(optimizer, run, args) if args.resume else 0
     folder, writer = open_run(args)
     scores = evaluate(model, tokenizer, held_out, args, writer, first)
     before = scores["eval/pass@1"]
@@ -272,9 +270,8 @@ def main(args: Args) -> dict:
                 state = {"step": step, "run": run, "args": vars(args)}
                 state["optimizer"] = optimizer.state_dict()
                 save(model, tokenizer, folder / f"step-{step:06d}", state)
-                checkpoints = sorted(folder.glob("step-" + 6 * "[0-9]"))  # only what save wrote
-                for outdated in checkpoints[:-2]:  # the last two stay
-                    shutil.rmtree(outdated)
+                for outdated in sorted(folder.glob("step-" + 6 * "[0-9]"))[:-2]:
+                    shutil.rmtree(outdated)  # two stay, and whatever else is in the folder
 
     if WORLD > 1:
         dist.barrier()  # none may leave while another still writes
@@ -496,9 +493,7 @@ def hint(scores):
     if best == 0 < flexible or flexible > right + 0.2:
         return "\n    right numbers in the wrong form: try --verifier flexible, or another --prompt"
     if scores["eval/clipped_ratio"] > 0.5:
-        return (
-            "\n    completions are cut off: try more --max-new-tokens; do not train if pass@8 is 0"
-        )
+        return "\n    completions are cut off: raise --max-new-tokens; train only if pass@8 > 0"
     if best == 0:
         return "\n    no completion is right: try an easier --dataset, or another --model"
     if scores["eval/frac_reward_zero_std"] == 1 and right < 0.9:
@@ -672,10 +667,8 @@ def load_policy(args, device):
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     ids = model.generation_config.eos_token_id
     stop_ids = {tokenizer.eos_token_id, *(ids if isinstance(ids, list) else [ids])} - {None}
-    # A file's dtype decides where its tensors begin in memory, and that decides how sums are
-    # rounded. Copies begin alike, so a run resumed from float32 goes on as one begun from bf16.
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clone()
+    for parameter in model.parameters():  # how a copy lies in memory, and so how sums are rounded,
+        parameter.data = parameter.data.clone()  # does not depend on the file: --resume is exact
     model.to(device).eval()  # eval(): dropout would make the ratio noisy
     check_exact(model, source)
     stop_ids = sorted(stop_ids) or [-1]  # transformers' generate cannot read an empty list
@@ -793,11 +786,6 @@ def sum_over_processes(tensor):
     return tensor
 
 
-def in_any_process(flags):
-    """Whether any flag is set, in any process."""
-    return sum_over_processes(flags.sum()) > 0
-
-
 def sum_gradients_over_processes(model):
     """Give every process the sum of all processes' gradients, in place."""
     for parameter in model.parameters():
@@ -855,6 +843,17 @@ def load_checkpoint(path):
     with blame(f"--resume {path}: not a checkpoint of this script, a folder step-…"):
         state = torch.load(Path(path, "trainer.pt"), map_location="cpu", mmap=True)
         return state | {"args": Args(**state["args"])}
+
+
+def restore(optimizer, run, args):
+    """Load the optimizer's state from the checkpoint of --resume; returns its step."""
+    state = load_checkpoint(args.resume)
+    if state["run"] != run:
+        stop(f"--resume {args.resume}: begun as {state['run']}, which is not {run}")
+    if 0 < args.steps <= state["step"]:
+        stop(f"--resume {args.resume}: step {state['step']} is done: raise --steps {args.steps}")
+    optimizer.load_state_dict(state["optimizer"])
+    return state["step"]
 
 
 if __name__ == "__main__":

@@ -1,16 +1,22 @@
 """PPO, Proximal Policy Optimization: a clip instead of TRPO's trust region.
 
 The current policy π_old plays T steps in each of N environments, and the critic V turns the
-rewards into advantages A_t (GAE). Then minibatches pass several times over these steps, to maximize
+rewards into advantages A_t (GAE). Then several epochs of minibatches of these steps maximize
 
-    J = mean_t min(r_t A_t, clip(r_t, 1 − ε, 1 + ε) A_t),   r_t = π(a_t | s_t) / π_old(a_t | s_t)
+    J = mean_t min(r_t A_t, clip(r_t, 1 − ε, 1 + ε) A_t)
+    r_t = π(a_t | s_t) / π_old(a_t | s_t)
     A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)
 
+If A_t > 0, J grows with r_t up to r_t = 1 + ε, and is flat beyond. If A_t < 0, it grows as r_t
+falls to 1 − ε, and is flat below. The other way, where r_t has moved against A_t, there is no
+bound: the min takes the unclipped term, whose gradient pushes r_t back.
+
 Why: TRPO pays for its trust region with conjugate gradients and a line search, and takes a single
-step per rollout. PPO clips the ratio instead. Once r_t has left 1 ± ε in the direction that A_t
-favors, that sample has no gradient left, so plain Adam can use a rollout several times.
-`--surrogate penalty` is the paper's other form, r_t A_t − β KL(π_old ‖ π), where β is adapted after
-each rollout to keep the KL near a target.
+step per rollout, because after it the samples are an older policy's. The ratio corrects for that
+while π is near π_old, and the clip keeps it there: a sample whose r_t has gone as far as A_t wants
+has no gradient left. So plain Adam can take many steps on a rollout. `--surrogate penalty` is the
+paper's other form, r_t A_t − β KL(π_old ‖ π), where β is adapted after each rollout to keep the KL
+near a target.
 
 Weakness: the clip stops a sample from pushing its own ratio further, but other samples may still
 push it: nothing bounds the distance to π_old. If A_t < 0, a ratio above 1 + ε is not clipped,
@@ -18,11 +24,13 @@ however large; dual-clip PPO adds that bound (Ye et al. 2020, arXiv:1912.09729).
 clearly ahead of TRPO: they differ only on LunarLander, in three seeds, and there T and the entropy
 bonus differ, too (tests/benchmarks/RESULTS.md).
 
+Many implementations also clip the critic's loss, standardize A_t per minibatch, and initialize
+orthogonally (Huang et al. 2022, The 37 Implementation Details of PPO); this one does not.
+
     python ppo.py                                                              # CartPole-v1
     python ppo.py --env-id Pendulum-v1 --gamma 0.9 --total-timesteps 300000    # continuous actions
 
 Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
-GAE: Schulman et al. 2015, High-Dimensional Continuous Control Using GAE, arXiv:1506.02438
 """
 
 import math
@@ -87,11 +95,11 @@ def compute_advantages(rollout, values, next_values, args):
 
 @torch.no_grad()
 def prepare(agent, rollout, args):
-    """The rollout's B real steps, with advantages and returns: obs (B, D), actions (B,) or (B, A),
+    """The rollout's B real steps, with advantages and targets: obs (B, D), actions (B,) or (B, A),
     the others (B,)."""
     values = agent.value(torch.cat([rollout["obs"], rollout["next_obs"][-1:]]))  # V(s_0) … V(s_T)
-    advantages, returns = compute_advantages(rollout, values[:-1], values[1:], args)
-    rollout = rollout | {"advantages": advantages, "returns": returns}
+    advantages, targets = compute_advantages(rollout, values[:-1], values[1:], args)
+    rollout = rollout | {"advantages": advantages, "targets": targets}
     return {name: column[rollout["mask"]] for name, column in rollout.items()}
 
 
@@ -114,14 +122,14 @@ def mean_kl(agent, batch):
     return (log_ratio.exp() - 1 - log_ratio).mean().item()
 
 
-def update(agent, optimizer, batch, left, args):
+def update(agent, optimizer, batch, progress_remaining, args):
     """Passes over the batch in minibatches, one step of actor and critic on each; returns what to
-    log, of the last step. `left`, the part of the training to go, falls from 1 to 0."""
-    optimizer.param_groups[0]["lr"] = args.learning_rate * left
+    log, of the last step. `progress_remaining` falls from 1 to 0 over the training."""
+    optimizer.param_groups[0]["lr"] = args.learning_rate * progress_remaining
     batch["logprobs"] = agent.policy(batch["obs"]).log_prob(batch["actions"]).detach()  # of π_old
     # In units of the return's standard deviation: one learning rate then suits any reward scale.
     # A z-score per batch would blow up the small, random advantages of a good policy.
-    agent.return_norm.update(batch["returns"])
+    agent.return_norm.update(batch["targets"])
     advantages = batch["advantages"] / agent.return_norm.std
     for _ in range(args.update_epochs):
         order = torch.randperm(len(batch["obs"]))
@@ -131,9 +139,9 @@ def update(agent, optimizer, batch, left, args):
             old_logprobs = batch["logprobs"][rows]
             objective, clipped = surrogate(logprobs, old_logprobs, advantages[rows], args)
             entropy = policy.entropy().mean()
-            error = agent.value(batch["obs"][rows]) - batch["returns"][rows]
+            error = agent.value(batch["obs"][rows]) - batch["targets"][rows]
             value_loss = 0.5 * (error / agent.return_norm.std).square().mean()
-            loss = -objective.mean() - args.ent_coef * left * entropy + value_loss
+            loss = -objective.mean() - args.ent_coef * progress_remaining * entropy + value_loss
             optimizer.zero_grad()
             loss.backward()
             for network in (agent.actor, agent.critic):
@@ -166,9 +174,9 @@ def rollouts(envs, agent, args):
     """
     obs, _ = envs.reset(seed=args.seed)
     mask = np.ones(args.num_envs, bool)
-    returns = np.zeros(args.num_envs)  # of the episodes under way, so far
+    episode_returns = np.zeros(args.num_envs)  # of the episodes under way, so far
     while True:
-        steps, episodes = [], []
+        steps, ended = [], []
         for _ in range(args.num_steps):
             actions = agent.act(obs)
             next_obs, rewards, terminated, truncated, _ = envs.step(actions)
@@ -176,15 +184,16 @@ def rollouts(envs, agent, args):
             step = {"obs": obs, "actions": actions, "rewards": rewards.astype(np.float32)}
             step |= {"next_obs": next_obs, "terminated": terminated, "done": done, "mask": mask}
             steps.append(step)
-            returns += rewards * mask
-            episodes += returns[done].tolist()
-            returns[done] = 0
+            episode_returns += rewards * mask
+            ended += episode_returns[done].tolist()
+            episode_returns[done] = 0
             obs, mask = next_obs, ~done
         rollout = {name: torch.as_tensor(np.stack([s[name] for s in steps])) for name in steps[0]}
         if rollout["mask"].any():  # a rollout may hold nothing but resets
-            yield rollout, episodes
+            yield rollout, ended
 
 
+# From here on, all scripts of this family are the same, byte for byte.
 # -------------------------------------------------------------------------- Environment and agent
 def make_envs(env_id, num_envs, **options):
     """num_envs environments that step as one; natively vectorized where gymnasium has that."""
@@ -206,7 +215,7 @@ def make_envs(env_id, num_envs, **options):
     return envs
 
 
-class RunningNorm(nn.Module):
+class RunningMeanStd(nn.Module):
     """Scales to mean 0 and standard deviation 1 over all rows that `update` has seen."""
 
     def __init__(self, *shape):
@@ -240,8 +249,8 @@ class Agent(nn.Module):
         super().__init__()
         obs_size = flatdim(envs.single_observation_space)
         action_space = envs.single_action_space
-        self.obs_norm = RunningNorm(obs_size)
-        self.return_norm = RunningNorm()
+        self.obs_norm = RunningMeanStd(obs_size)
+        self.return_norm = RunningMeanStd()
         self.actor = mlp(obs_size, flatdim(action_space))
         self.critic = mlp(obs_size, 1)
         self.actor[-1].weight.data *= 0.01  # close to uniform at first
@@ -275,21 +284,21 @@ def evaluate(agent, args, greedy, episodes=100, gif=None):
     options = {"render_mode": "rgb_array"} if gif else {}
     envs = make_envs(args.env_id, episodes, **options)
     obs, _ = envs.reset(seed=args.seed + 10**6)
-    returns = np.zeros(episodes)
+    episode_returns = np.zeros(episodes)
     running = np.ones(episodes, bool)
     frames = []
     for _ in range(10_000):
         if gif:
             frames.append(Image.fromarray(envs.render()[0]))
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
-        returns += rewards * running
+        episode_returns += rewards * running
         running &= ~(terminated | truncated)
         if not running.any():
             break
     if gif:
         duration = 1000 / envs.metadata["render_fps"]
         frames[0].save(gif, save_all=True, append_images=frames[1:], duration=duration)
-    return returns.mean()
+    return episode_returns.mean()
 
 
 def train(envs, agent, path, args):
@@ -301,16 +310,16 @@ def train(envs, agent, path, args):
     bar = tqdm(total=args.total_timesteps, unit="step", disable=None)  # shown on a terminal only
     global_step, recent = 0, []  # recent: returns of the last 100 episodes
     start = time.perf_counter()
-    for rollout, episodes in rollouts(envs, agent, args):
+    for rollout, episode_returns in rollouts(envs, agent, args):
         torch.save({args.env_id: agent.state_dict()}, path.with_suffix(".tmp"))
         path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole agent
         steps = int(rollout["mask"].sum())
         global_step += steps
         bar.update(steps)
-        recent = (recent + episodes)[-100:]
-        if episodes:
+        recent = (recent + episode_returns)[-100:]
+        if episode_returns:
             bar.set_postfix(mean_return=f"{np.mean(recent):.1f}")
-            writer.add_scalar("charts/episodic_return", np.mean(episodes), global_step)
+            writer.add_scalar("charts/episodic_return", np.mean(episode_returns), global_step)
         solved = len(recent) == 100 and np.mean(recent) >= args.target_return
         if solved or global_step >= args.total_timesteps:
             break
@@ -321,7 +330,7 @@ def train(envs, agent, path, args):
             bar.close()
             hint = f"lower --learning-rate; the last good agent is {path}"
             sys.exit(f"error: step {global_step}: loss not finite; {hint}")
-        unexplained = batch["advantages"].var(correction=0) / batch["returns"].var(correction=0)
+        unexplained = batch["advantages"].var(correction=0) / batch["targets"].var(correction=0)
         stats["explained_variance"] = 1 - unexplained.item()
         for name, value in stats.items():
             writer.add_scalar(f"losses/{name}", value, global_step)
@@ -379,5 +388,5 @@ if __name__ == "__main__":
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["torch==2.13.0", "gymnasium[classic-control]==1.4.0", "tyro==1.0.17",
-#     "tensorboard==2.21.0", "tqdm==4.70.1"]
+#     "tensorboard==2.21.0", "tqdm==4.70.1", "pillow==13.0.0"]
 # ///

@@ -1,20 +1,33 @@
-"""REINFORCE, the Monte Carlo policy gradient: make good actions likelier.
+"""REINFORCE, the Monte Carlo policy gradient: make the actions that paid off likelier.
 
-The policy π plays one episode in each of N environments, then climbs the expected return J:
+A policy π(a | s), a network with weights θ, gives each action a a probability in state s. It plays
+one whole episode τ = s_0, a_0, R_0, s_1, a_1, R_1, … in each of N environments. The goal is to
+raise the expected return J(θ) = E[R(τ)], the mean over all episodes that π could play of
+R(τ) = R_0 + γ R_1 + γ² R_2 + …, the rewards of one (γ < 1 lets late ones count less). Since
+∇p = p ∇log p, the gradient of J is such a mean, too, and the episodes played can estimate it:
 
-    ∇J = E[ Σ_t Ψ_t ∇log π(a_t | s_t) ],   where --psi says what Ψ_t is:
+    ∇J = ∇ Σ_τ p(τ) R(τ) = Σ_τ p(τ) ∇log p(τ) R(τ) = E[ R(τ) ∇log p(τ) ]
+    log p(τ) = Σ_t log π(a_t | s_t) + log-probabilities of the environment, without θ
+    ∇J = E[ Σ_t Ψ_t ∇log π(a_t | s_t) ],   where Ψ_t = R(τ), or one of these by --psi:
+
     return          R_0 + γ R_1 + γ² R_2 + …     the whole episode's return, for each of its actions
-    reward-to-go    G_t = R_t + γ R_{t+1} + …    only the rewards from the action on
-    baseline        G_t − V(s_t)                 minus what was expected: V, the critic, is a
-                                                 network trained to predict G_t
+    reward-to-go    G_t = R_t + γ R_{t+1} + …    without the rewards from before the action
+    baseline        G_t − V(s_t)                 minus the baseline V(s) = E[G_t | s_t = s], which a
+                                                 second network, the critic, learns from the G_t
 
-Why: it is the simplest estimate of the gradient there is. With γ = 1 and no time limit, all three
-have the same mean, ∇J itself, and each usually varies less than the one before it. (With γ < 1 the
-last two leave out a factor γ^t, as most implementations do, or late actions would hardly count; the
-result is not the gradient of any function: Nota & Thomas 2020, arXiv:1906.07073.)
+Past rewards may go, and V may be subtracted, as neither depends on a_t: on average over a_t, both
+multiply Σ_a π ∇log π = Σ_a ∇π = ∇ Σ_a π = ∇1 = 0. So all three have the same mean, ∇J, and each
+usually varies less than the one before it. That is the whole purpose of a baseline.
 
-Weakness: even so, an action is judged by the luck of the one episode it was in, and that episode
-must end before anything is learned.
+Why: it is the simplest estimate of the gradient. It is on-policy: E is a mean over the episodes of
+the current π, so after one step of θ the old episodes no longer fit, and new ones are played.
+
+Weakness: one lucky episode stands for all that might have followed an action, and an episode must
+end before anything is learned.
+
+(Same mean: for γ = 1 and without a time limit. For γ < 1 the last two drop a factor γ^t, as usual,
+because it would all but ignore late actions; the result is no function's gradient: Nota & Thomas
+2020, arXiv:1906.07073.)
 
     python reinforce.py                                                        # CartPole-v1
     python reinforce.py --psi return                                           # how much noisier?
@@ -86,26 +99,26 @@ def compute_advantages(rollout, values, next_values, args):
 
 @torch.no_grad()
 def prepare(agent, rollout, args):
-    """The rollout's B real steps, with advantages and returns: obs (B, D), actions (B,) or (B, A),
+    """The rollout's B real steps, with advantages and targets: obs (B, D), actions (B,) or (B, A),
     the others (B,)."""
     values = agent.value(torch.cat([rollout["obs"], rollout["next_obs"][-1:]]))  # V(s_0) … V(s_T)
-    advantages, returns = compute_advantages(rollout, values[:-1], values[1:], args)
-    rollout = rollout | {"advantages": advantages, "returns": returns}
+    advantages, targets = compute_advantages(rollout, values[:-1], values[1:], args)
+    rollout = rollout | {"advantages": advantages, "targets": targets}
     return {name: column[rollout["mask"]] for name, column in rollout.items()}
 
 
-def update(agent, optimizer, batch, left, args):
-    """One step of the policy, then passes of the critic; returns what to log. `left`, the part of
-    the training to go, falls from 1 to 0."""
+def update(agent, optimizer, batch, progress_remaining, args):
+    """One step of the policy, then passes of the critic; returns what to log.
+    `progress_remaining` falls from 1 to 0 over the training."""
     # In units of the return's standard deviation: one learning rate then suits any reward scale.
     # A z-score per batch would blow up the small, random advantages of a good policy.
-    agent.return_norm.update(batch["returns"])
+    agent.return_norm.update(batch["targets"])
     advantages = batch["advantages"] / agent.return_norm.std
     policy = agent.policy(batch["obs"])
     entropy = policy.entropy().mean()
     # Sum over the steps of an episode, mean over the episodes: one per environment.
     policy_loss = -(advantages * policy.log_prob(batch["actions"])).sum() / args.num_envs
-    loss = policy_loss - args.ent_coef * left * entropy
+    loss = policy_loss - args.ent_coef * progress_remaining * entropy
     optimizer.zero_grad()
     loss.backward()
     # No clipping: it would only shorten the long gradients of early training. Adam divides by the
@@ -122,7 +135,7 @@ def fit_critic(agent, optimizer, batch, args):
     for _ in range(args.update_epochs):
         order = torch.randperm(len(batch["obs"]))
         for rows in order.chunk(args.num_minibatches):
-            error = agent.value(batch["obs"][rows]) - batch["returns"][rows]
+            error = agent.value(batch["obs"][rows]) - batch["targets"][rows]
             loss = 0.5 * (error / agent.return_norm.std).square().mean()
             optimizer.zero_grad()
             loss.backward()
@@ -144,7 +157,7 @@ def rollouts(envs, agent, args):
     obs, _ = envs.reset(seed=args.seed)
     while True:
         mask = np.ones(args.num_envs, bool)
-        returns = np.zeros(args.num_envs)
+        episode_returns = np.zeros(args.num_envs)
         steps = []
         while mask.any():
             actions = agent.act(obs)
@@ -153,13 +166,14 @@ def rollouts(envs, agent, args):
             step = {"obs": obs, "actions": actions, "rewards": rewards.astype(np.float32)}
             step |= {"next_obs": next_obs, "terminated": terminated, "done": done, "mask": mask}
             steps.append(step)
-            returns += rewards * mask
+            episode_returns += rewards * mask
             obs, mask = next_obs, mask & ~done
         rollout = {name: torch.as_tensor(np.stack([s[name] for s in steps])) for name in steps[0]}
-        yield rollout, returns.tolist()
+        yield rollout, episode_returns.tolist()
         obs, _ = envs.reset()
 
 
+# From here on, all scripts of this family are the same, byte for byte.
 # -------------------------------------------------------------------------- Environment and agent
 def make_envs(env_id, num_envs, **options):
     """num_envs environments that step as one; natively vectorized where gymnasium has that."""
@@ -181,7 +195,7 @@ def make_envs(env_id, num_envs, **options):
     return envs
 
 
-class RunningNorm(nn.Module):
+class RunningMeanStd(nn.Module):
     """Scales to mean 0 and standard deviation 1 over all rows that `update` has seen."""
 
     def __init__(self, *shape):
@@ -215,8 +229,8 @@ class Agent(nn.Module):
         super().__init__()
         obs_size = flatdim(envs.single_observation_space)
         action_space = envs.single_action_space
-        self.obs_norm = RunningNorm(obs_size)
-        self.return_norm = RunningNorm()
+        self.obs_norm = RunningMeanStd(obs_size)
+        self.return_norm = RunningMeanStd()
         self.actor = mlp(obs_size, flatdim(action_space))
         self.critic = mlp(obs_size, 1)
         self.actor[-1].weight.data *= 0.01  # close to uniform at first
@@ -250,21 +264,21 @@ def evaluate(agent, args, greedy, episodes=100, gif=None):
     options = {"render_mode": "rgb_array"} if gif else {}
     envs = make_envs(args.env_id, episodes, **options)
     obs, _ = envs.reset(seed=args.seed + 10**6)
-    returns = np.zeros(episodes)
+    episode_returns = np.zeros(episodes)
     running = np.ones(episodes, bool)
     frames = []
     for _ in range(10_000):
         if gif:
             frames.append(Image.fromarray(envs.render()[0]))
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
-        returns += rewards * running
+        episode_returns += rewards * running
         running &= ~(terminated | truncated)
         if not running.any():
             break
     if gif:
         duration = 1000 / envs.metadata["render_fps"]
         frames[0].save(gif, save_all=True, append_images=frames[1:], duration=duration)
-    return returns.mean()
+    return episode_returns.mean()
 
 
 def train(envs, agent, path, args):
@@ -276,16 +290,16 @@ def train(envs, agent, path, args):
     bar = tqdm(total=args.total_timesteps, unit="step", disable=None)  # shown on a terminal only
     global_step, recent = 0, []  # recent: returns of the last 100 episodes
     start = time.perf_counter()
-    for rollout, episodes in rollouts(envs, agent, args):
+    for rollout, episode_returns in rollouts(envs, agent, args):
         torch.save({args.env_id: agent.state_dict()}, path.with_suffix(".tmp"))
         path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole agent
         steps = int(rollout["mask"].sum())
         global_step += steps
         bar.update(steps)
-        recent = (recent + episodes)[-100:]
-        if episodes:
+        recent = (recent + episode_returns)[-100:]
+        if episode_returns:
             bar.set_postfix(mean_return=f"{np.mean(recent):.1f}")
-            writer.add_scalar("charts/episodic_return", np.mean(episodes), global_step)
+            writer.add_scalar("charts/episodic_return", np.mean(episode_returns), global_step)
         solved = len(recent) == 100 and np.mean(recent) >= args.target_return
         if solved or global_step >= args.total_timesteps:
             break
@@ -296,7 +310,7 @@ def train(envs, agent, path, args):
             bar.close()
             hint = f"lower --learning-rate; the last good agent is {path}"
             sys.exit(f"error: step {global_step}: loss not finite; {hint}")
-        unexplained = batch["advantages"].var(correction=0) / batch["returns"].var(correction=0)
+        unexplained = batch["advantages"].var(correction=0) / batch["targets"].var(correction=0)
         stats["explained_variance"] = 1 - unexplained.item()
         for name, value in stats.items():
             writer.add_scalar(f"losses/{name}", value, global_step)
@@ -354,5 +368,5 @@ if __name__ == "__main__":
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["torch==2.13.0", "gymnasium[classic-control]==1.4.0", "tyro==1.0.17",
-#     "tensorboard==2.21.0", "tqdm==4.70.1"]
+#     "tensorboard==2.21.0", "tqdm==4.70.1", "pillow==13.0.0"]
 # ///

@@ -7,17 +7,25 @@ is a completion and t a token; π of a token is its probability given the questi
 before it.
 
     J    = Σ_i Σ_t A_i log π_θ(o_it) / Σ_i |o_i|      over the minibatch
-    A_i  = R'_i − mean of R'_j over the others, j ≠ i      they say how hard the question is
-    R'_i = R_i − β Σ_t (log π_old − log π_ref)             keeps the policy near where it began
+    A_i  = R'_i − mean of R'_j over the others, j ≠ i
+    R'_i = R_i − β Σ_t (log π_old − log π_ref)        π_ref is the model before training
+
+Only the gradient of J counts; its value says nothing. ∇J is reinforce.py's gradient, where
+
+    a state is the question and the tokens so far     an action is the next token
+    a step appends the token to the text              its reward is 0, and R_i after the last token
+    an episode is a completion                        its return is R_i for every token, as γ = 1
+    a rollout is what `rollout` draws (`generate`) and rewards (`verify`)
 
 Why. PPO needs a critic as large as the policy, though the only reward comes at the end. RLOO uses
-the other G − 1 answers instead. As o_i has no part in its own baseline, the baseline adds no bias.
-The paper treats a whole completion as one action, whose log π is the sum over its tokens; dividing
+the mean reward of the other G − 1 completions instead: it says how hard the question is, and adds
+no bias, as o_i has no part in its own baseline. The KL penalty keeps the policy near where it
+began. The paper treats a completion as one action, whose log π is the sum over its tokens; dividing
 that sum by Σ|o_i|, as we do here, does add a little bias where lengths differ.
 
 Weakness. No clip limits a token's push, so a rollout allows one gradient step, or a few small ones.
-The KL penalty, a sum over the answer, hits all tokens alike. Forerunner: REINFORCE, --baseline
-none.
+The KL penalty, a sum over the completion, hits all its tokens alike. Forerunner: REINFORCE,
+--baseline none.
 
 Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
@@ -71,11 +79,11 @@ class Args:
     # subtracted from a reward: the group's mean without it, the mean of all, or nothing
     baseline: Literal["leave-one-out", "mean", "none"] = "leave-one-out"
     beta: float = 0.01  # weight of the KL penalty in the reward; 0: no reference model is loaded
-    minibatches: int = 1  # optimizer steps per pass over a rollout, each on a part of its groups
-    update_epochs: int = 1  # passes over each rollout (μ), each in a new order of its groups
+    minibatches: int = 1  # optimizer steps per epoch, each on a part of the rollout's groups
+    update_epochs: int = 1  # epochs: passes over each rollout (μ), its groups in a new order
     group_size: int = 8  # completions drawn per question (G)
     prompts_per_step: int = 32  # questions per training step, of all processes together (P)
-    steps: int = 200  # training steps: a rollout (drawing answers), then updates; 0: only evaluate
+    steps: int = 200  # training steps: a rollout (drawing completions), updates; 0: evaluate
     learning_rate: float | None = None  # AdamW's peak; if not given, 1.2e-3 for tiny, else 1e-6
     warmup_steps: int = 10  # steps in which the rate rises to its peak; then it falls towards 0
     max_grad_norm: float = 1.0  # longer gradients are scaled down to this norm
@@ -87,10 +95,10 @@ class Args:
     # strict: the number after the last #, as in GSM8K; flexible: the last number anywhere; or
     # FILE.py, where verify(completion, answer) returns the reward, any number
     verifier: str = "strict"
-    prompt: str | None = None  # text around {question}; if unset {question}= or asks for ####
+    prompt: str | None = None  # text around {question}; unset: {question}= or asks for ####
     device: str = "auto"  # cpu, cuda, mps …; auto: the CPU for the tiny model, else a GPU if any
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # for matmuls; auto: bf16 if CUDA has it
-    micro_batch_size: int | None = None  # answers per training pass; if unset 256 (tiny) or 8
+    micro_batch_size: int | None = None  # completions per forward pass; unset: 256 (tiny) or 8
     eval_every: int = 50  # training steps between evaluations, and between checkpoints
     eval_problems: int = 256  # questions per evaluation, at most
     resume: str = ""  # checkpoint to continue, with its flags except those given now
@@ -162,7 +170,7 @@ def train_minibatch(model, optimizer, batch, args):
     # the gradient is the same however the rows are split.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
     has_signal = ~(batch["advantages"].abs() <= 1e-6)  # NaN is a signal: main will stop
-    if not in_any_process(has_signal):
+    if sum_over_processes(has_signal.sum()) == 0:
         return {}
     batch = take_rows(batch, has_signal)  # only these rows have a gradient
     sums = torch.zeros(4, device=model.device)  # of loss, KL, clipped tokens and all tokens
@@ -213,7 +221,7 @@ def train_step(model, reference, tokenizer, optimizer, draws, rng, args):
 
 def main(args: Args) -> dict:
     """Train, or with --steps 0 only evaluate; returns the last scores and the first pass@1."""
-    start, first = time.perf_counter(), 0
+    start = time.perf_counter()
     check_args(args)
     device = start_device(args)
     train, held_out = load_data(args)
@@ -224,14 +232,7 @@ def main(args: Args) -> dict:
         reference, _ = load_policy(replace(args, resume=""), device)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
     run = [SCRIPT, WORLD, args.model, args.dataset, args.eval_dataset, args.seed, args.group_size]
-    if args.resume:
-        state = load_checkpoint(args.resume)
-        if state["run"] != run:
-            stop(f"--resume {args.resume}: begun as {state['run']}, which is not {run}")
-        first = state["step"]
-        if args.steps and first >= args.steps:
-            stop(f"--resume {args.resume}: step {first} is done: raise --steps {args.steps}")
-        optimizer.load_state_dict(state.pop("optimizer"))
+    first = restore(optimizer, run, args) if args.resume else 0
     folder, writer = open_run(args)
     scores = evaluate(model, tokenizer, held_out, args, writer, first)
     before = scores["eval/pass@1"]
@@ -257,9 +258,8 @@ def main(args: Args) -> dict:
                 state = {"step": step, "run": run, "args": vars(args)}
                 state["optimizer"] = optimizer.state_dict()
                 save(model, tokenizer, folder / f"step-{step:06d}", state)
-                checkpoints = sorted(folder.glob("step-" + 6 * "[0-9]"))  # only what save wrote
-                for outdated in checkpoints[:-2]:  # the last two stay
-                    shutil.rmtree(outdated)
+                for outdated in sorted(folder.glob("step-" + 6 * "[0-9]"))[:-2]:
+                    shutil.rmtree(outdated)  # two stay, and whatever else is in the folder
 
     if WORLD > 1:
         dist.barrier()  # none may leave while another still writes
@@ -481,9 +481,7 @@ def hint(scores):
     if best == 0 < flexible or flexible > right + 0.2:
         return "\n    right numbers in the wrong form: try --verifier flexible, or another --prompt"
     if scores["eval/clipped_ratio"] > 0.5:
-        return (
-            "\n    completions are cut off: try more --max-new-tokens; do not train if pass@8 is 0"
-        )
+        return "\n    completions are cut off: raise --max-new-tokens; train only if pass@8 > 0"
     if best == 0:
         return "\n    no completion is right: try an easier --dataset, or another --model"
     if scores["eval/frac_reward_zero_std"] == 1 and right < 0.9:
@@ -657,10 +655,8 @@ def load_policy(args, device):
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     ids = model.generation_config.eos_token_id
     stop_ids = {tokenizer.eos_token_id, *(ids if isinstance(ids, list) else [ids])} - {None}
-    # A file's dtype decides where its tensors begin in memory, and that decides how sums are
-    # rounded. Copies begin alike, so a run resumed from float32 goes on as one begun from bf16.
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clone()
+    for parameter in model.parameters():  # how a copy lies in memory, and so how sums are rounded,
+        parameter.data = parameter.data.clone()  # does not depend on the file: --resume is exact
     model.to(device).eval()  # eval(): dropout would make the ratio noisy
     check_exact(model, source)
     stop_ids = sorted(stop_ids) or [-1]  # transformers' generate cannot read an empty list
@@ -778,11 +774,6 @@ def sum_over_processes(tensor):
     return tensor
 
 
-def in_any_process(flags):
-    """Whether any flag is set, in any process."""
-    return sum_over_processes(flags.sum()) > 0
-
-
 def sum_gradients_over_processes(model):
     """Give every process the sum of all processes' gradients, in place."""
     for parameter in model.parameters():
@@ -840,6 +831,17 @@ def load_checkpoint(path):
     with blame(f"--resume {path}: not a checkpoint of this script, a folder step-…"):
         state = torch.load(Path(path, "trainer.pt"), map_location="cpu", mmap=True)
         return state | {"args": Args(**state["args"])}
+
+
+def restore(optimizer, run, args):
+    """Load the optimizer's state from the checkpoint of --resume; returns its step."""
+    state = load_checkpoint(args.resume)
+    if state["run"] != run:
+        stop(f"--resume {args.resume}: begun as {state['run']}, which is not {run}")
+    if 0 < args.steps <= state["step"]:
+        stop(f"--resume {args.resume}: step {state['step']} is done: raise --steps {args.steps}")
+    optimizer.load_state_dict(state["optimizer"])
+    return state["step"]
 
 
 if __name__ == "__main__":

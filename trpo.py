@@ -7,19 +7,30 @@ rewards into advantages A_t, how much better than expected an action was. Then a
     r_t = π(a_t | s_t) / π_old(a_t | s_t)
     A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)
 
-to first order in L and second order in the KL, whose Hessian is F, the Fisher matrix. (The bound δ
-is --max-kl; the δ_t are TD errors.) With g = ∇L, conjugate gradients solve F s = g for s, the
-natural gradient; the step is √(2δ / sᵀF s) s; a line search halves it until L has grown and the KL
-is at most δ. (--damping times the identity is added to F, which may be singular.)
+From log π to the ratio r_t: Σ_a π_old r A = Σ_a π A, so L, a mean over what π_old did, estimates
+how much better π would do in the same states (r_t is called an importance weight). At π = π_old,
+∇r = ∇π / π_old = ∇log π: there g = ∇L is actor-critic's gradient.
 
-Why: a learning rate bounds a step in the parameters θ, where the same length can mean nothing or
-ruin the policy. TRPO bounds it in the policy itself. And GAE, generalized advantage estimation,
-lies between actor-critic's TD error, which is biased, and REINFORCE's returns, which are noisy.
+KL(π_old ‖ π) = Σ_a π_old log(π_old / π) measures in nats how far π is from π_old. At π = π_old it
+is 0, its minimum, so its gradient is 0, too; what remains for a short step d in θ is ½ dᵀF d, where
+the Hessian F is called the Fisher matrix. The best such step with KL = δ (--max-kl) is
+d = √(2δ / sᵀF s) s with F s = g; s is the natural gradient. F, a number for each pair of weights,
+is never built: conjugate gradients need only products F v, and F v is the gradient of ∇KL · v.
+(They add --damping times v, as F may be singular.) Then a line search halves d until L has grown
+and the KL is at most δ.
+
+A_t is GAE, generalized advantage estimation. λ = 0 leaves actor-critic's TD error δ_t, which is
+biased by V's mistakes; λ = 1 gives Σ_l γ^l R_{t+l} − V(s_t), REINFORCE's noisy return minus its
+baseline. V(s_t) + A_t mixes both in the same way (the λ-return), and is the critic's target.
+
+Why: a learning rate bounds a step in the weights θ, where the same length can mean nothing or ruin
+the policy. TRPO bounds it in the policy itself.
 
 Weakness: it takes some twenty passes over a rollout to make one step of the policy. L is valid
 only near π_old, whose states it uses. The proof that no step makes the policy worse (section 3 of
 the paper) needs exact advantages, the largest KL of any state, and far smaller steps; with samples
-and a mean KL there is no such guarantee.
+and a mean KL there is no such guarantee. The next file needs r_t and GAE, but neither F nor s: you
+may skip them and read `diff actor_critic.py ppo.py`.
 
     python trpo.py                                                             # CartPole-v1
     python trpo.py --env-id Pendulum-v1 --gamma 0.9                            # continuous actions
@@ -86,11 +97,11 @@ def compute_advantages(rollout, values, next_values, args):
 
 @torch.no_grad()
 def prepare(agent, rollout, args):
-    """The rollout's B real steps, with advantages and returns: obs (B, D), actions (B,) or (B, A),
+    """The rollout's B real steps, with advantages and targets: obs (B, D), actions (B,) or (B, A),
     the others (B,)."""
     values = agent.value(torch.cat([rollout["obs"], rollout["next_obs"][-1:]]))  # V(s_0) … V(s_T)
-    advantages, returns = compute_advantages(rollout, values[:-1], values[1:], args)
-    rollout = rollout | {"advantages": advantages, "returns": returns}
+    advantages, targets = compute_advantages(rollout, values[:-1], values[1:], args)
+    rollout = rollout | {"advantages": advantages, "targets": targets}
     return {name: column[rollout["mask"]] for name, column in rollout.items()}
 
 
@@ -133,16 +144,16 @@ def line_search(measure, parameters, step, args):
     return 0.0, 10
 
 
-def update(agent, optimizer, batch, left, args):
+def update(agent, optimizer, batch, progress_remaining, args):
     """One step of the policy within the trust region, then passes of the critic; returns what to
-    log. `left`, the part of the training to go, falls from 1 to 0."""
-    optimizer.param_groups[0]["lr"] = args.learning_rate * left
+    log. `progress_remaining` falls from 1 to 0 over the training."""
+    optimizer.param_groups[0]["lr"] = args.learning_rate * progress_remaining
     with torch.no_grad():
         old_policy = agent.policy(batch["obs"])
         old_logprobs = old_policy.log_prob(batch["actions"])
     # In units of the return's standard deviation: one learning rate then suits any reward scale.
     # A z-score per batch would blow up the small, random advantages of a good policy.
-    agent.return_norm.update(batch["returns"])
+    agent.return_norm.update(batch["targets"])
     advantages = batch["advantages"] / agent.return_norm.std
 
     def measure():
@@ -156,13 +167,16 @@ def update(agent, optimizer, batch, left, args):
     g = flat_gradient(objective, parameters)
     kl_gradient = flat_gradient(kl, parameters, twice=True)
 
-    def product(v):
+    def fisher_vector_product(v):
         """(F + damping I) v without ever writing down F: the gradient of ∇KL · v."""
         return flat_gradient(kl_gradient @ v, parameters) + args.damping * v
 
-    s = conjugate_gradient(product, g, args.cg_steps)  # (F + damping I)⁻¹ g, the natural gradient
-    length = (2 * args.max_kl / (s @ product(s) + 1e-20)).sqrt()  # the damped quadratic KL is δ
-    kl, backtracks = line_search(measure, parameters, length * s, args)
+    # The search direction is (F + damping I)⁻¹ g, the natural gradient. The damped quadratic form
+    # of the KL is δ after a step of this size.
+    search_direction = conjugate_gradient(fisher_vector_product, g, args.cg_steps)
+    curvature = search_direction @ fisher_vector_product(search_direction)
+    step_size = (2 * args.max_kl / (curvature + 1e-20)).sqrt()
+    kl, backtracks = line_search(measure, parameters, step_size * search_direction, args)
     stats = {"policy_loss": -objective.item(), "entropy": old_policy.entropy().mean().item()}
     stats |= {"kl": kl, "backtracks": backtracks}
     stats["value_loss"] = fit_critic(agent, optimizer, batch, args)
@@ -174,7 +188,7 @@ def fit_critic(agent, optimizer, batch, args):
     for _ in range(args.update_epochs):
         order = torch.randperm(len(batch["obs"]))
         for rows in order.chunk(args.num_minibatches):
-            error = agent.value(batch["obs"][rows]) - batch["returns"][rows]
+            error = agent.value(batch["obs"][rows]) - batch["targets"][rows]
             loss = 0.5 * (error / agent.return_norm.std).square().mean()
             optimizer.zero_grad()
             loss.backward()
@@ -194,9 +208,9 @@ def rollouts(envs, agent, args):
     """
     obs, _ = envs.reset(seed=args.seed)
     mask = np.ones(args.num_envs, bool)
-    returns = np.zeros(args.num_envs)  # of the episodes under way, so far
+    episode_returns = np.zeros(args.num_envs)  # of the episodes under way, so far
     while True:
-        steps, episodes = [], []
+        steps, ended = [], []
         for _ in range(args.num_steps):
             actions = agent.act(obs)
             next_obs, rewards, terminated, truncated, _ = envs.step(actions)
@@ -204,15 +218,16 @@ def rollouts(envs, agent, args):
             step = {"obs": obs, "actions": actions, "rewards": rewards.astype(np.float32)}
             step |= {"next_obs": next_obs, "terminated": terminated, "done": done, "mask": mask}
             steps.append(step)
-            returns += rewards * mask
-            episodes += returns[done].tolist()
-            returns[done] = 0
+            episode_returns += rewards * mask
+            ended += episode_returns[done].tolist()
+            episode_returns[done] = 0
             obs, mask = next_obs, ~done
         rollout = {name: torch.as_tensor(np.stack([s[name] for s in steps])) for name in steps[0]}
         if rollout["mask"].any():  # a rollout may hold nothing but resets
-            yield rollout, episodes
+            yield rollout, ended
 
 
+# From here on, all scripts of this family are the same, byte for byte.
 # -------------------------------------------------------------------------- Environment and agent
 def make_envs(env_id, num_envs, **options):
     """num_envs environments that step as one; natively vectorized where gymnasium has that."""
@@ -234,7 +249,7 @@ def make_envs(env_id, num_envs, **options):
     return envs
 
 
-class RunningNorm(nn.Module):
+class RunningMeanStd(nn.Module):
     """Scales to mean 0 and standard deviation 1 over all rows that `update` has seen."""
 
     def __init__(self, *shape):
@@ -268,8 +283,8 @@ class Agent(nn.Module):
         super().__init__()
         obs_size = flatdim(envs.single_observation_space)
         action_space = envs.single_action_space
-        self.obs_norm = RunningNorm(obs_size)
-        self.return_norm = RunningNorm()
+        self.obs_norm = RunningMeanStd(obs_size)
+        self.return_norm = RunningMeanStd()
         self.actor = mlp(obs_size, flatdim(action_space))
         self.critic = mlp(obs_size, 1)
         self.actor[-1].weight.data *= 0.01  # close to uniform at first
@@ -303,21 +318,21 @@ def evaluate(agent, args, greedy, episodes=100, gif=None):
     options = {"render_mode": "rgb_array"} if gif else {}
     envs = make_envs(args.env_id, episodes, **options)
     obs, _ = envs.reset(seed=args.seed + 10**6)
-    returns = np.zeros(episodes)
+    episode_returns = np.zeros(episodes)
     running = np.ones(episodes, bool)
     frames = []
     for _ in range(10_000):
         if gif:
             frames.append(Image.fromarray(envs.render()[0]))
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
-        returns += rewards * running
+        episode_returns += rewards * running
         running &= ~(terminated | truncated)
         if not running.any():
             break
     if gif:
         duration = 1000 / envs.metadata["render_fps"]
         frames[0].save(gif, save_all=True, append_images=frames[1:], duration=duration)
-    return returns.mean()
+    return episode_returns.mean()
 
 
 def train(envs, agent, path, args):
@@ -329,16 +344,16 @@ def train(envs, agent, path, args):
     bar = tqdm(total=args.total_timesteps, unit="step", disable=None)  # shown on a terminal only
     global_step, recent = 0, []  # recent: returns of the last 100 episodes
     start = time.perf_counter()
-    for rollout, episodes in rollouts(envs, agent, args):
+    for rollout, episode_returns in rollouts(envs, agent, args):
         torch.save({args.env_id: agent.state_dict()}, path.with_suffix(".tmp"))
         path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole agent
         steps = int(rollout["mask"].sum())
         global_step += steps
         bar.update(steps)
-        recent = (recent + episodes)[-100:]
-        if episodes:
+        recent = (recent + episode_returns)[-100:]
+        if episode_returns:
             bar.set_postfix(mean_return=f"{np.mean(recent):.1f}")
-            writer.add_scalar("charts/episodic_return", np.mean(episodes), global_step)
+            writer.add_scalar("charts/episodic_return", np.mean(episode_returns), global_step)
         solved = len(recent) == 100 and np.mean(recent) >= args.target_return
         if solved or global_step >= args.total_timesteps:
             break
@@ -349,7 +364,7 @@ def train(envs, agent, path, args):
             bar.close()
             hint = f"lower --learning-rate; the last good agent is {path}"
             sys.exit(f"error: step {global_step}: loss not finite; {hint}")
-        unexplained = batch["advantages"].var(correction=0) / batch["returns"].var(correction=0)
+        unexplained = batch["advantages"].var(correction=0) / batch["targets"].var(correction=0)
         stats["explained_variance"] = 1 - unexplained.item()
         for name, value in stats.items():
             writer.add_scalar(f"losses/{name}", value, global_step)
@@ -407,5 +422,5 @@ if __name__ == "__main__":
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["torch==2.13.0", "gymnasium[classic-control]==1.4.0", "tyro==1.0.17",
-#     "tensorboard==2.21.0", "tqdm==4.70.1"]
+#     "tensorboard==2.21.0", "tqdm==4.70.1", "pillow==13.0.0"]
 # ///

@@ -1,76 +1,92 @@
 """Carry an edit from one script to all others of its family.
 
-    python tests/carry.py grpo_llm.py                 # what changed since the last commit
+    python tests/carry.py grpo_llm.py                 # what has changed since the last commit
     python tests/carry.py grpo_llm.py --base REV      # since that revision
 
-It is merged into each sister by `git merge-file`, which marks conflicts in the file. Left alone are
-the module's docstring and what tests/lineage.py names as an algorithm's own; with --own the latter
-is merged as well. Last comes what the lineage test finds now; the exit status is 1 if that is
-anything.
+The text below the marker comment is copied. Above it, and in ppo_llm.py throughout, each function,
+flag and import that has changed is merged. The docstring stays. So does a part whose merge
+conflicts: it is the sister's own. The command also writes the numbers of lines in README.md.
 """
 
-import argparse
+import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from lineage import FAMILIES, PATHS, ROOT, complaints, conflicts, family_of, parts, shared, texts
+import tyro
+from lineage import (
+    CLASSIC_SCRIPTS,
+    FAMILY,
+    LLM_SCRIPTS,
+    MARKER,
+    PATHS,
+    ROOT,
+    changed,
+    parts,
+    source,
+)
 
 
-def as_in(theirs, text, carried):
-    """The text with every part that is not carried as the sister has it."""
-    for name, part in parts(text).items():
-        if name not in carried:
-            before, _, after = text.partition(part)
-            text = before + theirs[name] + after if name in theirs else before + after.lstrip("\n")
-    return text
-
-
-def merge(sister, script, base, edited, own):
-    """Put into the sister what the edit has changed."""
-    path = ROOT / PATHS[sister]
-    was, now, theirs = parts(base), parts(edited), parts(path.read_text())
-    carried = {name for name in {**was, **now} if shared(name, script, sister)}
-    if own:
-        carried |= theirs.keys() - {"__doc__"}
+def merge(*texts):
+    """Theirs, base and edited as one text, or None where they conflict."""
     with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder, "base"), Path(folder, "edited")]
-        files[0].write_text(as_in(theirs, base, carried))
-        files[1].write_text(as_in(theirs, edited, carried))
-        labels = ["-L", f"{sister}.py", "-L", "base", "-L", f"{script}.py"]
-        subprocess.run(["git", "merge-file", "-q", *labels, path, *files])
-    for name in sorted(theirs.keys() - carried - {"__doc__"}):
-        if was.get(name) != now.get(name):
-            print(f"{sister}.py: `{name}` is its own and left alone: does it need this, too?")
+        files = [Path(folder, str(number)) for number in range(3)]
+        for file, text in zip(files, texts, strict=True):
+            file.write_text(text)
+        done = subprocess.run(["git", "merge-file", "-p", *files], capture_output=True, text=True)
+    return done.stdout if done.returncode == 0 else None
 
 
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("script")
-    parser.add_argument("--base", default="HEAD", metavar="REV")
-    parser.add_argument("--own", action="store_true")
-    args = parser.parse_args()
-    script = Path(args.script).stem
-    family = family_of(script)
-    found = conflicts(texts(family))  # of an earlier merge: to be mended before the next
-    if not found:
-        command = ["git", "show", f"{args.base}:./{PATHS[script]}"]
-        base = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        if base.returncode:
-            sys.exit(
-                f"{PATHS[script]} is not in {args.base}: commit it first, or give another --base"
-            )
-        edited = (ROOT / PATHS[script]).read_text()
-        for sister in FAMILIES[family]:
-            if sister != script:
-                merge(sister, script, base.stdout, edited, args.own)
-        found = complaints(texts(family))
-    print("\n\n".join(found) or "the lineage test finds nothing")
-    sys.exit(bool(found))
+def carry(sister, theirs, base, edited):
+    """Their text with the edit in it."""
+    theirs, base, edited = map(parts, (theirs, base, edited))
+    names, before = list(theirs), "__doc__"
+    for name in dict.fromkeys([*edited, *base]):
+        was, now = base.get(name, ""), edited.get(name, "")
+        if was != now and name != "__doc__" and (name in theirs or not was):
+            text = merge(theirs.get(name, ""), was, now)
+            if text is None:
+                print(f"{PATHS[sister]}: `{name}` is its own and stays. Does it need this, too?")
+                text = theirs[name]
+            elif name not in theirs:  # it stands behind the same part as in the edited script
+                names.insert(names.index(before) + 1, name)
+            theirs[name] = text
+        before = name if name in theirs else before
+    return "".join(theirs[name] for name in names)
+
+
+def write_counts():
+    """README's numbers of lines: two cells of each row of the map, and where a function ends."""
+
+    def row(match):
+        name = match[1]
+        counts = iter([source(name).count("\n"), changed(name) if FAMILY[name] else "–"])
+        return re.sub(r"(?<=\| )(\d+|–)(?= \|)", lambda _: str(next(counts)), match[0])
+
+    def end(match):
+        before, own, _ = source(match[2]).partition(parts(source(match[2]))[match[3]])
+        return match[1] + str((before + own).count("\n"))
+
+    page = ROOT / "README.md"
+    text = re.sub(r"^\| \[(\w+)\.py\].*", row, page.read_text(), flags=re.M)
+    page.write_text(re.sub(r"(\[(\w+)\.py\].*`(\w+)`, line )\d+", end, text))
+
+
+def main(script: tyro.conf.Positional[Path], base: str = "HEAD"):
+    name = script.stem
+    command = ["git", "show", f"{base}:./{PATHS.get(name, script)}"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if name not in FAMILY or shown.returncode:
+        sys.exit(f"{script} is not in {base}, or has no row in FAMILY of tests/lineage.py")
+    for sister in LLM_SCRIPTS if name in LLM_SCRIPTS else CLASSIC_SCRIPTS:
+        texts, tail = [source(sister), shown.stdout, source(name)], ""
+        if "ppo_llm" not in (name, sister):
+            tail = texts[2][texts[2].index(MARKER) :]
+            texts = [text.partition(MARKER)[0] for text in texts]
+        (ROOT / PATHS[sister]).write_text(carry(sister, *texts) + tail)
+    write_counts()
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

@@ -11,7 +11,6 @@ the warm start of the tiny model. With -n 2 (pytest-xdist) two workers share the
 first of them that needs the tiny model makes it for both.
 """
 
-import fcntl
 import functools
 import importlib
 import itertools
@@ -27,6 +26,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from launch import wait_for
 from lineage import CLASSIC_SCRIPTS, LLM_SCRIPTS, ROOT  # noqa: F401
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -96,10 +96,15 @@ def with_critic(name, model):
 @pytest.fixture(scope="session")
 def tiny_model():
     """Puts the tiny model into the cache, where all scripts find it; a second worker waits."""
-    with open(Path(os.environ["XDG_CACHE_HOME"], "tiny_model.lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    begun, made = (Path(os.environ["XDG_CACHE_HOME"], name) for name in ("begun", "made"))
+    try:
+        begun.mkdir()
+    except FileExistsError:
+        wait_for(made.exists, 600)
+    else:
         grpo = script("grpo_llm")
         grpo.load_policy(grpo.Args(), torch.device("cpu"))
+        made.mkdir()
 
 
 @pytest.fixture

@@ -2,28 +2,26 @@
 
 A fork server (multiprocessing's) imports the packages once and runs nothing; each new process is
 forked off it and then does what `python SCRIPT FLAGS` would do, in the same folder, with the same
-streams, signals and exit status. What the interpreter, the shell or torchrun themselves do is left
-to the slow tests, which start real commands.
+exit status. Where a system has no fork, a process imports the packages itself. What the
+interpreter, the shell or torchrun do is left to the slow tests, which start real commands.
 """
 
-import contextlib
 import functools
 import multiprocessing
 import os
 import runpy
-import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
-from multiprocessing import forkserver
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from tqdm import tqdm
 
 ROOT = Path(__file__).parents[1]
-FORKS = multiprocessing.get_context("forkserver")
 PACKAGES = [
     "launch",
     "tokenizers",
@@ -36,22 +34,23 @@ PACKAGES = [
 
 
 @functools.cache
-def start_server():
-    """Once, before the first process: the imports."""
-    before = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = f"{ROOT / 'tests'}:{before}"
-    FORKS.set_forkserver_preload(PACKAGES)
-    forkserver.ensure_running()
-    os.environ["PYTHONPATH"] = before
+def context():
+    """multiprocessing, as it starts processes here; the first call imports the packages."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    from multiprocessing import forkserver
+
+    forkserver.set_forkserver_preload(PACKAGES)
+    with patch.dict(os.environ, PYTHONPATH=f"{ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}"):
+        forkserver.ensure_running()
+    return multiprocessing.get_context("forkserver")
 
 
-def become(command: list[str], environment: dict, streams: list):
-    """In the new process: run the script, which writes to these pipes."""
-    for number, stream in enumerate(streams, start=1):
-        os.dup2(stream.fileno(), number)
-        stream.close()
+def become(command: list[str], environment: dict, files: list[Path]):
+    """In the new process: run the script, which writes into these files."""
+    for number, file in enumerate(files, start=1):
+        os.dup2(os.open(file, os.O_WRONLY), number)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", 1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)  # two threads in each of two processes would wait for each other
@@ -66,50 +65,31 @@ class Launched:
     """A running script; stdout and stderr hold what it has written so far."""
 
     def __init__(self, *command, environment: dict | None = None):
-        start_server()
-        pipes = [FORKS.Pipe(duplex=False) for _ in range(2)]
-        inputs = ([str(part) for part in command], environment or dict(os.environ))
-        streams = [end for _, end in pipes]
-        self.process = FORKS.Process(target=become, args=(*inputs, streams), daemon=True)
+        self.folder = tempfile.TemporaryDirectory()
+        self.files = [Path(self.folder.name, name) for name in ("stdout", "stderr")]
+        for file in self.files:
+            file.touch()
+        inputs = ([str(part) for part in command], environment or dict(os.environ), self.files)
+        self.process = context().Process(target=become, args=inputs, daemon=True)
         self.process.start()
-        self.written = [bytearray(), bytearray()]
-        self.readers = []
-        for (reader, writer), text in zip(pipes, self.written, strict=True):
-            writer.close()
-            self.readers.append(threading.Thread(target=self.read, args=(reader, text)))
-            self.readers[-1].start()
-
-    @staticmethod
-    def read(pipe, text: bytearray):
-        with pipe:
-            while piece := os.read(pipe.fileno(), 2**16):
-                text += piece
-
-    def send_signal(self, number: int):
-        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-            os.kill(self.process.pid, number)
-
-    def kill(self):
-        self.process.kill()
+        self.kill = self.process.kill
 
     def wait(self, seconds: float = 120):
         """Its exit status; minus the number of the signal that has ended it."""
         self.process.join(seconds)
         status = self.process.exitcode
         if status is None:
-            self.process.kill()
-        for reader in self.readers:
-            reader.join()
+            self.kill()
         assert status is not None, f"still running after {seconds} s\n{self.stderr[-3000:]}"
         return status
 
     @property
     def stdout(self) -> str:
-        return self.written[0].decode()
+        return self.files[0].read_bytes().decode()
 
     @property
     def stderr(self) -> str:
-        return self.written[1].decode()
+        return self.files[1].read_bytes().decode()
 
 
 def run(*command, **options) -> Launched:

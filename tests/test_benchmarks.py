@@ -1,4 +1,4 @@
-"""The benchmarks and experiments: their pages and data; each of them at toy size under --slow."""
+"""The pages and data of benchmarks and experiments; with --slow, each of them at toy size."""
 
 import json
 import re
@@ -6,9 +6,12 @@ import runpy
 from datetime import datetime
 from math import prod
 
+import classic
 import harness
 import pytest
 import real_model
+import sides
+import tyro
 from conftest import ROOT
 from launch import run
 
@@ -16,20 +19,20 @@ pytestmark = pytest.mark.usefixtures("tiny_model")
 TESTS = ROOT / "tests"
 BENCHMARKS, EXAMPLES, EXPERIMENTS = TESTS / "benchmarks", TESTS / "examples", TESTS / "experiments"
 
-# Name, command behind `python tests/`, and what the output must hold, with … between.
+# Name, command after `python tests/`, and parts that the output must hold, with … between them.
 SMOKE = [
     ("classic", "cartpole --smoke", "| trpo | 0 of 1 | … | ppo | 0 of 1 |"),
     ("classic", "shapes --smoke", "| the zoo's: --num-envs 8 --num-steps 32 "),
     ("classic", "beyond --smoke", "| trpo.py --gamma 0.9 | 1 |"),
     ("llm_compare", "--smoke --seeds 1", "| rloo_llm | … | grpo_llm |"),
-    ("trl", "tiny --smoke --rollouts 1 --seeds 1", "| grpo_llm.py | 1 | … | rloo_llm.py | 1 |"),
-    ("trl", "real --smoke --seeds 1 --scripts grpo_llm", "| to 0.8 held out | … | grpo_llm.py |"),
-    ("trl", "long --smoke --rollouts 1 --seeds 1 --scripts rloo_llm", ", prompts not shared | 1 |"),
-    ("sides", "revision --checkout . --smoke", "| first / second: median |"),
-    ("sides", "runs --smoke", "| two runs, one |"),
-    ("sides", "processes --smoke", "| one process, two |"),
-    ("sides", "shared --smoke", "| each, once |"),
-    ("sides", "bf16 --smoke", "| float32, bf16 |"),
+    ("trl", "tiny --smoke", "| grpo_llm.py | 1 | … | rloo_llm.py | 1 |"),
+    ("trl", "real --smoke --scripts grpo_llm", "| to 0.8 held out | … | grpo_llm.py |"),
+    ("trl", "long --smoke --scripts rloo_llm", ", prompts not shared | 1 |"),
+    ("paired_timings", "revision --checkout . --smoke", "| first / second: median |"),
+    ("paired_timings", "starts --smoke", "| two starts, one |"),
+    ("paired_timings", "processes --smoke", "| one process, two |"),
+    ("paired_timings", "shared --smoke", "| each, once |"),
+    ("paired_timings", "bf16 --smoke", "| float32, bf16 |"),
     ("real_model", "--smoke --model PRETRAINED", "| products, GRPO | 1 | … right answer"),
     ("gpu", "--smoke", "| cispo_llm, bfloat16: … | processes: two; "),
 ]
@@ -40,10 +43,17 @@ SMOKE += [(name, f"experiments/harness.py {name} --smoke", f"{name}: ") for name
 @pytest.mark.slow
 @pytest.mark.parametrize("name,command,expected", SMOKE, ids=[row[0] for row in SMOKE])
 def test_it_runs_at_smoke_size(name, command, expected, pretrained):
-    """Without TRL and Stable-Baselines3 where these are not installed."""
+    """If TRL or Stable-Baselines3 is not installed, our side runs alone."""
     words = f"tests/{command}".replace("PRETRAINED", pretrained).split()
     shown = run(*words).stdout
     assert all(part in shown for part in expected.split(" … ")), shown
+
+
+@pytest.mark.parametrize("command", [classic.main, sides.Options])
+def test_an_unknown_benchmark_is_refused(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        tyro.cli(command, args=["nosuch"])
+    assert ended.value.code == 2 and "invalid choice 'nosuch'" in capsys.readouterr().err
 
 
 def test_findings_are_filled_in_from_the_place_named():
@@ -56,16 +66,16 @@ def test_findings_are_filled_in_from_the_place_named():
         harness.fill("{clip, off / x / y :.1f}", "a", rows)
 
 
-def test_p_value_counts_all_ways_to_deal():
-    """Of two and two numbers there are six: two of them set 1 and 2 against 3 and 4."""
+def test_p_value_counts_all_ways_to_split_the_numbers():
+    """Four numbers split into two pairs in six ways; two of these separate 1, 2 from 3, 4."""
     assert harness.p_value([1, 2], [3, 4]) == harness.p_value([4, 3], [1, 2]) == 2 / 6
     assert harness.p_value([1, 3], [2, 4]) == 4 / 6
     assert harness.p_value([1, 4], [2, 3]) == harness.p_value([7], [7, 7]) == 1
     assert harness.p_value(range(5), range(5, 10)) == 2 / 252
 
 
-def test_a_run_is_kept_under_the_text_of_what_it_runs():
-    """Its experiment's, without the sentences, and that of all that this imports."""
+def test_a_run_is_kept_under_the_text_of_the_code_it_runs():
+    """The text is the experiment's code, without its sentences, and all files that it imports."""
     texts = harness.texts(EXPERIMENTS / "clip.py", {})
     assert texts.keys() == {"clip.py", "classic_parts.py", "ppo.py"}
     assert texts["ppo.py"] == (ROOT / "ppo.py").read_text()
@@ -75,7 +85,7 @@ def test_a_run_is_kept_under_the_text_of_what_it_runs():
 
 
 def test_the_page_is_what_the_harness_writes_from_the_results():
-    """And each experiment is in it, with a picture."""
+    """The page has every experiment, and every experiment has results and a picture."""
     assert harness.page() == (EXPERIMENTS / "EXPERIMENTS.md").read_text()
     found = [path for path in EXPERIMENTS.glob("*.py") if "EXPERIMENT = " in path.read_text()]
     assert {path.stem for path in found} - {"harness"} == set(harness.NAMES)
@@ -93,8 +103,9 @@ def test_the_index_names_every_script_and_result():
     assert all((TESTS / link).exists() for link in re.findall(r"\]\(([\w./]+)\)", index))
 
 
-def test_data_are_those_that_their_script_makes():
-    """And right; and no two sums have the same numbers, or one held out could be trained on."""
+def test_make_py_makes_the_data_files():
+    """The answers are right. No two sums have the same two numbers, because one of the two could be
+    held out and the other trained on."""
     made = runpy.run_path(str(EXAMPLES / "data/make.py"))
     sums, dates = made["sums"](), made["dates"]()
     for name, problems in {"sums": sums, "dates": dates}.items():
@@ -107,8 +118,8 @@ def test_data_are_those_that_their_script_makes():
     assert len(dict(dates)) == len(dates)
 
 
-def test_no_question_of_a_real_models_task_is_held_out_and_trained_on(tmp_path, monkeypatch):
-    """Nor one with the same numbers; the answers are right."""
+def test_real_model_trains_on_no_held_out_product(tmp_path, monkeypatch):
+    """The factors do not occur in the other order either. The answers are right."""
     monkeypatch.setattr(real_model, "CACHE", tmp_path)
     sides = []
     for path in real_model.task_files("products"):

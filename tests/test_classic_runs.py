@@ -172,20 +172,20 @@ def test_schedules_and_norm_at_every_update(name, tmp_path, monkeypatch):
     module, seen = script(name), []
     update = module.update
 
-    def watched(agent, optimizer, batch, left, args):
+    def watched(agent, optimizer, batch, progress_remaining, args):
         known = agent.obs_norm.sums[0, 0].item()
-        stats = update(agent, optimizer, batch, left, args)
+        stats = update(agent, optimizer, batch, progress_remaining, args)
         sums = agent.return_norm.sums[:2].tolist()
-        seen.append((batch, left, known, sums, optimizer.param_groups[0]["lr"]))
+        seen.append((batch, progress_remaining, known, sums, optimizer.param_groups[0]["lr"]))
         return stats
 
     monkeypatch.setattr(module, "update", watched)
     flags = {"num_envs": 24 if name == "reinforce" else 4, "learning_rate": 0.01}
     result = run(name, tmp_path, env_id="Diary-v0", total_timesteps=1500, **flags)
     batches, lefts, known, sums, rates = zip(*seen, strict=True)
-    explained = [1 - batch["advantages"].var() / batch["returns"].var() for batch in batches]
+    explained = [1 - batch["advantages"].var() / batch["targets"].var() for batch in batches]
     steps = np.cumsum([len(batch["obs"]) for batch in batches])
-    returns = np.cumsum([batch["returns"].sum() for batch in batches])
+    returns = np.cumsum([batch["targets"].sum() for batch in batches])
     assert len(seen) > 2 and lefts == pytest.approx(1 - steps / 1500)
     assert rates == pytest.approx([0.01 * (name in CONSTANT_RATE or left) for left in lefts])
     logged = [value for _, value in scalars(result)["losses/explained_variance"]]

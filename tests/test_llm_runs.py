@@ -429,6 +429,6 @@ def test_a_run_leaves_nothing_outside_its_folder(quick, tmp_path, monkeypatch):
 
 def test_every_tensor_is_on_the_model_s_device():
     """On a second device, emulated: what CUDA would refuse ends here as well."""
-    done = run("tests/second_device.py")
+    done = run("tests/emulated_gpu.py")
     for name in LLM_SCRIPTS:
         assert f"{name}: the same numbers on both devices" in done.stdout

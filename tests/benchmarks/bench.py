@@ -1,4 +1,4 @@
-"""Tables, runs, and the training loop by which benchmarks and experiments reach inner functions."""
+"""Tables, runs of scripts, and a training loop that benchmarks and experiments can look into."""
 
 import copy
 import json
@@ -26,31 +26,35 @@ for room in ("tests/experiments", "tests/examples", "tests", "."):
 
 from lineage import LLM_SCRIPTS  # noqa: E402
 
-LLM = [name for name in LLM_SCRIPTS if name != "ppo_llm"]  # that is for experiments alone
+LLM = [name for name in LLM_SCRIPTS if name != "ppo_llm"]  # only experiments run ppo_llm.py
 
 
 def table(header, rows):
-    """Lines of Markdown."""
+    """The lines of a Markdown table."""
     lines = [f"| {' | '.join(map(str, cells))} |" for cells in (header, *rows)]
     lines.insert(1, "|-" * len(header) + "|")
     return [line.replace("|  |", "| |") for line in lines]
 
 
-def revision():
-    """Of this repository; with + where a file that git knows has changed since."""
+def revision(checkout=ROOT):
+    """The commit of this checkout, followed by + if a file that git tracks has changed since."""
     command = ["git", "describe", "--always", "--dirty=+"]
-    return subprocess.check_output(command, cwd=ROOT, text=True).strip()
+    return subprocess.check_output(command, cwd=checkout, text=True).strip()
 
 
 def footer(*packages):
-    """The machine, the versions of torch and of these packages, the date and the revision."""
+    """The line below a table: machine, versions of torch and these packages, date and revision."""
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", *packages))
     return f"{machine}, {versions}, {time.strftime('%Y-%m-%d')}, revision {revision()}"
 
 
 def write_table(name, lines, *packages, note, smoke=False):
-    """Into results/NAME.md, with a footer, and in RESULTS.md in place of what was there before."""
+    """Print a table and write it, with its footer, into results/NAME.md.
+
+    Where RESULTS.md shows the old content of that file, it gets the new content. With smoke nothing
+    is written.
+    """
     print(*lines, sep="\n")
     if smoke:
         return
@@ -62,12 +66,12 @@ def write_table(name, lines, *packages, note, smoke=False):
 
 
 def spread(values, form=".2f"):
-    """Median (lowest to highest)."""
+    """The median of these values, then the lowest and the highest in parentheses."""
     return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 def own_process(file, **job):
-    """What FILE --job {…} prints last."""
+    """Run `python FILE --job {…}` and return the JSON of the last line that it prints."""
     command = [sys.executable, file, "--job", json.dumps(job)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode != 0:
@@ -76,8 +80,11 @@ def own_process(file, **job):
 
 
 def run_script(script, *flags, launcher=(), root=ROOT, **environment):
-    """A run in a process of its own, of the checkout in root: its log, what it has printed, seconds
-    by the clock and on the CPU, and its peak in MB."""
+    """Run a script of the checkout in root in a process of its own.
+
+    Returns its log, what it printed, its seconds by the clock and on the CPU, and its peak memory
+    in MB. The keyword arguments are environment variables.
+    """
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as output:
         command = [sys.executable, *launcher, f"{script}.py", *map(str, flags)]
         command += ["--output-dir", folder]
@@ -99,8 +106,10 @@ def run_script(script, *flags, launcher=(), root=ROOT, **environment):
 
 
 class Training:
-    """main() of an LLM script step by step, without its files. `model` is (model, tokenizer), to
-    begin with them rather than args.model."""
+    """The training loop in main() of an LLM script, one step at a time and without files.
+
+    `model` is a pair (model, tokenizer) to begin with; without it args.model is loaded.
+    """
 
     def __init__(self, script, args, device=CPU, model=None):
         self.script, self.args = script, args
@@ -116,7 +125,10 @@ class Training:
         self.draws = iter(lambda: list(islice(stream, args.prompts_per_step)), None)
 
     def step(self, number):
-        """What step `number`, from 1 on, logs. The rate goes up, then down to 0 after the last."""
+        """Take training step `number`, counted from 1, and return what it logs.
+
+        The learning rate follows main(): it rises, then falls towards 0.
+        """
         args = self.args
         rng = random.Random(f"{args.seed} {number}")
         torch.manual_seed(rng.getrandbits(32))
@@ -130,12 +142,15 @@ class Training:
 
 
 def train(script, args, steps=None, each_step=None, model=None):
-    """Train as script.main does, and evaluate at the end. `steps` ends a run early, on the schedule
-    of args.steps; `each_step(step, model, metrics)` is called after each, counted from 1.
+    """Train as script.main does, and evaluate at the end.
 
-    Returns the model (a given one is trained in place), the tokenizer, a list per metric with a
-    number per step, or None, and pass@1 at the end. Where main would stop because a metric is not
-    finite, the lists end early; weights that are not finite score 0.
+    `steps` ends a run early; its learning rate still follows the schedule of args.steps.
+    `each_step(step, model, metrics)` is called after each step, counted from 1.
+
+    Returns a dict: the model (a given model is trained in place), the tokenizer, pass@1 at the end,
+    and for each metric a list with its value at each step (None where a step has not logged it).
+    If a metric is not finite, training ends before that step is recorded, as main() would stop
+    there. If a weight is not finite, pass@1 is 0.
     """
     training = Training(script, args, model=model)
     policy, tokenizer = training.model, training.tokenizer
@@ -156,8 +171,11 @@ def train(script, args, steps=None, each_step=None, model=None):
 
 
 def evaluate(script, model, tokenizer, args, num_problems=128, k=8, problems=None):
-    """The share of right answers, of k to each of the first held-out sums, or of these problems, at
-    temperature 1. The dice are the same at every call."""
+    """pass@1: the share of completions that are right, among k for each question.
+
+    The questions are these problems, or else held-out sums. The temperature is 1. Every call uses
+    the same randomness.
+    """
     if problems is None:
         rng = random.Random(0)
         problems = [script.make_sum(rng, held_out=True) for _ in range(num_problems)]

@@ -1,15 +1,16 @@
-"""The classic scripts, alone and beside Stable-Baselines3 and sb3-contrib; times on two cores.
+"""Compare the classic scripts (ours) with Stable-Baselines3 and sb3-contrib (theirs).
 
     python tests/benchmarks/classic.py cartpole          # time to a return of 475; half an hour
-    python tests/benchmarks/classic.py seeds --seeds 50  # ours alone, whole runs; half an hour
-    python tests/benchmarks/classic.py shapes            # steps a second, equal shapes; 15 minutes
-    python tests/benchmarks/classic.py beyond            # returns at equal steps; hours
+    python tests/benchmarks/classic.py seeds --seeds 50  # whole runs of ours alone; half an hour
+    python tests/benchmarks/classic.py shapes            # steps per second; 15 minutes
+    python tests/benchmarks/classic.py beyond            # other environments; 3 hours
 
-Theirs have the settings that RL Baselines3 Zoo tuned (zoo.json; `steps`: for how many). Ours and
-theirs run in turns, seed by seed, each run a process of its own with one thread. Runs of `beyond`
-are kept in results/classic_beyond.json; what is there is not run again. Each writes
-results/classic_….md; --smoke, at toy size, does not, and goes without theirs if not
-installed.
+The times are for two cores. Theirs have the settings that RL Baselines3 Zoo tuned (zoo.json; its
+`steps` is the length of run that they were tuned for). `shapes` gives both sides the same rollouts
+and optimizer steps, `beyond` the same number of environment steps. Ours and theirs take turns, seed
+by seed, and each run is a process of its own with one thread. results/classic_beyond.json keeps the
+runs of `beyond`, and a run in it is not repeated. The table goes into results/classic_….md. With
+--smoke all sizes are tiny, nothing is written, and theirs may be missing.
 """
 
 import importlib
@@ -26,6 +27,7 @@ from itertools import product
 from math import inf
 from pathlib import Path
 from statistics import median
+from typing import Literal
 
 import numpy as np
 import torch
@@ -34,14 +36,14 @@ from bench import RESULTS, own_process, revision, table, write_table
 from lineage import CLASSIC_SCRIPTS as CLASSIC
 from tyro.conf import Positional
 
-# "lin 0.001": falls linearly from there to 0. hyperparams/*.yml of DLR-RM/rl-baselines3-zoo.
+# From hyperparams/*.yml of DLR-RM/rl-baselines3-zoo. "lin 0.001" falls linearly from 0.001 to 0.
 ZOO = json.loads(Path(__file__).with_name("zoo.json").read_text())
 PEERS = {"actor_critic": "A2C", "trpo": "TRPO", "ppo": "PPO"}
 PACKAGES = ("gymnasium", "stable-baselines3", "sb3-contrib")
 LEVEL = 475  # a mean return of the last 100 episodes, at which CartPole counts as solved
-# Steps, and our flags, found on other seeds.
+# Environment steps, and our flags, which were found on seeds other than those measured.
 BEYOND = json.loads(Path(__file__).with_name("beyond.json").read_text())
-SHAPES = [  # whose they are; environments, steps, minibatches, passes
+SHAPES = [  # whose shape; script; environments, steps, minibatches, epochs
     ("ours", "reinforce", (24,)),
     ("ours", "actor_critic", (16, 64)),
     ("ours", "trpo", (16, 128, 4, 4)),
@@ -54,20 +56,20 @@ FLAGS = ("--num-envs", "--num-steps", "--num-minibatches", "--update-epochs")
 
 
 def peer(script: str) -> str:
-    """ppo → SB3 PPO."""
+    """The name of a script's peer: for ppo, "SB3 PPO"."""
     return f"{'sb3-contrib' if script == 'trpo' else 'SB3'} {PEERS[script]}"
 
 
 class Watch:
-    """Steps and seconds from the first step on, and those at which the level was reached."""
+    """Counts a run's steps and seconds, and notes those at which it reached the level."""
 
     def start(self, begun: float):
         self.found = {"solved_step": inf, "solved_seconds": inf}
-        self.found["start"] = time.time() - begun  # from the command on, imports included
+        self.found["start"] = time.time() - begun  # seconds since the command, imports included
         self.first, self.steps, self.recent = time.perf_counter(), 0, []
 
     def note(self, steps: int, episodes: list) -> bool:
-        """So many further steps, and the returns of the episodes that ended; is it solved?"""
+        """Add steps, and the returns of the episodes that ended; return whether it is solved."""
         self.steps += steps
         seconds = time.perf_counter() - self.first
         self.recent = (self.recent + episodes)[-100:]
@@ -79,7 +81,7 @@ class Watch:
 
 
 def ours(watch, begun, script: str, env_id: str, seed: int, steps: int, flags: str = ""):
-    """Greedy and sampled return after a run of a script, by its main()."""
+    """Run a script by its main() and return its greedy and its sampled return."""
     module = importlib.import_module(script)
     rollouts = module.rollouts
 
@@ -98,7 +100,10 @@ def ours(watch, begun, script: str, env_id: str, seed: int, steps: int, flags: s
 
 
 def theirs(watch, begun, algorithm: str, env_id: str, seed: int, steps: int, settings: dict):
-    """The same of Stable-Baselines3; on CartPole a run ends when it is solved."""
+    """Run Stable-Baselines3 and return its greedy and its sampled return.
+
+    On CartPole the run ends as soon as it is solved.
+    """
     import sb3_contrib
     import stable_baselines3
     from stable_baselines3.common.callbacks import BaseCallback
@@ -136,8 +141,8 @@ def theirs(watch, begun, algorithm: str, env_id: str, seed: int, steps: int, set
 
 
 def run_job(**job):
-    """In the new process; the last line printed is what was found."""
-    torch.set_num_threads(1)  # theirs, too
+    """Run a job in this new process. The last line that it prints is the result."""
+    torch.set_num_threads(1)  # for theirs, too
     watch = Watch()
     greedy, sampled = ours(watch, **job) if "script" in job else theirs(watch, **job)
     found = {"eval/return": float(greedy), "eval/return_stochastic": float(sampled)}
@@ -145,7 +150,7 @@ def run_job(**job):
 
 
 def measure(side: str, seed: int, steps: int, env_id: str = "CartPole-v1", **more) -> dict:
-    """A run of this script or peer."""
+    """Run a script or a peer in a new process and return the result."""
     job = {"script" if side in CLASSIC else "algorithm": side, "env_id": env_id, "seed": seed}
     found = own_process(__file__, begun=time.time(), steps=steps, **job, **more)
     print(side, env_id, seed, found, flush=True)
@@ -156,7 +161,7 @@ TIMES = ["solved", "steps to 475, median", "seconds to 475, median", "worst", "f
 
 
 def times(runs: list[dict]) -> list[str]:
-    """Cells: how many were solved, steps and seconds to it, seconds from the command."""
+    """The cells under TIMES. The last one is the median of the seconds since the command."""
     seconds = [run["solved_seconds"] for run in runs]
     return [
         f"{sum(value < inf for value in seconds)} of {len(runs)}",
@@ -168,7 +173,7 @@ def times(runs: list[dict]) -> list[str]:
 
 
 def cartpole(seeds: int, peers: bool, smoke: bool) -> list[str]:
-    """Time to 475; without peers, what whole runs end with."""
+    """A row per script: time to 475, greedy return at the end, and with peers their time to 475."""
     runs = defaultdict(list)
     for seed in range(1, seeds + 1):
         for script in CLASSIC:
@@ -191,11 +196,11 @@ def cartpole(seeds: int, peers: bool, smoke: bool) -> list[str]:
             cells += ["–"] * (len(TIMES) + 2)
         rows.append(cells)
     header = ["CartPole-v1", *TIMES, "greedy return ≥ 475", "median", "worst"]
-    return table(header + ["beside", *TIMES, "times faster"] * peers, rows)
+    return table(header + ["compared with", *TIMES, "times faster"] * peers, rows)
 
 
 def shapes(rounds: int, peers: bool, smoke: bool) -> list[str]:
-    """Steps a second; ours for 100,000 steps, theirs for 20,000."""
+    """A row per shape: steps per second, of ours in 100,000 steps and of theirs in 20,000."""
     rows = []
     for whose, script, shape in SHAPES[-1:] if smoke else SHAPES:
         flags = " ".join(f"{flag} {n}" for flag, n in zip(FLAGS, shape, strict=False))
@@ -213,15 +218,15 @@ def shapes(rounds: int, peers: bool, smoke: bool) -> list[str]:
             cells[2:] = [f"{peer(script)} {median(other):,.0f}"]
             cells.append(f"{median(mine) / median(other):.1f}")
         rows.append(cells)
-    return table(["shapes", "steps a second", "beside", "times faster"], rows)
+    return table(["shapes", "steps per second", "compared with", "times faster"], rows)
 
 
-def their_shape(script: str, envs: int, steps: int, minibatches=None, passes=None) -> dict:
-    """The same in their vocabulary."""
+def their_shape(script: str, envs: int, steps: int, minibatches=None, epochs=None) -> dict:
+    """The settings of Stable-Baselines3 that have the same shape."""
     settings = {"n_envs": envs, "n_steps": steps}
     if minibatches:
         settings["batch_size"] = envs * steps // minibatches
-        settings["n_epochs" if script == "ppo" else "n_critic_updates"] = passes
+        settings["n_epochs" if script == "ppo" else "n_critic_updates"] = epochs
     return settings
 
 
@@ -229,7 +234,7 @@ KEPT = ("eval/return", "eval/return_stochastic", "seconds")
 
 
 def beyond(seeds: int, peers: bool, smoke: bool) -> list[str]:
-    """Returns at equal steps; what is known is not run again."""
+    """A row per environment and side: returns after the same number of environment steps."""
     path, rows = RESULTS / "classic_beyond.json", []
     known = {} if smoke else json.loads(path.read_text())
     for name, chosen in BEYOND.items():
@@ -259,14 +264,17 @@ def beyond(seeds: int, peers: bool, smoke: bool) -> list[str]:
 
 
 def middle(values: np.ndarray) -> np.ndarray:
-    """The interquartile mean along the last axis: of five, without the ends."""
+    """The interquartile mean along the last axis; of five values, the mean of the middle three."""
     cut = values.shape[-1] // 4
     return np.sort(values)[..., cut : values.shape[-1] - cut].mean(-1)
 
 
 def returns(runs: list[dict]) -> list[str]:
-    """Cells: interquartile means of greedy and sampled returns, and what else; the interval is by
-    bootstrap over the seeds (Agarwal et al. 2021, arXiv:2108.13264)."""
+    """The cells from "greedy return" on.
+
+    IQM is the interquartile mean; its interval is a bootstrap over the seeds (Agarwal et al. 2021,
+    arXiv:2108.13264).
+    """
     greedy, sampled, seconds = (np.array([run[part] for run in runs]) for part in KEPT)
     draws = np.random.default_rng(0).choice(greedy, (10_000, len(runs)))
     low, high = np.percentile(middle(draws), (2.5, 97.5))
@@ -275,9 +283,13 @@ def returns(runs: list[dict]) -> list[str]:
     return [*cells, f"{middle(sampled):.0f}", f"{np.median(seconds):.0f}"]
 
 
-def main(what: Positional[str], seeds: int = 5, smoke: bool = False):
-    """`what` is one of the four above."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # in all runs
+def main(
+    what: Positional[Literal["cartpole", "seeds", "shapes", "beyond"]],
+    seeds: int = 5,
+    smoke: bool = False,
+):
+    """Run one of the four benchmarks, with seeds 1, 2, … With --smoke nothing is written."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # each run has one thread
     seeds = 1 if smoke else seeds
     peers = what != "seeds" and (find_spec("sb3_contrib") is not None or not smoke)
     lines = WORK[what](seeds, peers, smoke)

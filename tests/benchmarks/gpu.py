@@ -1,11 +1,13 @@
-"""This has not been run on a GPU yet. It is what to run first on one, in less than ten minutes.
+"""The first check to run on a GPU; it takes less than ten minutes. Nobody has run it on one yet.
 
     python tests/benchmarks/gpu.py            # needs HuggingFaceTB/SmolLM2-135M-Instruct
     python tests/benchmarks/gpu.py --smoke    # toy sizes, on any machine; writes nothing
 
-(a) The GPU against the CPU, every LLM script, in float32 and in bf16, on the same completions:
-    log-probs, and a whole step of plain gradient descent, so the gradient. Status 1 if they differ.
-(b) grpo_llm.py's step: memory and seconds by --micro-batch-size; two processes against one.
+(a) It compares the GPU with the CPU, for every LLM script, in float32 and in bf16, on the same
+    completions: the log-probs, and the change of the weights by one step of plain gradient descent,
+    which is the gradient. If they differ too much, the exit status is 1.
+(b) It measures a step of grpo_llm.py: memory and seconds for several values of --micro-batch-size,
+    and seconds with one process and with two.
 """
 
 import copy
@@ -17,14 +19,14 @@ from statistics import median
 import torch
 import tyro
 from bench import CPU, LLM, Training, run_script, table, write_table
-from sides import TORCHRUN
+from paired_timings import TORCHRUN
 from torch.nn.utils import parameters_to_vector
 
 import grpo_llm
 
 
 def one_step(script, model, in_bf16, device, rewards, batch):
-    """Log-probs before a step, and how it moves the weights, as a vector; both on the CPU."""
+    """Log-probs before a step, and the change of all weights by it as one vector, on the CPU."""
     model = copy.deepcopy(model).to(device)
     model.in_bf16 = in_bf16
     args = script.Args(micro_batch_size=8)
@@ -38,7 +40,7 @@ def one_step(script, model, in_bf16, device, rewards, batch):
 
 
 def agreement(device):
-    """(a) Rows of the table."""
+    """Rows of the table for part (a)."""
     model, _ = grpo_llm.load_policy(grpo_llm.Args(), CPU)
     prompts = [list(range(1, 4 + i)) for i in range(8)]
     batch = grpo_llm.generate(model, prompts, 8, 24, 1.0)
@@ -53,33 +55,33 @@ def agreement(device):
             title = f"{name}, {'bfloat16' if in_bf16 else 'float32'}"
             yield [f"{title}: gap of log-probs; error of a step", f"{gap:.1e}; {error:.1e}"]
             if not (gap < most[0] and error < most[1]):
-                sys.exit(f"{title}: more than {most}")
+                sys.exit(f"{title}: GPU and CPU differ by more than the limits {most}")
 
 
 def sizes(device, flags):
-    """(b) Rows of the table."""
+    """Rows of the table for part (b)."""
     args = tyro.cli(grpo_llm.Args, args=flags)
     training = Training(grpo_llm, args, device)
-    training.step(1)  # makes Adam's averages
+    training.step(1)  # allocates Adam's moments
     for args.micro_batch_size in (1, 8, 32, 128):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
-        training.step(2)  # its numbers are read, so the GPU is done
+        training.step(2)  # it returns its metrics as floats, so the GPU has finished
         seconds = time.perf_counter() - start
         peak = torch.cuda.max_memory_allocated() / 2**30
         yield [f"micro-batches of {args.micro_batch_size}: GiB; s", f"{peak:.1f}; {seconds:.2f}"]
     launchers = {"one": (), "two": TORCHRUN}
     if torch.cuda.device_count() == 1:
-        launchers.pop("two")  # NCCL needs a GPU for each
+        launchers.pop("two")  # NCCL needs one GPU per process
     for number, launcher in launchers.items():
         seconds = run_script("grpo_llm", *flags, launcher=launcher)["log"]["step_time"]
-        yield [f"processes: {number}; seconds a step", f"{median(seconds[1:]):.2f}"]
+        yield [f"processes: {number}; seconds per step", f"{median(seconds[1:]):.2f}"]
 
 
 def main(smoke: bool = False):
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.backends.cuda.enable_cudnn_sdp(False)  # as start_device does
+    torch.backends.cuda.enable_cudnn_sdp(False)  # as the scripts do in start_device
     flags = "--verifier flexible --steps 4 --eval-problems 8 --max-new-tokens 64"
     flags += " --model HuggingFaceTB/SmolLM2-135M-Instruct"
     if smoke:

@@ -1,9 +1,10 @@
-"""The five LLM scripts side by side on their default task, one process after the other.
+"""Compare the five LLM scripts on their default task, one run after the other.
 
     python tests/benchmarks/llm_compare.py     # five seeds each; half an hour
 
-After them grpo_llm.py once more with an empty cache. Writes results/llm_compare.md, the curves of
-every run into llm_curves.json, and from these curves_llm.png.
+At the end grpo_llm.py runs once more with an empty cache, so that it also makes the tiny model. The
+table goes into results/llm_compare.md, the curves of every run into llm_curves.json, and a picture
+of the curves into curves_llm.png.
 """
 
 import json
@@ -15,8 +16,11 @@ import tyro
 from bench import LLM, RESULTS, footer, run_script, table, write_table
 from harness import Panel, draw
 
-CURVES = {"reward": "share of right answers", "completions/mean_length": "tokens of an answer"}
-COLUMNS = {  # and how each is written
+CURVES = {
+    "reward": "share of right completions",
+    "completions/mean_length": "tokens per completion",
+}
+COLUMNS = {  # each column, and the format of its numbers
     "pass@1 before": ".3f",
     "at step 50": ".3f",
     "after": ".3f",
@@ -30,7 +34,7 @@ COLUMNS = {  # and how each is written
 
 
 def run(script, *flags, **environment):
-    """One run; the whole process is timed, imports included."""
+    """One run. Its seconds are those of the whole process, imports included."""
     found = run_script(script, *flags, **environment)
     log = found["log"]
     score, length = log["eval/pass@1"], log["eval/mean_length"]
@@ -42,7 +46,7 @@ def run(script, *flags, **environment):
 
 
 def draw_curves(curves):
-    """README's first figure: the first 60 steps."""
+    """README's figure of training: the first 60 steps of every run."""
     runs, panels = [], []
     for name, seeds in curves.items():
         runs += [({"run": name}, {key: seed[key][:60] for key in CURVES}) for seed in seeds]
@@ -53,7 +57,7 @@ def draw_curves(curves):
 
 
 def main(seeds: int = 5, smoke: bool = False):
-    """--smoke: two steps of two of them, nothing is written."""
+    """With --smoke two of the scripts take two steps each, and nothing is written."""
     flags = ["--steps", 2, "--eval-every", 1, "--eval-problems", 8] if smoke else []
     runs = {}
     for script in LLM[:2] if smoke else LLM:

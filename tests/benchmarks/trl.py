@@ -1,18 +1,21 @@
-"""grpo_llm.py and rloo_llm.py against TRL's trainers, on a CPU.
+"""Compare grpo_llm.py and rloo_llm.py with TRL's trainers, on a CPU.
 
-    python tests/benchmarks/trl.py tiny                 # the built-in sums, to 0.90; 15 minutes
-    python tests/benchmarks/trl.py real --model FOLDER  # one-digit sums, to 0.80; half an hour
-    python tests/benchmarks/trl.py long --model FOLDER --gsm8k train.jsonl   # four rollouts; hours
+    python tests/benchmarks/trl.py tiny                 # the built-in sums, until 0.90 are right
+    python tests/benchmarks/trl.py real --model FOLDER  # one-digit sums, until 0.80 are right
+    python tests/benchmarks/trl.py long --model FOLDER --gsm8k train.jsonl   # four rollouts
 
-FOLDER is SmolLM2-135M-Instruct in Hugging Face's format, its products in bf16. Both sides have the
-same weights, prompts (token by token), batch, optimizer steps, KL weight and learning rate; every
-second rollout they are scored on the same held-out problems, off the clock. They take turns, each
-run a process of its own. Writes results/trl_….md; --smoke, at toy size, does not.
+`tiny` takes minutes, `real` half an hour, `long` hours. FOLDER has SmolLM2-135M-Instruct in Hugging
+Face's format; its matrix products are computed in bf16. Both sides have the same weights, prompts
+(token by token), batch, optimizer steps, KL weight and learning rate. They take turns, and each run
+is a process of its own. After every second rollout the clock stops, and the run is scored on
+held-out questions, the same for both sides. The table goes into results/trl_….md. With --smoke a
+run has one seed, two rollouts and toy sizes, and nothing is written.
 
-Trained on are the completions that go forward and backward: without a KL term, ours leave out
-those without a signal. `long` asks GSM8K's questions (of openai/grade-school-math) at 128 new
-tokens; its rewards are arbitrary, so that all are trained on, and ours are measured without sharing
-prompts, too. On a CPU TRL 1.16 runs the last layer over every position.
+The share trained on counts the completions that go through the forward and backward pass. Without a
+KL term our scripts leave out completions whose advantage is 0. `long` asks the questions of GSM8K
+(openai/grade-school-math) and allows 128 new tokens. Its rewards are arbitrary numbers, so nearly
+every completion has an advantage. It also measures our scripts without sharing prompts. On a CPU,
+TRL 1.16 computes the last layer at every position, those of the prompt included.
 """
 
 import functools
@@ -31,45 +34,45 @@ from itertools import islice, product
 from math import inf
 from pathlib import Path
 from statistics import fmean, median
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import tyro
 from bench import CPU, Training, evaluate, own_process, spread, table, write_table
-from sides import plain_logprobs
+from paired_timings import plain_logprobs
 
 HERE = Path(__file__).resolve().parent
 sys.path[:] = [path for path in sys.path if Path(path).resolve() != HERE]  # `trl` is the package
 WITH_TRL = find_spec("trl") is not None
-EVERY = 2  # rollouts from one evaluation to the next
-TRL = {  # trainer, config, and what in TRL's defaults is not the published algorithm
+EVERY = 2  # rollouts between two evaluations
+TRL = {  # the trainer, and settings where TRL's defaults differ from the published algorithm
     "grpo_llm": ("GRPO", {"loss_type": "grpo", "use_bias_correction_kl": False}),
     "rloo_llm": ("RLOO", {}),
 }
-# Of real and long.
+# Flags of our scripts for real and long.
 REAL = {"dtype": "bfloat16", "verifier": "flexible", "beta": 0.0, "warmup_steps": 3, "steps": 40}
 REAL |= {"prompts_per_step": 8, "minibatches": 2, "max_new_tokens": 16, "learning_rate": 1e-5}
 TOY = {"model": "tiny", "max_new_tokens": 4, "prompts_per_step": 4, "group_size": 4}
-# Every completion gets another reward, so that each is trained on.
+# The reward depends on the text alone: different completions have different rewards.
 ARBITRARY = "import zlib\ndef verify(text, answer):\n    return zlib.crc32(text.encode()) / 2**32\n"
 THREADS = os.environ.get("OMP_NUM_THREADS", "")
-MICRO = {"tiny": (256, 256), "real": (32, 16), "long": (8, 8)}  # ours and TRL's
+MICRO = {"tiny": (256, 256), "real": (32, 16), "long": (8, 8)}  # for our scripts, for TRL
 
 
 @dataclass
 class Options:
-    what: Annotated[str, tyro.conf.Positional]  # tiny, real or long
-    model: str = "tiny"  # of real and long: a folder
-    gsm8k: str = ""  # of long: a JSONL file
-    scripts: tuple[str, ...] = ("grpo_llm", "rloo_llm")
-    seeds: tuple[int, ...] = (11, 12, 13)
-    rollouts: int = 0  # in each run, unscored; 0: until the target is met, in long 4
-    own_micro: bool = False  # TRL's own micro-batches of 8, rather than those that suit it
-    smoke: bool = False
+    what: Annotated[Literal["tiny", "real", "long"], tyro.conf.Positional]  # the task
+    model: str = "tiny"  # the folder of the model, for real and long
+    gsm8k: str = ""  # a JSONL file of GSM8K's questions, for long
+    scripts: tuple[str, ...] = ("grpo_llm", "rloo_llm")  # our scripts to measure
+    seeds: tuple[int, ...] = (11, 12, 13)  # one run for each
+    rollouts: int = 0  # rollouts of a run, which is then not scored; 0: until the target; long: 4
+    own_micro: bool = False  # give TRL its default micro-batches of 8
+    smoke: bool = False  # try it at toy size and write nothing
 
 
 def task(options: Options, folder: Path) -> dict:
-    """Flags of all runs. One-digit sums: 65 to train on and 16 held out."""
+    """The flags of all runs. `real` has 65 one-digit sums to train on and 16 held out."""
     if options.what == "tiny":
         return TOY if options.smoke else {}
     form = "{}+{}=" if options.smoke else "What is {} + {}?"
@@ -91,7 +94,8 @@ def task(options: Options, folder: Path) -> dict:
 
 
 class Clock:
-    """Seconds of each rollout with its updates, scores, lengths, and completions trained on."""
+    """Measures a run: seconds of each rollout with its updates, scores, lengths of completions, and
+    how many completions were trained on."""
 
     def __init__(self, script, model, tokenizer, args, target):
         self.evaluated, self.target = (script, model, tokenizer, args), target
@@ -100,7 +104,7 @@ class Clock:
         self.start = time.perf_counter()
 
     def after_rollout(self) -> bool:
-        """Whether the target is met; without one, nothing is evaluated."""
+        """Note the time and return whether the target is met. Without a target, do not evaluate."""
         self.laps.append(time.perf_counter() - self.start)
         if self.target and len(self.laps) % EVERY == 0:
             self.scores.append(evaluate(*self.evaluated, problems=self.held_out)["pass@1"])
@@ -110,7 +114,7 @@ class Clock:
 
 
 def ours(script, args, target, rollouts, logprobs_of=None) -> Clock:
-    """The script's training, until the target or for so many rollouts."""
+    """Train with our script until the target is met, for at most this many rollouts."""
     training = Training(script, args)
     clock = Clock(script, training.model, training.tokenizer, args, target)
     logprobs_of = logprobs_of or script.token_logprobs
@@ -130,8 +134,10 @@ def ours(script, args, target, rollouts, logprobs_of=None) -> Clock:
 
 
 def trl_rows(script, args, tokenizer, rollouts: int) -> list[dict]:
-    """The problems that our script would draw. A prompt is text that TRL's tokenizer turns into
-    the token ids that ours has."""
+    """The questions that our script would draw, for TRL's dataset.
+
+    A prompt is text; the tokenizer turns it into the same token ids that our script has.
+    """
     train, _ = script.load_data(args)
     stream = script.problem_stream(train, args.seed)
     problems = list(islice(stream, args.prompts_per_step * rollouts))
@@ -143,7 +149,7 @@ def trl_rows(script, args, tokenizer, rollouts: int) -> list[dict]:
 
 
 def trl_settings(script, args, model, rollouts: int) -> dict:
-    """Those of args in TRL's words. The rate falls to 0 over args.steps, as ours does."""
+    """Our settings under TRL's names. The rate falls to 0 over args.steps, as in our scripts."""
     _, more = TRL[script.__name__]
     updates, drawn = args.minibatches, args.prompts_per_step * args.group_size
     micro = min(args.micro_batch_size, drawn // updates)
@@ -160,7 +166,7 @@ def trl_settings(script, args, model, rollouts: int) -> dict:
 
 
 def theirs(script, args, target, rollouts) -> Clock:
-    """TRL's training, until the target or for so many rollouts."""
+    """Train with TRL until the target is met, for at most this many rollouts."""
     import trl
     from datasets import Dataset
     from transformers import TrainerCallback
@@ -207,15 +213,15 @@ def theirs(script, args, target, rollouts) -> Clock:
 NOT_SHARED = functools.partial(ours, logprobs_of=plain_logprobs)
 SIDES = {"ours": ours, "TRL": theirs, "ours, prompts not shared": NOT_SHARED}
 
-RATE = "completions a second"
-COLUMNS = {"seconds": ".1f", "rollouts": ".0f", RATE: ".1f", "of them trained on": ".0%"}
-COLUMNS |= {"tokens of one": ".1f", "MB above imports": ".0f"}
+RATE = "completions per second"
+COLUMNS = {"seconds": ".1f", "rollouts": ".0f", RATE: ".1f", "share trained on": ".0%"}
+COLUMNS |= {"tokens per completion": ".1f", "MB above imports": ".0f"}
 
 
 def run_job(name: str, side: str, flags: dict, target: float | None, rollouts: int):
-    """In the new process; the last line printed is what was found."""
+    """Run a job in this new process. The last line that it prints is the result."""
     script = importlib.import_module(name)
-    if WITH_TRL:  # the same imports for all
+    if WITH_TRL:  # both sides have the same imports, so that their memory compares
         importlib.import_module("trl.trainer.grpo_trainer")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     args = script.Args(**flags)
@@ -226,15 +232,15 @@ def run_job(name: str, side: str, flags: dict, target: float | None, rollouts: i
         "seconds": sum(clock.laps) if clock.met or not target else inf,
         "rollouts": len(clock.laps),
         RATE: drawn / median(clock.laps[1:] or clock.laps),
-        "of them trained on": clock.trained / (drawn * len(clock.laps)),
-        "tokens of one": fmean(clock.lengths),
+        "share trained on": clock.trained / (drawn * len(clock.laps)),
+        "tokens per completion": fmean(clock.lengths),
         "MB above imports": (after - before) / 1024,
     }
     print(json.dumps(found))
 
 
 def cells(name: str, side: str, runs: dict) -> list[str]:
-    """A row of the table; ours and this side are compared seed by seed."""
+    """A row of the table. Its ratios compare this side with our script, seed by seed."""
     own, beside = runs[name, "ours"], runs[name, side]
     title = f"TRL's {TRL[name][0]}Trainer" if side == "TRL" else side.replace("ours", f"{name}.py")
     found = [title, len(beside)]
@@ -252,17 +258,20 @@ def main(options: Options):
     micro = (MICRO[options.what][0], 8) if options.own_micro else MICRO[options.what]
     if options.rollouts:
         target = None
+    seeds = options.seeds[:1] if options.smoke else options.seeds
     runs = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         flags = task(options, Path(folder))
         most = options.rollouts or (4 if options.what == "long" else flags.get("steps", 200))
-        for seed, name, side in product(options.seeds, options.scripts, sides):
+        if options.smoke:
+            most = EVERY  # so that a run is scored once
+        for seed, name, side in product(seeds, options.scripts, sides):
             chosen = flags | {"seed": seed, "micro_batch_size": micro[side == "TRL"]}
             job = {"name": name, "side": side, "flags": chosen, "target": target}
             runs[name, side].append(own_process(__file__, **job, rollouts=most))
             print(name, side, seed, runs[name, side][-1], flush=True)
     header = [f"to {target} held out" if target else "", "n", *COLUMNS]
-    header += ["times as fast as this: ours, seconds", "ours, completions a second"]
+    header += ["seconds: this / ours", "completions per second: ours / this"]
     lines = table(header, [cells(*key, runs) for key in runs])
     note = f"seeds {options.seeds}, micro-batches of {micro[0]} and {micro[1]}, "
     note += f"OMP_NUM_THREADS {THREADS or 'not set'}"

@@ -9,7 +9,7 @@ is a completion and t a token, whose π is its probability after all text before
     J    = Σ_i Σ_t min(r_it A_it, clip(r_it, 1 − ε, 1 + ε) A_it) / Σ_i |o_i|
     A_it = Σ_l (γλ)^l δ_i,t+l   with   δ_it = R_it + γ V_i,t+1 − V_it             this is GAE
     R_it = −β (log π_old − log π_ref), and at the last token R_i is added to it
-    r_it = π_θ(o_it) / π_old(o_it)                    1 until the policy moves
+    r_it = π_θ(o_it) / π_old(o_it)                    1 at first; each step on a rollout moves it
     V_it is fitted to A_it + V_it as of the rollout; in J, A_it is scaled to mean 0 and std 1
 
 After the last token V is 0, as nothing follows. This holds for an answer that is cut off, too: it
@@ -80,11 +80,11 @@ class Args:
     gae_lambda: float = 1.0  # λ of GAE: 0 trusts the critic (TD error), 1 the rewards (Monte Carlo)
     vf_coef: float = 0.5  # weight of the critic's loss; with Adam, felt by max_grad_norm alone
     ent_coef: float = 0.0  # weight of the entropy bonus, which keeps the policy from being too sure
-    minibatches: int = 4  # optimizer steps per pass over a rollout, each on a part of its groups
-    update_epochs: int = 1  # passes over each rollout (μ), each in a new order of its groups
+    minibatches: int = 4  # optimizer steps per epoch, each on a part of the rollout's groups
+    update_epochs: int = 1  # epochs: passes over each rollout (μ), its groups in a new order
     group_size: int = 8  # completions drawn per question (G)
     prompts_per_step: int = 32  # questions per training step, of all processes together (P)
-    steps: int = 200  # training steps: a rollout (drawing answers), then updates; 0: only evaluate
+    steps: int = 200  # training steps: a rollout (drawing completions), updates; 0: evaluate
     learning_rate: float | None = None  # AdamW's peak; if not given, 4e-4 for tiny, else 1e-6
     warmup_steps: int = 10  # steps in which the rate rises to its peak; then it falls towards 0
     max_grad_norm: float = 1.0  # longer gradients are scaled down to this norm
@@ -96,10 +96,10 @@ class Args:
     # strict: the number after the last #, as in GSM8K; flexible: the last number anywhere; or
     # FILE.py, where verify(completion, answer) returns the reward, any number
     verifier: str = "strict"
-    prompt: str | None = None  # text around {question}; if unset {question}= or asks for ####
+    prompt: str | None = None  # text around {question}; unset: {question}= or asks for ####
     device: str = "auto"  # cpu, cuda, mps …; auto: the CPU for the tiny model, else a GPU if any
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # for matmuls; auto: bf16 if CUDA has it
-    micro_batch_size: int | None = None  # answers per training pass; if unset 256 (tiny) or 8
+    micro_batch_size: int | None = None  # completions per forward pass; unset: 256 (tiny) or 8
     eval_every: int = 50  # training steps between evaluations, and between checkpoints
     eval_problems: int = 256  # questions per evaluation, at most
     resume: str = ""  # checkpoint to continue, with its flags except those given now
@@ -259,7 +259,7 @@ def train_step(model, reference, tokenizer, optimizer, draws, rng, args):
 
 def main(args: Args) -> dict:
     """Train, or with --steps 0 only evaluate; returns the last scores and the first pass@1."""
-    start, first = time.perf_counter(), 0
+    start = time.perf_counter()
     check_args(args)
     device = start_device(args)
     train, held_out = load_data(args)
@@ -271,15 +271,7 @@ def main(args: Args) -> dict:
         reference, _ = load_policy(replace(args, resume=""), device)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
     run = [SCRIPT, WORLD, args.model, args.dataset, args.eval_dataset, args.seed, args.group_size]
-    if args.resume:
-        state = load_checkpoint(args.resume)
-        if state["run"] != run:
-            stop(f"--resume {args.resume}: begun as {state['run']}, which is not {run}")
-        first = state["step"]
-        if args.steps and first >= args.steps:
-            stop(f"--resume {args.resume}: step {first} is done: raise --steps {args.steps}")
-        optimizer.load_state_dict(state.pop("optimizer"))
-        model.critic.load_state_dict(state.pop("critic"))
+    first = restore(model, optimizer, run, args) if args.resume else 0
     folder, writer = open_run(args)
     scores = evaluate(model, tokenizer, held_out, args, writer, first)
     before = scores["eval/pass@1"]
@@ -305,9 +297,8 @@ def main(args: Args) -> dict:
                 state = {"step": step, "run": run, "args": vars(args)}
                 state |= {"optimizer": optimizer.state_dict(), "critic": model.critic.state_dict()}
                 save(model, tokenizer, folder / f"step-{step:06d}", state)
-                checkpoints = sorted(folder.glob("step-" + 6 * "[0-9]"))  # only what save wrote
-                for outdated in checkpoints[:-2]:  # the last two stay
-                    shutil.rmtree(outdated)
+                for outdated in sorted(folder.glob("step-" + 6 * "[0-9]"))[:-2]:
+                    shutil.rmtree(outdated)  # two stay, and whatever else is in the folder
 
     if WORLD > 1:
         dist.barrier()  # none may leave while another still writes
@@ -319,6 +310,7 @@ def main(args: Args) -> dict:
 
 
 # From here on, the text is grpo_llm.py's, but for what the critic needs.
+# Log-probabilities and Rollout draw and score the completions; what follows them can stay unread.
 # ---------------------------------------------------------------------------- Log-probabilities
 
 
@@ -551,9 +543,7 @@ def hint(scores):
     if best == 0 < flexible or flexible > right + 0.2:
         return "\n    right numbers in the wrong form: try --verifier flexible, or another --prompt"
     if scores["eval/clipped_ratio"] > 0.5:
-        return (
-            "\n    completions are cut off: try more --max-new-tokens; do not train if pass@8 is 0"
-        )
+        return "\n    completions are cut off: raise --max-new-tokens; train only if pass@8 > 0"
     if best == 0:
         return "\n    no completion is right: try an easier --dataset, or another --model"
     if scores["eval/frac_reward_zero_std"] == 1 and right < 0.9:
@@ -727,10 +717,8 @@ def load_policy(args, device):
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     ids = model.generation_config.eos_token_id
     stop_ids = {tokenizer.eos_token_id, *(ids if isinstance(ids, list) else [ids])} - {None}
-    # A file's dtype decides where its tensors begin in memory, and that decides how sums are
-    # rounded. Copies begin alike, so a run resumed from float32 goes on as one begun from bf16.
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clone()
+    for parameter in model.parameters():  # how a copy lies in memory, and so how sums are rounded,
+        parameter.data = parameter.data.clone()  # does not depend on the file: --resume is exact
     model.to(device).eval()  # eval(): dropout would make the ratio noisy
     check_exact(model, source)
     stop_ids = sorted(stop_ids) or [-1]  # transformers' generate cannot read an empty list
@@ -861,11 +849,6 @@ def sum_over_processes(tensor):
     return tensor
 
 
-def in_any_process(flags):
-    """Whether any flag is set, in any process."""
-    return sum_over_processes(flags.sum()) > 0
-
-
 def sum_gradients_over_processes(model):
     """Give every process the sum of all processes' gradients, in place."""
     for parameter in model.parameters():
@@ -923,6 +906,18 @@ def load_checkpoint(path):
     with blame(f"--resume {path}: not a checkpoint of this script, a folder step-…"):
         state = torch.load(Path(path, "trainer.pt"), map_location="cpu", mmap=True)
         return state | {"args": Args(**state["args"])}
+
+
+def restore(model, optimizer, run, args):
+    """Load the optimizer's state from the checkpoint of --resume; returns its step."""
+    state = load_checkpoint(args.resume)
+    if state["run"] != run:
+        stop(f"--resume {args.resume}: begun as {state['run']}, which is not {run}")
+    if 0 < args.steps <= state["step"]:
+        stop(f"--resume {args.resume}: step {state['step']} is done: raise --steps {args.steps}")
+    optimizer.load_state_dict(state["optimizer"])
+    model.critic.load_state_dict(state["critic"])
+    return state["step"]
 
 
 if __name__ == "__main__":

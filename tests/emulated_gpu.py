@@ -1,6 +1,6 @@
 """A second device, emulated on the CPU: its tensors may not meet those of the host.
 
-    python tests/second_device.py    # two steps of all LLM scripts, there and on the host
+    python tests/emulated_gpu.py    # two steps of all LLM scripts, there and on the host
 
 A tensor of the device wraps one of the host, on which every operation is carried out, so that the
 results must be those of the host, but for attention's rounding. An operation on tensors of both is

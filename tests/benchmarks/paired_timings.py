@@ -1,13 +1,14 @@
-"""Two ways of doing the same, in turns: is the second faster, how much, and how sure is that?
+"""Which of two ways of doing the same thing is faster, by how much, and how sure is the result?
 
-    python tests/benchmarks/sides.py revision --checkout FOLDER  # a default step there, and here
-    python tests/benchmarks/sides.py runs       # two runs beside each other, and one alone
-    python tests/benchmarks/sides.py starts     # the same from an empty cache, with a warm start
-    python tests/benchmarks/sides.py processes  # a step of one process, and of two
-    python tests/benchmarks/sides.py shared --model FOLDER  # a prompt read with each row, and once
-    python tests/benchmarks/sides.py bf16 --model FOLDER    # products in float32, and in bf16
+    python tests/benchmarks/paired_timings.py WHAT [--model FOLDER]
 
-Writes results/sides_….md; --smoke, at toy size, does not.
+revision --checkout FOLDER: a training step there, and here. runs: two runs at the same time; one
+run alone. starts: as runs, but each run makes the tiny model first. processes: a step of one
+process; of two processes. shared: reading a prompt per row; once a group. bf16: matrix products in
+float32; in bf16.
+
+The two sides take turns, so that a slow minute of the machine slows both. The table goes into
+results/paired_….md. With --smoke all sizes are tiny and nothing is written.
 """
 
 import functools
@@ -21,8 +22,9 @@ from itertools import count, islice
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Annotated
+from typing import Annotated, Literal
 
+import bench
 import torch
 import tyro
 from bench import CPU, ROOT, Training, run_script, table, write_table
@@ -35,16 +37,19 @@ HEADER = ["", "first, s", "second, s", "first / second: median", "lowest", "high
 
 @dataclass
 class Options:
-    what: Annotated[str, tyro.conf.Positional]  # one of the six above
-    script: str = "grpo_llm"  # of the first four
-    checkout: Path = ROOT  # the first side of revision
-    model: str = "tiny"  # of shared and bf16
-    rounds: int = 10
-    smoke: bool = False
+    # what is compared
+    what: Annotated[
+        Literal["revision", "runs", "starts", "processes", "shared", "bf16"], tyro.conf.Positional
+    ]
+    script: str = "grpo_llm"  # the script that revision, runs, starts and processes measure
+    checkout: Path = ROOT  # a git checkout; revision compares its script with ours
+    model: str = "tiny"  # the model that shared and bf16 use: tiny, or a folder
+    rounds: int = 10  # measurements of each side
+    smoke: bool = False  # try it at toy size and write nothing
 
 
 def load(script, folder):
-    """The training of a script of this checkout."""
+    """The training loop of the script in this folder, with default flags."""
     spec = importlib.util.spec_from_file_location(f"{folder}/{script}", folder / f"{script}.py")
     sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -52,35 +57,46 @@ def load(script, folder):
 
 
 def revision(options):
-    """After 60 steps, when answers have their full length, both take the same, at a rate of 0."""
+    """A training step of the script in --checkout; a step of ours.
+
+    Both sides have our weights after 60 steps, when completions have reached their full length. The
+    learning rate is 0, so both keep these weights and should draw the same completions.
+    """
     there = load(options.script, options.checkout)
     here = load(options.script, ROOT)
     warm, rewards = 1 if options.smoke else 60, {}
     for number in range(1, warm + 1):
         here.step(number)
     there.model.load_state_dict(here.model.state_dict())
-    for side in (there, here):  # the same sums from here on, however many were drawn before
+    for side in (there, here):  # both get the same sums from now on
         stream = side.script.problem_stream(None, 0)
         side.draws = iter(lambda s=stream, p=side.args.prompts_per_step: list(islice(s, p)), None)
-        side.args.learning_rate = 0.0  # neither moves
+        side.args.learning_rate = 0.0
         side.numbers = count(warm + 1)
 
     def seconds(side):
         number, start = next(side.numbers), perf_counter()
         reward = side.step(number)["reward"]
         taken = perf_counter() - start
-        assert abs(rewards.setdefault(number, reward) - reward) < 0.02, "other answers were drawn"
+        assert abs(rewards.setdefault(number, reward) - reward) < 0.02, (
+            "the two sides drew different completions"
+        )
         return taken
 
-    return f"{options.checkout}, here", seconds, there, here
+    return f"{bench.revision(options.checkout)}, here", seconds, there, here
 
 
 def runs(options):
-    """From the command on."""
+    """Seconds until two runs that started together have ended; seconds of one run alone.
+
+    Imports count. In `starts` each run also makes the tiny model, because its cache is empty; with
+    --smoke it does not, as that takes a minute.
+    """
+    empty_cache = options.what == "starts" and not options.smoke
 
     def seconds(number):
         with tempfile.TemporaryDirectory() as cache, ThreadPoolExecutor() as pool:
-            more = {"TORCH_HOME": cache} if options.what == "starts" else {}
+            more = {"TORCH_HOME": cache} if empty_cache else {}
             work = functools.partial(run_script, options.script, "--steps", **more)
             start = perf_counter()
             list(pool.map(work, [1 if options.smoke else 40] * number))
@@ -90,7 +106,7 @@ def runs(options):
 
 
 def processes(options):
-    """The median of a run's steps."""
+    """The median time of a run's training steps, with one process; with two."""
 
     def seconds(launcher):
         flags = ["--steps", 2 if options.smoke else 40, "--eval-problems", 8]
@@ -101,7 +117,7 @@ def processes(options):
 
 
 def plain_logprobs(model, batch, temperature):
-    """grpo_llm.token_logprobs, but every row reads its own prompt."""
+    """The result of grpo_llm.token_logprobs, without sharing: every row reads its own prompt."""
     ids, mask = batch["completion_ids"], batch["mask"]
     rows = torch.cat([batch["prompt_ids"], ids], 1)[:, :-1]
     attention_mask = torch.cat([batch["prompt_mask"], mask.long()], 1)[:, :-1]
@@ -112,12 +128,15 @@ def plain_logprobs(model, batch, temperature):
 
 
 def passes(options):
-    """Forward and backward over four groups of eight random answers; all scripts have the same."""
+    """A forward and backward pass over four groups of eight random completions.
+
+    This part of grpo_llm.py is the same in all scripts, so the result holds for all of them.
+    """
     model, _ = grpo_llm.load_policy(grpo_llm.Args(model=options.model), CPU)
     prompts = torch.randint(2, model.vocab_size, (32, 5 if options.smoke else 100))
-    answers = torch.randint(2, model.vocab_size, (32, 4 if options.smoke else 124))
-    batch = {"prompt_ids": prompts[:4].repeat_interleave(8, 0), "completion_ids": answers}
-    batch |= {"prompt_mask": torch.ones_like(prompts), "mask": torch.ones(answers.shape)}
+    completions = torch.randint(2, model.vocab_size, (32, 4 if options.smoke else 124))
+    batch = {"prompt_ids": prompts[:4].repeat_interleave(8, 0), "completion_ids": completions}
+    batch |= {"prompt_mask": torch.ones_like(prompts), "mask": torch.ones(completions.shape)}
 
     def seconds(side):
         logprobs_of, model.in_bf16 = side
@@ -139,17 +158,19 @@ def main(options):
     name, seconds, first, second = WORK[options.what](options)
     pairs = []
     for number in range(1 if options.smoke else options.rounds + 1):
-        if number % 2:  # who begins changes
+        if number % 2:  # each side goes first in every second round
             pairs.append((seconds(first), seconds(second)))
         else:
             pairs.append((seconds(second), seconds(first))[::-1])
-    pairs = pairs[1:] or pairs  # the first round warms up
+    pairs = pairs[1:] or pairs  # the first round is a warm-up and does not count
     cells = [name, *(f"{median(side):.4g}" for side in zip(*pairs, strict=True))]
     ratios = [a / b for a, b in pairs]
     cells += [f"{of(ratios):.3f}" for of in (median, min, max)]
-    note = f"{options}, OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', 'not set')}"
+    threads = os.environ.get("OMP_NUM_THREADS", "not set")
+    note = f"{options.what} --script {options.script} --model {Path(options.model).name}"
+    note += f" --rounds {options.rounds}, OMP_NUM_THREADS {threads}"
     lines = table(HEADER, [[*cells, len(pairs)]])
-    write_table(f"sides_{options.what}", lines, "transformers", note=note, smoke=options.smoke)
+    write_table(f"paired_{options.what}", lines, "transformers", note=note, smoke=options.smoke)
 
 
 if __name__ == "__main__":
