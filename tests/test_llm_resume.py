@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,13 +146,20 @@ def test_a_complete_run_is_resumed_only_with_more_steps(begun, refused, tmp_path
     assert trainer(grpo.main(replace(args, steps=5))["folder"])["step"] == 5
 
 
-def test_adams_state_of_a_resumed_run_is_in_memory_once(begun, monkeypatch):
-    """The state read from the file is not kept beside the optimizer's own."""
+def test_the_state_of_a_resumed_run_is_in_memory_once(begun, monkeypatch):
+    """What was read from the file is gone when the run begins: the optimizer has its own copy."""
     args, _, path = begun()
-    state = grpo.load_checkpoint(path)
-    monkeypatch.setattr(grpo, "load_checkpoint", lambda path: state)
+    load, evaluate, read, found = grpo.load_checkpoint, grpo.evaluate, [], []
+
+    def watched(path):
+        mark = torch.zeros(1)
+        read.append(weakref.ref(mark))
+        return load(path) | {"mark": mark}
+
+    monkeypatch.setattr(grpo, "load_checkpoint", watched)
+    monkeypatch.setattr(grpo, "evaluate", lambda *a: found.append(read[0]()) or evaluate(*a))
     grpo.main(replace(args, resume=path))
-    assert "optimizer" not in state
+    assert found == [None, None]
 
 
 # ------------------------------------------------------------------------ what a run may delete
