@@ -7,12 +7,12 @@ from conftest import LLM_SCRIPTS, random_model, script
 grpo = script("grpo_llm")
 
 
-def test_it_changes_neither_dice_nor_weights():
+def test_it_changes_neither_randomness_nor_weights():
     model = random_model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    dice = torch.get_rng_state()
+    randomness = torch.get_rng_state()
     grpo.check_exact(model, "it")
-    assert torch.equal(torch.get_rng_state(), dice)
+    assert torch.equal(torch.get_rng_state(), randomness)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
 

@@ -147,11 +147,11 @@ def test_equal_rewards_move_nothing(monkeypatch, name, flags, reward, in_bf16):
 @pytest.mark.parametrize("name", GROUPED)
 def test_minibatches_without_a_step_are_not_in_the_averages(monkeypatch, name):
     """One live group of six: two of the three minibatches take no step, and log nothing."""
-    dice, (model, _) = random.Random(0), toy()
+    rng, (model, _) = random.Random(0), toy()
     steps = spy(monkeypatch, script(name), "train_minibatch")
 
     def verify(completion, answer):
-        return dice.random() if answer == "live" else 1.0
+        return rng.random() if answer == "live" else 1.0
 
     flags = {"max_resample": 1} if name == "dapo_llm" else {}
     flags |= {"minibatches": 3, "beta": 0.0, "answers": ["", "live"] + [""] * 4}

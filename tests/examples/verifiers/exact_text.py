@@ -3,6 +3,6 @@ but for upper and lower case, spaces around it and a full stop. Ask for it: "Ans
 """
 
 
-def verify(completion: str, answer: str) -> float:
+def verify(completion: str, answer) -> float:
     said = completion.strip().removesuffix(".")
-    return float(said.casefold() == answer.casefold())
+    return float(said.casefold() == str(answer).casefold())
