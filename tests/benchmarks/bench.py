@@ -1,19 +1,19 @@
-"""Tables, runs of scripts, and a training loop that benchmarks and experiments can look into."""
+"""Tables, and runs of scripts that benchmarks and experiments can look into."""
 
-import copy
+import contextlib
+import io
 import json
 import math
 import os
 import platform
-import random
 import subprocess
 import sys
 import tempfile
 import time
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 from statistics import median
+from unittest.mock import patch
 
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -52,17 +52,20 @@ def footer(*packages):
 def write_table(name, lines, *packages, note, smoke=False):
     """Print a table and write it, with its footer, into results/NAME.md.
 
-    Where RESULTS.md shows the old content of that file, it gets the new content. With smoke nothing
-    is written.
+    RESULTS.md shows the content of that file, and here the new content replaces the old. If it does
+    not, and neither page links to the file, that is an error. With smoke nothing is written.
     """
     print(*lines, sep="\n")
     if smoke:
         return
     text = "\n".join([*lines, "", f"{footer(*packages)}, {note}", ""])
     path, page = RESULTS / f"{name}.md", RESULTS.parent / "RESULTS.md"
-    if path.exists():
-        page.write_text(page.read_text().replace(path.read_text(), text))
+    old, shown = path.read_text() if path.exists() else "", page.read_text()
     path.write_text(text)
+    page.write_text(shown.replace(old, text) if old else shown)
+    linked = f"results/{name}.md" in shown + (ROOT / "README.md").read_text()
+    if old not in shown and not linked:
+        sys.exit(f"RESULTS.md does not show {name}.md as it was: put the new table there by hand")
 
 
 def spread(values, form=".2f"):
@@ -105,81 +108,70 @@ def run_script(script, *flags, launcher=(), root=ROOT, **environment):
         return found
 
 
-class Training:
-    """The training loop in main() of an LLM script, one step at a time and without files.
+class Enough(Exception):
+    """Ends main() of a script from within one of its functions."""
 
-    `model` is a pair (model, tokenizer) to begin with; without it args.model is loaded.
+
+def run_main(script, args, **functions):
+    """Run main() of an LLM script with these functions in place of its own; print and keep nothing.
+
+    Returns main's scores. They are empty if a function has raised Enough, or if main() has stopped
+    because a metric is not finite.
     """
-
-    def __init__(self, script, args, device=CPU, model=None):
-        self.script, self.args = script, args
-        self.model, self.tokenizer = model or script.load_policy(args, device)
-        self.reference = None
-        if args.beta > 0:
-            self.reference = copy.deepcopy(self.model).requires_grad_(False)
-        if hasattr(script, "add_critic"):
-            script.add_critic(self.model)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), weight_decay=0.0, fused=True)
-        train, _ = script.load_data(args)
-        stream = script.problem_stream(train, args.seed)
-        self.draws = iter(lambda: list(islice(stream, args.prompts_per_step)), None)
-
-    def step(self, number):
-        """Take training step `number`, counted from 1, and return what it logs.
-
-        The learning rate follows main(): it rises, then falls towards 0.
-        """
-        args = self.args
-        rng = random.Random(f"{args.seed} {number}")
-        torch.manual_seed(rng.getrandbits(32))
-        end = args.steps + 1
-        warmup = min(args.warmup_steps, args.steps) or 1
-        share = min(number / warmup, (end - number) / (end - warmup))
-        self.optimizer.param_groups[0]["lr"] = args.learning_rate * share
-        policy = self.model, self.reference, self.tokenizer, self.optimizer
-        metrics = self.script.train_step(*policy, self.draws, rng, args)
-        return {name: float(value) for name, value in metrics.items()}
+    with (
+        tempfile.TemporaryDirectory() as args.output_dir,
+        contextlib.redirect_stdout(io.StringIO()),
+        patch.multiple(script, **functions),
+    ):
+        try:
+            return script.main(args)
+        except Enough:
+            return {}
+        except SystemExit as end:
+            if end.code == 2:  # a flag is wrong
+                raise
+            return {}
 
 
-def train(script, args, steps=None, each_step=None, model=None):
-    """Train as script.main does, and evaluate at the end.
+def train(script, args, steps=None, each_step=None, folder=None):
+    """Train by the script's own main(), which evaluates the model at the end.
 
     `steps` ends a run early; its learning rate still follows the schedule of args.steps.
-    `each_step(step, model, metrics)` is called after each step, counted from 1.
+    `each_step(step, model, metrics)` is called after each step, counted from 1. With `folder` the
+    run starts from the model in it, in place of the tiny model.
 
-    Returns a dict: the model (a given model is trained in place), the tokenizer, pass@1 at the end,
-    and for each metric a list with its value at each step (None where a step has not logged it).
-    If a metric is not finite, training ends before that step is recorded, as main() would stop
-    there. If a weight is not finite, pass@1 is 0.
+    Returns a dict: the model, the tokenizer, pass@1 at the end, and for each metric a list with its
+    value at each step (None where a step has not logged it). If main() has not come to its end,
+    because of `steps` or because a metric is not finite, pass@1 is 0.
     """
-    training = Training(script, args, model=model)
-    policy, tokenizer = training.model, training.tokenizer
-    history, scores = [], {"pass@1": 0.0}
-    for step in range(1, (args.steps if steps is None else steps) + 1):
-        metrics = training.step(step)
-        if not all(map(math.isfinite, metrics.values())):
-            break
-        history.append(metrics)
-        if each_step:
-            each_step(step, policy, metrics)
+    own, history, found = script.train_step, [], {}
+    args.eval_every = args.steps
 
+    def train_step(model, reference, tokenizer, *rest):
+        metrics = own(model, reference, tokenizer, *rest)
+        found.update(model=model, tokenizer=tokenizer)
+        if math.isfinite(sum(metrics.values())):
+            history.append(metrics)
+            if each_step:
+                each_step(len(history), model, metrics)
+        if len(history) == steps:
+            raise Enough
+        return metrics
+
+    functions = {"train_step": train_step}
+    if folder:
+        functions["tiny_model_folder"] = lambda: folder
+    found["pass@1"] = run_main(script, args, **functions).get("eval/pass@1", 0.0)
     names = dict.fromkeys(name for metrics in history for name in metrics)
-    result = {name: [metrics.get(name) for metrics in history] for name in names}
-    if all(parameter.isfinite().all() for parameter in policy.parameters()):
-        scores = evaluate(script, policy, tokenizer, args, args.eval_problems)
-    return result | scores | {"model": policy, "tokenizer": tokenizer}
+    return {name: [metrics.get(name) for metrics in history] for name in names} | found
 
 
-def evaluate(script, model, tokenizer, args, num_problems=128, k=8, problems=None):
-    """pass@1: the share of completions that are right, among k for each question.
+def evaluate(script, model, tokenizer, args, problems, k=8):
+    """pass@1: the share of completions that are right, among k for each of these questions.
 
-    The questions are these problems, or else held-out sums. The temperature is 1. Every call uses
-    the same randomness.
+    The temperature is 1. Every call uses the same randomness.
     """
-    if problems is None:
-        rng = random.Random(0)
-        problems = [script.make_sum(rng, held_out=True) for _ in range(num_problems)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         _, _, rewards = script.rollout(model, tokenizer, problems, k, 1.0, args)
-    return {"pass@1": rewards.mean().item()}
+    return rewards.mean().item()

@@ -18,7 +18,7 @@ from statistics import median
 
 import torch
 import tyro
-from bench import CPU, LLM, Training, run_script, table, write_table
+from bench import CPU, LLM, run_main, run_script, table, write_table
 from paired_timings import TORCHRUN
 from torch.nn.utils import parameters_to_vector
 
@@ -58,19 +58,27 @@ def agreement(device):
                 sys.exit(f"{title}: GPU and CPU differ by more than the limits {most}")
 
 
-def sizes(device, flags):
+def steps(device, flags):
     """Rows of the table for part (b)."""
     args = tyro.cli(grpo_llm.Args, args=flags)
-    training = Training(grpo_llm, args, device)
-    training.step(1)  # allocates Adam's moments
-    for args.micro_batch_size in (1, 8, 32, 128):
+    own, sizes, rows = grpo_llm.train_step, [1, 1, 8, 32, 128], []
+    args.steps = len(sizes)
+
+    def train_step(*inputs):
+        """A step with its own size of micro-batches; the first also allocates Adam's moments."""
+        args.micro_batch_size = sizes[len(rows)]
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
-        training.step(2)  # it returns its metrics as floats, so the GPU has finished
+        metrics = own(*inputs)  # these are floats, so the GPU has finished
         seconds = time.perf_counter() - start
         peak = torch.cuda.max_memory_allocated() / 2**30
-        yield [f"micro-batches of {args.micro_batch_size}: GiB; s", f"{peak:.1f}; {seconds:.2f}"]
+        title = f"micro-batches of {args.micro_batch_size}: GiB; s"
+        rows.append([title, f"{peak:.1f}; {seconds:.2f}"])
+        return metrics
+
+    run_main(grpo_llm, args, train_step=train_step)
+    yield from rows[1:]
     launchers = {"one": (), "two": TORCHRUN}
     if torch.cuda.device_count() == 1:
         launchers.pop("two")  # NCCL needs one GPU per process
@@ -86,7 +94,7 @@ def main(smoke: bool = False):
     flags += " --model HuggingFaceTB/SmolLM2-135M-Instruct"
     if smoke:
         flags = "--steps 4 --eval-problems 8 --max-new-tokens 6 --prompts-per-step 8"
-    rows = [*agreement(device), *sizes(device, flags.split())]
+    rows = [*agreement(device), *steps(device, flags.split())]
     note = torch.cuda.get_device_name() if device.type == "cuda" else "no GPU"
     lines = table(["measured", "value"], rows)
     write_table("gpu", lines, "transformers", note=note, smoke=smoke)

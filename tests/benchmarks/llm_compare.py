@@ -75,11 +75,11 @@ def main(seeds: int = 5, smoke: bool = False):
             cells.append(format(median(one[column] for one in found), form).replace("nan", "–"))
         rows.append(cells)
     lines = table(["run", "n", "worst after", *COLUMNS], rows)
-    write_table("llm_compare", lines, "transformers", note="medians over the seeds", smoke=smoke)
     if not smoke:
         found = {"where": footer("transformers"), "curves": curves}
         (RESULTS / "llm_curves.json").write_text(json.dumps(found) + "\n")
         draw_curves(curves)
+    write_table("llm_compare", lines, "transformers", note="medians over the seeds", smoke=smoke)
 
 
 if __name__ == "__main__":

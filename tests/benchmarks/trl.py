@@ -38,7 +38,7 @@ from typing import Annotated, Literal
 
 import torch
 import tyro
-from bench import CPU, Training, evaluate, own_process, spread, table, write_table
+from bench import CPU, Enough, evaluate, own_process, run_main, spread, table, write_table
 from paired_timings import plain_logprobs
 
 HERE = Path(__file__).resolve().parent
@@ -107,7 +107,7 @@ class Clock:
         """Note the time and return whether the target is met. Without a target, do not evaluate."""
         self.laps.append(time.perf_counter() - self.start)
         if self.target and len(self.laps) % EVERY == 0:
-            self.scores.append(evaluate(*self.evaluated, problems=self.held_out)["pass@1"])
+            self.scores.append(evaluate(*self.evaluated, self.held_out))
         self.start = time.perf_counter()
         self.met = bool(self.target) and max(self.scores, default=0.0) >= self.target
         return self.met
@@ -115,22 +115,28 @@ class Clock:
 
 def ours(script, args, target, rollouts, logprobs_of=None) -> Clock:
     """Train with our script until the target is met, for at most this many rollouts."""
-    training = Training(script, args)
-    clock = Clock(script, training.model, training.tokenizer, args, target)
+    own, clocks = script.train_step, []
     logprobs_of = logprobs_of or script.token_logprobs
 
     def counted(model, batch, temperature):
-        if torch.is_grad_enabled():
-            clock.trained += len(batch["mask"])
+        if clocks and torch.is_grad_enabled():
+            clocks[0].trained += len(batch["mask"])
         return logprobs_of(model, batch, temperature)
 
-    script.token_logprobs = counted
-    for rollout in range(1, rollouts + 1):
-        found = training.step(rollout)
-        clock.lengths.append(found["completions/mean_length"])
-        if clock.after_rollout():
-            break
-    return clock
+    def train_step(model, reference, tokenizer, *rest):
+        if not clocks:
+            clocks.append(Clock(script, model, tokenizer, args, target))
+        metrics = own(model, reference, tokenizer, *rest)
+        clocks[0].lengths.append(metrics["completions/mean_length"])
+        if clocks[0].after_rollout() or len(clocks[0].laps) == rollouts:
+            raise Enough
+        return metrics
+
+    args.device, args.eval_every = "cpu", args.steps
+    functions = {"train_step": train_step, "token_logprobs": counted}
+    functions["evaluate"] = lambda *_: {"eval/pass@1": 0.0}  # the clock evaluates
+    run_main(script, args, **functions)
+    return clocks[0]
 
 
 def trl_rows(script, args, tokenizer, rollouts: int) -> list[dict]:

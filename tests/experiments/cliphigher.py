@@ -3,7 +3,7 @@
 import torch
 from bench import train
 from harness import PARTLY, Experiment, Panel, grid
-from llm_parts import mean, warm_start
+from llm_parts import load, mean, warm_start
 
 import dapo_llm
 
@@ -24,7 +24,8 @@ def share_worked_out(model, tokenizer):
 def run(clip_high, seed, minibatches=4, passes=1, steps=24, warm=1000):
     """Guessing is the habit of 97 %. With one pass of DAPO's four minibatches the clip hardly acts;
     with 16 minibatches it does, and with 16 passes more so."""
-    model, tokenizer = warm_start("guess 0.97", warm)
+    folder = warm_start("guess 0.97", warm)
+    model, tokenizer = load(folder)
     args = dapo_llm.Args(clip_high=clip_high, seed=seed, steps=steps)
     args.minibatches, args.update_epochs = minibatches, passes
     worked = [share_worked_out(model, tokenizer)]
@@ -32,7 +33,7 @@ def run(clip_high, seed, minibatches=4, passes=1, steps=24, warm=1000):
     def each_step(step, policy, metrics):
         worked.append(share_worked_out(policy, tokenizer))
 
-    found = train(dapo_llm, args, each_step=each_step, model=(model, tokenizer))
+    found = train(dapo_llm, args, each_step=each_step, folder=folder)
     return {
         "rare style after 5": worked[min(5, steps)],
         "clipped": mean(found["clip_ratio"]),

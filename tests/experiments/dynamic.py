@@ -19,16 +19,19 @@ METHODS = {
 def run(method, seed, steps=60, prompts=16):
     script, flags = METHODS[method]
     args = script.Args(steps=steps, seed=seed, prompts_per_step=prompts, **flags)
-    model, tokenizer = script.load_policy(args, CPU)
+    _, tokenizer = script.load_policy(args, CPU)
+    _, held_out = script.load_data(args)
     drawn, enough = [], []
 
     def each_step(step, policy, metrics):
         """Counts the completions drawn, and notes the count where pass@1 is 0.9 or more."""
         drawn.append(metrics["num_tokens"] / metrics["completions/mean_length"])
-        if step % 2 == 0 and evaluate(script, policy, tokenizer, args, 128, 4)["pass@1"] >= 0.9:
-            enough.append(round(sum(drawn)))
+        if step % 2 == 0:
+            right = evaluate(script, policy, tokenizer, args, held_out[:128], 4)
+            if right >= 0.9:
+                enough.append(round(sum(drawn)))
 
-    found = train(script, args, each_step=each_step, model=(model, tokenizer))
+    found = train(script, args, each_step=each_step)
     signal = [1 - share for share in found["frac_reward_zero_std"]]
     return {
         "signal at first": mean(signal[:5]),

@@ -5,7 +5,7 @@ from unittest.mock import patch
 import torch
 from bench import train
 from harness import SHOWN, Experiment, Panel, grid
-from llm_parts import mean, warm_start
+from llm_parts import load, mean, warm_start
 
 import grpo_llm
 import rloo_llm
@@ -34,7 +34,8 @@ def run(method, beta, seed, steps=40, every=5, warm=1000):
     """Four gradient steps a rollout, at one rate."""
     script = METHODS[method]
     args = script.Args(beta=beta, seed=seed, steps=steps, minibatches=4, learning_rate=4e-4)
-    model, tokenizer = warm_start("meander", warm)
+    folder = warm_start("meander", warm)
+    model, tokenizer = load(folder)
     _, held_out = script.load_data(args)
     points = []
 
@@ -44,7 +45,7 @@ def run(method, beta, seed, steps=40, every=5, warm=1000):
 
     with patch.object(script, "load_verifier", lambda name: praise_work):
         each_step(0, model, {})
-        train(script, args, each_step=each_step, model=(model, tokenizer))
+        train(script, args, each_step=each_step, folder=folder)
     curves = {f"{name} by then": [point[name] for point in points] for name in points[0]}
     return points[-1] | curves | {"best true": max(curves["true by then"])}
 

@@ -5,7 +5,7 @@ from itertools import islice
 import torch
 from bench import train
 from harness import PARTLY, Experiment, Panel, grid
-from llm_parts import gradients, mean, warm_start
+from llm_parts import gradients, load, mean, warm_start
 
 import grpo_llm
 
@@ -22,7 +22,8 @@ def by_length(method, seed, steps, warm):
     mixed ones the short are solved first, and the mean would grow."""
     options = {"max_new_tokens": 48, "beta": 0.0, "prompts_per_step": 16} | FLAGS[method]
     args = grpo_llm.Args(seed=seed, steps=steps, **options)
-    model, tokenizer = warm_start("wander", warm)
+    folder = warm_start("wander", warm)
+    model, tokenizer = load(folder)
     _, sums = grpo_llm.load_data(grpo_llm.Args(eval_problems=1152))
     problems = [problem for problem in sums if problem[0].count("+") == 3][:128]
     lengths = []
@@ -35,7 +36,7 @@ def by_length(method, seed, steps, warm):
             lengths.append(batch["mask"].sum(1)[wrong].mean().item())
 
     each_step(0, model, {})
-    train(grpo_llm, args, each_step=each_step, model=(model, tokenizer))
+    train(grpo_llm, args, each_step=each_step, folder=folder)
     late = mean(lengths[len(lengths) // 2 :])
     return {"wrong at the start": lengths[0], "wrong, second half": late}
 

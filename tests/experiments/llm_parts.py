@@ -37,13 +37,18 @@ def demonstrate(terms, guess_rate, rng, repeat_rate=0.0, room=0, guess_behind_to
 
 
 def warm_start(habit, steps=1000):
-    """A model of the tiny one's shape after other demonstrations, and the tokenizer; it is kept."""
+    """The folder of a model of the tiny one's shape after other demonstrations; it is kept."""
     tiny = grpo_llm.tiny_model_folder()  # its name tells what shapes its weights
     key = zlib.crc32(inspect.getsource(sys.modules[__name__]).encode())
     folder = tiny.with_name(f"{tiny.name}-{habit}-{steps}-{key:08x}".replace(" ", "-"))
     if not folder.exists():
         model, tokenizer = grpo_llm.load_policy(grpo_llm.Args(), CPU)
         grpo_llm.save(imitate(model.config, tokenizer, habit, steps), tokenizer, folder)
+    return folder
+
+
+def load(folder):
+    """The model in this folder, and its tokenizer."""
     return grpo_llm.load_policy(grpo_llm.Args(model=str(folder)), CPU)
 
 

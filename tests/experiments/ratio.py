@@ -34,7 +34,6 @@ def moved(model, batch, args):
 def run(passes, seed, warm=1000):
     """GRPO (β 0) as it is, on answers of many lengths. Measured after each pass, over all answers
     that are trained on; the first 8 rollouts do not count."""
-    model, tokenizer = warm_start("meander", warm)
     args = grpo_llm.Args(beta=0.0, update_epochs=passes, seed=seed, max_new_tokens=32)
     parts, seen = [], []
 
@@ -43,12 +42,12 @@ def run(passes, seed, warm=1000):
         parts.append(inputs[2])
         if len(parts) == args.minibatches:  # a pass is over
             batch = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-            seen.append(moved(model, batch, args))
+            seen.append(moved(inputs[0], batch, args))
             parts.clear()
         return metrics
 
     with patch.object(grpo_llm, "train_minibatch", train_minibatch):
-        train(grpo_llm, args, 16, model=(model, tokenizer))
+        train(grpo_llm, args, 16, folder=warm_start("meander", warm))
     found = {}
     for name in seen[0]:
         values = [each[name] for each in seen[8 * passes :]]

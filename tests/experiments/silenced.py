@@ -31,7 +31,7 @@ def run(method, seed, guess_rate=0.999, passes=8, steps=40, warm=1000):
         return objective, clipped
 
     with patch.object(script, "surrogate", listen):
-        found = train(script, args, model=warm_start(f"guess {guess_rate}", warm))
+        found = train(script, args, folder=warm_start(f"guess {guess_rate}", warm))
     result = {HALF: rollouts_to(0.5, found["reward"]), "pass@1": found["pass@1"]}
     if method == "GRPO":
         praised, silenced = torch.cat(praised), torch.cat(silenced)
