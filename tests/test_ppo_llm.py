@@ -197,7 +197,7 @@ def test_only_the_policy_has_a_critic(quick, monkeypatch):
 
 
 def test_one_completion_of_each_question(quick):
-    """What no method of groups can do. All that is logged is a number, and answers are shown."""
+    """What no method of groups can do. All that is logged is a number; completions are shown."""
     own = {"group_size": 1, "prompts_per_step": 16, "micro_batch_size": 3, "steps": 2}
     folder = ppo.main(ppo.Args(**quick | own))["folder"]
     for name in ("reward", "reward_std", "loss", "value_loss", "explained_variance", "grad_norm"):
