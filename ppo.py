@@ -53,7 +53,8 @@ class Args:
     target_kl: float | None = None
     update_epochs: int = 4  # epochs over each rollout, the steps between two updates
     num_minibatches: int = 4  # optimizer steps per epoch
-    ent_coef: float = 0.0  # weight of the entropy bonus, for an undecided π; decays linearly to 0
+    # weight of the entropy bonus, for an undecided π; decays linearly to 0; CartPole needs none
+    ent_coef: float = 0.0
     gae_lambda: float = 0.98  # λ of GAE: 0 trusts the critic, 1 the rewards; 0.95 is usual
     gamma: float = 0.99  # γ, the discount factor
     num_steps: int = 128  # T, steps per rollout in each environment
