@@ -61,7 +61,8 @@ class Args:
     target_kl: float | None = None
     update_epochs: int = 4  # epochs over each rollout, the steps between two updates
     num_minibatches: int = 4  # optimizer steps per epoch
-    ent_coef: float = 0.0  # weight of the entropy bonus, for an undecided π; decays linearly to 0
+    # weight of the entropy bonus, for an undecided π; decays linearly to 0; CartPole needs none
+    ent_coef: float = 0.0
     gae_lambda: float = 0.98  # λ of GAE: 0 trusts the critic, 1 the rewards; 0.95 is usual
     gamma: float = 0.99  # γ, the discount factor
     num_steps: int = 128  # T, steps per rollout in each environment
@@ -331,8 +332,7 @@ def train(envs, agent, path, args):
     writer.add_text("hyperparameters", str(args))
     global_step, recent = 0, []  # recent: returns of the last 100 episodes
     start = time.perf_counter()
-    # disable=None: the bar is shown on a terminal only.
-    with tqdm(total=args.total_timesteps, unit="step", disable=None) as bar:
+    with tqdm(total=args.total_timesteps, unit="step", disable=None) as bar:  # on a terminal
         for rollout, episode_returns in rollouts(envs, agent, args):
             torch.save({args.env_id: agent.state_dict()}, path.with_suffix(".tmp"))
             path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole agent

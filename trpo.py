@@ -366,8 +366,7 @@ def train(envs, agent, path, args):
     writer.add_text("hyperparameters", str(args))
     global_step, recent = 0, []  # recent: returns of the last 100 episodes
     start = time.perf_counter()
-    # disable=None: the bar is shown on a terminal only.
-    with tqdm(total=args.total_timesteps, unit="step", disable=None) as bar:
+    with tqdm(total=args.total_timesteps, unit="step", disable=None) as bar:  # on a terminal
         for rollout, episode_returns in rollouts(envs, agent, args):
             torch.save({args.env_id: agent.state_dict()}, path.with_suffix(".tmp"))
             path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole agent
