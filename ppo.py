@@ -129,7 +129,7 @@ def update(agent, optimizer, batch, progress_remaining, args):
     log, of the last step. `progress_remaining` falls from 1 to 0 over the training."""
     optimizer.param_groups[0]["lr"] = args.learning_rate * progress_remaining
     batch["logprobs"] = agent.policy(batch["obs"]).log_prob(batch["actions"]).detach()  # of π_old
-    # In units of the return's standard deviation: one learning rate then suits any reward scale.
+    # In units of the return's standard deviation: this suits rewards of 1e-6 to 1e6 alike.
     # A z-score per batch would blow up the small, random advantages of a good policy.
     agent.return_norm.update(batch["targets"])
     advantages = batch["advantages"] / agent.return_norm.std
@@ -275,7 +275,7 @@ class Agent(nn.Module):
         self.actor = mlp(obs_size, flatdim(action_space))
         self.critic = mlp(obs_size, 1)
         self.actor[-1].weight.data *= 0.01  # close to uniform at first
-        self.critic[-1].weight.data *= 0  # V is 0 at first, which suits rewards of any scale
+        self.critic[-1].weight.data *= 0  # V is 0 at first, so that it suits tiny rewards, too
         self.critic[-1].bias.data *= 0
         self.discrete = isinstance(action_space, Discrete)
         if not self.discrete:
