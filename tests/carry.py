@@ -15,17 +15,7 @@ import tempfile
 from pathlib import Path
 
 import tyro
-from lineage import (
-    CLASSIC_SCRIPTS,
-    FAMILY,
-    LLM_SCRIPTS,
-    MARKER,
-    PATHS,
-    ROOT,
-    changed,
-    parts,
-    source,
-)
+from lineage import CLASSIC_SCRIPTS, FAMILY, LLM_SCRIPTS, MARKER, PATHS, ROOT, parts, source
 
 
 def merge(*texts):
@@ -61,7 +51,10 @@ def write_counts():
 
     def row(match):
         name = match[1]
-        counts = iter([source(name).count("\n"), changed(name) if FAMILY[name] else "–"])
+        command = ["diff", PATHS.get(FAMILY[name], PATHS[name]), PATHS[name]]
+        diff = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+        changed = len(re.findall("^[<>]", diff, re.M)) or "–"
+        counts = iter([source(name).count("\n"), changed])
         return re.sub(r"(?<=\| )(\d+|–)(?= \|)", lambda _: str(next(counts)), match[0])
 
     def end(match):
