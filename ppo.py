@@ -1,16 +1,22 @@
 """PPO, Proximal Policy Optimization: a clip instead of TRPO's trust region.
 
 The current policy π_old plays T steps in each of N environments, and the critic V turns the
-rewards into advantages A_t (GAE). Then minibatches pass several times over these steps, to maximize
+rewards into advantages A_t (GAE). Then several epochs of minibatches of these steps maximize
 
-    J = mean_t min(r_t A_t, clip(r_t, 1 − ε, 1 + ε) A_t),   r_t = π(a_t | s_t) / π_old(a_t | s_t)
+    J = mean_t min(r_t A_t, clip(r_t, 1 − ε, 1 + ε) A_t)
+    r_t = π(a_t | s_t) / π_old(a_t | s_t)
     A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)
 
+If A_t > 0, J grows with r_t up to r_t = 1 + ε, and is flat beyond. If A_t < 0, it grows as r_t
+falls to 1 − ε, and is flat below. The other way, where r_t has moved against A_t, there is no
+bound: the min takes the unclipped term, whose gradient pushes r_t back.
+
 Why: TRPO pays for its trust region with conjugate gradients and a line search, and takes a single
-step per rollout. PPO clips the ratio instead. Once r_t has left 1 ± ε in the direction that A_t
-favors, that sample has no gradient left, so plain Adam can use a rollout several times.
-`--surrogate penalty` is the paper's other form, r_t A_t − β KL(π_old ‖ π), where β is adapted after
-each rollout to keep the KL near a target.
+step per rollout, because after it the samples are an older policy's. The ratio corrects for that
+while π is near π_old, and the clip keeps it there: a sample whose r_t has gone as far as A_t wants
+has no gradient left. So plain Adam can take many steps on a rollout. `--surrogate penalty` is the
+paper's other form, r_t A_t − β KL(π_old ‖ π), where β is adapted after each rollout to keep the KL
+near a target.
 
 Weakness: the clip stops a sample from pushing its own ratio further, but other samples may still
 push it: nothing bounds the distance to π_old. If A_t < 0, a ratio above 1 + ε is not clipped,
@@ -18,11 +24,13 @@ however large; dual-clip PPO adds that bound (Ye et al. 2020, arXiv:1912.09729).
 clearly ahead of TRPO: they differ only on LunarLander, in three seeds, and there T and the entropy
 bonus differ, too (tests/benchmarks/RESULTS.md).
 
+Many implementations also clip the critic's loss, standardize A_t per minibatch, and initialize
+orthogonally (Huang et al. 2022, The 37 Implementation Details of PPO); this one does not.
+
     python ppo.py                                                              # CartPole-v1
     python ppo.py --env-id Pendulum-v1 --gamma 0.9 --total-timesteps 300000    # continuous actions
 
 Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
-GAE: Schulman et al. 2015, High-Dimensional Continuous Control Using GAE, arXiv:1506.02438
 """
 
 import math
@@ -49,18 +57,20 @@ class Args:
     surrogate: Literal["clip", "penalty"] = "clip"  # clip the ratio, or penalize the KL instead
     clip_coef: float = 0.2  # ε, the ratio is clipped to 1 ± ε
     beta: float = 1.0  # β, weight of the KL penalty at first; adapted after each rollout
-    # clip: end the passes over a rollout once its KL exceeds this; penalty: β's target (or 0.01)
+    # clip: end the epochs over a rollout once its KL exceeds this; penalty: β's target (or 0.01)
     target_kl: float | None = None
-    update_epochs: int = 4  # passes over each rollout
-    num_minibatches: int = 4  # optimizer steps per pass
-    ent_coef: float = 0.0  # weight of the entropy bonus, for an undecided π; decays linearly to 0
+    update_epochs: int = 4  # epochs over each rollout, the steps between two updates
+    num_minibatches: int = 4  # optimizer steps per epoch
+    # weight of the entropy bonus, for an undecided π; decays linearly to 0; CartPole needs none
+    ent_coef: float = 0.0
     gae_lambda: float = 0.98  # λ of GAE: 0 trusts the critic, 1 the rewards; 0.95 is usual
     gamma: float = 0.99  # γ, the discount factor
     num_steps: int = 128  # T, steps per rollout in each environment
     num_envs: int = 16  # N, environments stepped in parallel
     learning_rate: float = 3e-3  # Adam's learning rate; decays linearly to 0
     max_grad_norm: float = 1.0  # the gradients of actor and critic are each clipped to this norm
-    total_timesteps: int = 200_000  # steps over all environments; 0 to only evaluate --load
+    # steps over all environments (the last rollout is not learned from); 0 to only evaluate --load
+    total_timesteps: int = 200_000
     env_id: str = "CartPole-v1"  # any gymnasium environment with Discrete or Box actions
     init_std: float = 1.0  # initial standard deviation of a Gaussian policy (Box actions)
     target_return: float = math.inf  # stop once the last 100 episodes reach this mean return
@@ -72,7 +82,7 @@ class Args:
 
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
-    """GAE(γ, λ) and the critic's targets, for a rollout (see rollouts): all (T, N)."""
+    """GAE(γ, λ) and the critic's targets, for a rollout (see `rollouts`): all (T, N)."""
     # Nothing follows a termination. An episode cut off by a time limit would have gone on, and
     # V(s_{t+1}) stands for the rest of it.
     next_values = next_values * ~rollout["terminated"]
@@ -87,11 +97,11 @@ def compute_advantages(rollout, values, next_values, args):
 
 @torch.no_grad()
 def prepare(agent, rollout, args):
-    """The rollout's B real steps, with advantages and returns: obs (B, D), actions (B,) or (B, A),
+    """The rollout's B real steps, with advantages and targets: obs (B, D), actions (B,) or (B, A),
     the others (B,)."""
     values = agent.value(torch.cat([rollout["obs"], rollout["next_obs"][-1:]]))  # V(s_0) … V(s_T)
-    advantages, returns = compute_advantages(rollout, values[:-1], values[1:], args)
-    rollout = rollout | {"advantages": advantages, "returns": returns}
+    advantages, targets = compute_advantages(rollout, values[:-1], values[1:], args)
+    rollout = rollout | {"advantages": advantages, "targets": targets}
     return {name: column[rollout["mask"]] for name, column in rollout.items()}
 
 
@@ -114,14 +124,14 @@ def mean_kl(agent, batch):
     return (log_ratio.exp() - 1 - log_ratio).mean().item()
 
 
-def update(agent, optimizer, batch, left, args):
-    """Passes over the batch in minibatches, one step of actor and critic on each; returns what to
-    log, of the last step. `left`, the part of the training to go, falls from 1 to 0."""
-    optimizer.param_groups[0]["lr"] = args.learning_rate * left
+def update(agent, optimizer, batch, progress_remaining, args):
+    """Epochs over the batch in minibatches, one step of actor and critic on each; returns what to
+    log, of the last step. `progress_remaining` falls from 1 to 0 over the training."""
+    optimizer.param_groups[0]["lr"] = args.learning_rate * progress_remaining
     batch["logprobs"] = agent.policy(batch["obs"]).log_prob(batch["actions"]).detach()  # of π_old
     # In units of the return's standard deviation: one learning rate then suits any reward scale.
     # A z-score per batch would blow up the small, random advantages of a good policy.
-    agent.return_norm.update(batch["returns"])
+    agent.return_norm.update(batch["targets"])
     advantages = batch["advantages"] / agent.return_norm.std
     for _ in range(args.update_epochs):
         order = torch.randperm(len(batch["obs"]))
@@ -131,9 +141,9 @@ def update(agent, optimizer, batch, left, args):
             old_logprobs = batch["logprobs"][rows]
             objective, clipped = surrogate(logprobs, old_logprobs, advantages[rows], args)
             entropy = policy.entropy().mean()
-            error = agent.value(batch["obs"][rows]) - batch["returns"][rows]
+            error = agent.value(batch["obs"][rows]) - batch["targets"][rows]
             value_loss = 0.5 * (error / agent.return_norm.std).square().mean()
-            loss = -objective.mean() - args.ent_coef * left * entropy + value_loss
+            loss = -objective.mean() - args.ent_coef * progress_remaining * entropy + value_loss
             optimizer.zero_grad()
             loss.backward()
             for network in (agent.actor, agent.critic):
@@ -161,14 +171,15 @@ def rollouts(envs, agent, args):
     of the episodes that ended in it.
 
     A rollout: obs and next_obs (T, N, D), actions (T, N) or (T, N, A), all others (T, N). `done`
-    marks the last step of an episode, terminated or out of time. In the step after that, gymnasium
-    resets the environment and ignores the action: no real step, so `mask` is False there.
+    marks the last step of an episode. A terminated episode is over, so no reward could follow; a
+    truncated one would have gone on, but the time limit cut it off. In the step after either,
+    gymnasium resets the environment and ignores the action: no real step, so `mask` is False there.
     """
     obs, _ = envs.reset(seed=args.seed)
     mask = np.ones(args.num_envs, bool)
-    returns = np.zeros(args.num_envs)  # of the episodes under way, so far
+    episode_returns = np.zeros(args.num_envs)  # of the episodes under way, so far
     while True:
-        steps, episodes = [], []
+        steps, ended = [], []
         for _ in range(args.num_steps):
             actions = agent.act(obs)
             next_obs, rewards, terminated, truncated, _ = envs.step(actions)
@@ -176,13 +187,13 @@ def rollouts(envs, agent, args):
             step = {"obs": obs, "actions": actions, "rewards": rewards.astype(np.float32)}
             step |= {"next_obs": next_obs, "terminated": terminated, "done": done, "mask": mask}
             steps.append(step)
-            returns += rewards * mask
-            episodes += returns[done].tolist()
-            returns[done] = 0
+            episode_returns += rewards * mask
+            ended += episode_returns[done].tolist()
+            episode_returns[done] = 0
             obs, mask = next_obs, ~done
         rollout = {name: torch.as_tensor(np.stack([s[name] for s in steps])) for name in steps[0]}
         if rollout["mask"].any():  # a rollout may hold nothing but resets
-            yield rollout, episodes
+            yield rollout, ended
 
 
 # From here on, all scripts of this family are the same, byte for byte.
@@ -195,19 +206,37 @@ def make_envs(env_id, num_envs, **options):
         stop(f"--env-id {env_id}: {error}")
     seen, space = envs.single_observation_space, envs.single_action_space
     discrete = isinstance(space, Discrete) and space.start == 0
-    continuous = isinstance(space, Box) and len(space.shape) == 1
+    flat = isinstance(space, Box) and len(space.shape) == 1
+    continuous = flat and np.issubdtype(space.dtype, np.floating)
     next_step = envs.metadata["autoreset_mode"] == gym.vector.AutoresetMode.NEXT_STEP
     if not (seen.is_np_flattenable and (discrete or continuous) and next_step):
-        needs = "observations of a fixed size, Discrete or flat Box actions, next-step autoreset"
+        needs = "observations of a fixed size, Discrete or flat float actions, next-step autoreset"
         stop(f"--env-id {env_id}: needs {needs}")
     if not isinstance(seen, Box) or len(seen.shape) != 1:  # a Dict or an image becomes a vector
         envs = gym.wrappers.vector.FlattenObservation(envs)
     if continuous:  # only the environment sees the clipped action; log π does not
         envs = gym.wrappers.vector.ClipAction(envs)
-    return envs
+
+    def check_finite(values):
+        if not np.isfinite(values).all():
+            sys.exit(f"error: --env-id {env_id} gave an observation or a reward of NaN or infinity")
+        return values
+
+    envs = gym.wrappers.vector.TransformObservation(envs, check_finite)
+    return gym.wrappers.vector.TransformReward(envs, check_finite)
 
 
-class RunningNorm(nn.Module):
+def check_frames(env_id):
+    """Stop if --record would fail after the training: render one frame before it."""
+    try:
+        envs = make_envs(env_id, 1, render_mode="rgb_array")
+        envs.reset()
+        Image.fromarray(envs.render()[0])
+    except Exception as error:  # each environment fails in a way of its own
+        stop(f"--record: --env-id {env_id} gives no frames ({type(error).__name__})")
+
+
+class RunningMeanStd(nn.Module):
     """Scales to mean 0 and standard deviation 1 over all rows that `update` has seen."""
 
     def __init__(self, *shape):
@@ -241,11 +270,13 @@ class Agent(nn.Module):
         super().__init__()
         obs_size = flatdim(envs.single_observation_space)
         action_space = envs.single_action_space
-        self.obs_norm = RunningNorm(obs_size)
-        self.return_norm = RunningNorm()
+        self.obs_norm = RunningMeanStd(obs_size)
+        self.return_norm = RunningMeanStd()
         self.actor = mlp(obs_size, flatdim(action_space))
         self.critic = mlp(obs_size, 1)
         self.actor[-1].weight.data *= 0.01  # close to uniform at first
+        self.critic[-1].weight.data *= 0  # V is 0 at first, which suits rewards of any scale
+        self.critic[-1].bias.data *= 0
         self.discrete = isinstance(action_space, Discrete)
         if not self.discrete:
             self.actor.log_std = nn.Parameter(torch.full(action_space.shape, math.log(init_std)))
@@ -276,21 +307,21 @@ def evaluate(agent, args, greedy, episodes=100, gif=None):
     options = {"render_mode": "rgb_array"} if gif else {}
     envs = make_envs(args.env_id, episodes, **options)
     obs, _ = envs.reset(seed=args.seed + 10**6)
-    returns = np.zeros(episodes)
+    episode_returns = np.zeros(episodes)
     running = np.ones(episodes, bool)
     frames = []
-    for _ in range(10_000):
+    for _ in tqdm(range(10_000), desc="evaluating", disable=None, leave=False):
         if gif:
             frames.append(Image.fromarray(envs.render()[0]))
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
-        returns += rewards * running
+        episode_returns += rewards * running
         running &= ~(terminated | truncated)
         if not running.any():
             break
     if gif:
-        duration = 1000 / envs.metadata["render_fps"]
+        duration = 1000 / envs.metadata.get("render_fps", 30)
         frames[0].save(gif, save_all=True, append_images=frames[1:], duration=duration)
-    return returns.mean()
+    return episode_returns.mean()
 
 
 def train(envs, agent, path, args):
@@ -299,36 +330,35 @@ def train(envs, agent, path, args):
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     writer = SummaryWriter(path.parent)
     writer.add_text("hyperparameters", str(args))
-    bar = tqdm(total=args.total_timesteps, unit="step", disable=None)  # shown on a terminal only
     global_step, recent = 0, []  # recent: returns of the last 100 episodes
     start = time.perf_counter()
-    for rollout, episodes in rollouts(envs, agent, args):
-        torch.save({args.env_id: agent.state_dict()}, path.with_suffix(".tmp"))
-        path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole agent
-        steps = int(rollout["mask"].sum())
-        global_step += steps
-        bar.update(steps)
-        recent = (recent + episodes)[-100:]
-        if episodes:
-            bar.set_postfix(mean_return=f"{np.mean(recent):.1f}")
-            writer.add_scalar("charts/episodic_return", np.mean(episodes), global_step)
-        solved = len(recent) == 100 and np.mean(recent) >= args.target_return
-        if solved or global_step >= args.total_timesteps:
-            break
-        batch = prepare(agent, rollout, args)
-        stats = update(agent, optimizer, batch, 1 - global_step / args.total_timesteps, args)
-        agent.obs_norm.update(batch["obs"])  # only now: update needs the π that acted
-        if not math.isfinite(sum(stats.values())):
-            bar.close()
-            hint = f"lower --learning-rate; the last good agent is {path}"
-            sys.exit(f"error: step {global_step}: loss not finite; {hint}")
-        unexplained = batch["advantages"].var(correction=0) / batch["returns"].var(correction=0)
-        stats["explained_variance"] = 1 - unexplained.item()
-        for name, value in stats.items():
-            writer.add_scalar(f"losses/{name}", value, global_step)
-        writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
-        writer.add_scalar("charts/SPS", global_step / (time.perf_counter() - start), global_step)
-    bar.close()
+    with tqdm(total=args.total_timesteps, unit="step", disable=None) as bar:  # on a terminal
+        for rollout, episode_returns in rollouts(envs, agent, args):
+            torch.save({args.env_id: agent.state_dict()}, path.with_suffix(".tmp"))
+            path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole agent
+            steps = int(rollout["mask"].sum())
+            global_step += steps
+            bar.update(steps)
+            recent = (recent + episode_returns)[-100:]
+            if episode_returns:
+                bar.set_postfix(mean_return=f"{np.mean(recent):.1f}")
+                writer.add_scalar("charts/episodic_return", np.mean(episode_returns), global_step)
+            solved = len(recent) == 100 and np.mean(recent) >= args.target_return
+            if solved or global_step >= args.total_timesteps:
+                break
+            batch = prepare(agent, rollout, args)
+            stats = update(agent, optimizer, batch, 1 - global_step / args.total_timesteps, args)
+            agent.obs_norm.update(batch["obs"])  # only now: update needs the π that acted
+            if not math.isfinite(sum(stats.values())):
+                hint = f"lower --learning-rate; the agent from before this update is {path}"
+                sys.exit(f"error: step {global_step}: loss not finite; {hint}")
+            error, total = (batch[key].var(correction=0) for key in ("advantages", "targets"))
+            stats["explained_variance"] = 1 - (error / total.clamp(min=1e-30)).item()
+            for name, value in stats.items():
+                writer.add_scalar(f"losses/{name}", value, global_step)
+            writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
+            seconds = time.perf_counter() - start
+            writer.add_scalar("charts/SPS", global_step / seconds, global_step)
     writer.close()
 
 
@@ -340,11 +370,13 @@ def stop(message):
 
 def check_args(args):
     """Stop at the first number that no run can use."""
-    may_be_0 = ["beta", "clip_coef", "damping", "ent_coef", "gae_lambda", "gamma"]
-    may_be_0 += ["learning_rate", "seed", "total_timesteps"]
     for name, value in vars(args).items():
-        low = 0 if name in may_be_0 else 1e-9
-        high = 1 if name in ("gae_lambda", "gamma") else 2**31
+        low = 1 if Args.__annotations__[name] is int else 0
+        if name in ("seed", "total_timesteps"):
+            low = 0
+        if name in ("init_std", "max_grad_norm"):
+            low = 1e-9
+        high = 1 if name in ("gamma", "gae_lambda") else 2**31  # trpo.py and ppo.py have gae_lambda
         is_number = type(value) in (int, float) and name != "target_return"
         if is_number and not low <= value <= high:
             stop(f"--{name.replace('_', '-')} {value}: must be between {low} and {high}")
@@ -362,15 +394,21 @@ def main(args):
             agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
         except Exception as error:  # a missing, torn or foreign file can fail in many ways
             stop(f"--load {args.load}: no agent of --env-id {args.env_id} ({type(error).__name__})")
-    folder = f"{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+    if args.record:
+        check_frames(args.env_id)
+    folder = f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
     path = Path(args.output_dir, folder, "agent.pt")
+    try:
+        path.parent.mkdir(parents=True)
+    except OSError as error:
+        stop(f"--output-dir {args.output_dir}: {error.strerror}")
     print(f"logs and agent in {path.parent}; tensorboard --logdir {args.output_dir}")
     train(envs, agent, path, args)
     greedy = evaluate(agent, args, True)
     sampled = evaluate(agent, args, False)
+    print(f"mean return {greedy:.1f} greedy, {sampled:.1f} sampled; agent: {path}")
     if args.record:
         evaluate(agent, args, True, episodes=1, gif=path.with_suffix(".gif"))
-    print(f"mean return {greedy:.1f} greedy, {sampled:.1f} sampled; agent: {path}")
     return {"eval/return": greedy, "eval/return_stochastic": sampled, "agent": str(path)}
 
 

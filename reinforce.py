@@ -1,20 +1,33 @@
-"""REINFORCE, the Monte Carlo policy gradient: make good actions likelier.
+"""REINFORCE, the Monte Carlo policy gradient: make the actions that paid off likelier.
 
-The policy π plays one episode in each of N environments, then climbs the expected return J:
+A policy π(a | s), a network with weights θ, gives each action a a probability in state s. It plays
+one whole episode τ = s_0, a_0, R_0, s_1, a_1, R_1, … in each of N environments. The goal is to
+raise the expected return J(θ) = E[R(τ)], the mean over all episodes that π could play of
+R(τ) = R_0 + γ R_1 + γ² R_2 + …, the rewards of one (γ < 1 lets late ones count less). Since
+∇p = p ∇log p, the gradient of J is such a mean, too, and the episodes played can estimate it:
 
-    ∇J = E[ Σ_t Ψ_t ∇log π(a_t | s_t) ],   where --psi says what Ψ_t is:
+    ∇J = ∇ Σ_τ p(τ) R(τ) = Σ_τ p(τ) ∇log p(τ) R(τ) = E[ R(τ) ∇log p(τ) ]
+    log p(τ) = Σ_t log π(a_t | s_t) + log-probabilities of the environment, without θ
+    ∇J = E[ Σ_t Ψ_t ∇log π(a_t | s_t) ],   where Ψ_t = R(τ), or one of these by --psi:
+
     return          R_0 + γ R_1 + γ² R_2 + …     the whole episode's return, for each of its actions
-    reward-to-go    G_t = R_t + γ R_{t+1} + …    only the rewards from the action on
-    baseline        G_t − V(s_t)                 minus what was expected: V, the critic, is a
-                                                 network trained to predict G_t
+    reward-to-go    G_t = R_t + γ R_{t+1} + …    without the rewards from before the action
+    baseline        G_t − V(s_t)                 minus the baseline V(s) = E[G_t | s_t = s], which a
+                                                 second network, the critic, learns from the G_t
 
-Why: it is the simplest estimate of the gradient there is. With γ = 1 and no time limit, all three
-have the same mean, ∇J itself, and each usually varies less than the one before it. (With γ < 1 the
-last two leave out a factor γ^t, as most implementations do, or late actions would hardly count; the
-result is not the gradient of any function: Nota & Thomas 2020, arXiv:1906.07073.)
+Past rewards may go, and V may be subtracted, as neither depends on a_t: on average over a_t, both
+multiply Σ_a π ∇log π = Σ_a ∇π = ∇ Σ_a π = ∇1 = 0. So all three have the same mean, ∇J, and each
+usually varies less than the one before it. That is the whole purpose of a baseline.
 
-Weakness: even so, an action is judged by the luck of the one episode it was in, and that episode
-must end before anything is learned.
+Why: it is the simplest estimate of the gradient. It is on-policy: E is a mean over the episodes of
+the current π, so after one step of θ the old episodes no longer fit, and new ones are played.
+
+Weakness: one lucky episode stands for all that might have followed an action, and an episode must
+end before anything is learned.
+
+(Same mean: for γ = 1 and without a time limit. For γ < 1 the last two drop a factor γ^t, as usual,
+because it would all but ignore late actions; the result is no function's gradient: Nota & Thomas
+2020, arXiv:1906.07073.)
 
     python reinforce.py                                                        # CartPole-v1
     python reinforce.py --psi return                                           # how much noisier?
@@ -46,14 +59,16 @@ from tqdm import tqdm
 class Args:
     # an action's credit: the whole return, the rewards from then on, or the latter minus V(s)
     psi: Literal["return", "reward-to-go", "baseline"] = "baseline"
-    update_epochs: int = 4  # passes of the critic over each rollout, the steps between two updates
-    num_minibatches: int = 4  # optimizer steps per pass
+    update_epochs: int = 4  # epochs of the critic over each rollout, the steps between two updates
+    num_minibatches: int = 4  # optimizer steps per epoch
     ent_coef: float = 0.01  # weight of the entropy bonus, for an undecided π; decays linearly to 0
     gamma: float = 0.99  # γ, the discount factor
-    num_envs: int = 24  # N, environments stepped in parallel
-    learning_rate: float = 4e-3  # Adam's learning rate; no decay, so late setbacks can heal
+    num_envs: int = 24  # N, environments stepped in parallel; many, as whole returns are noisy
+    # Adam's learning rate, for one step of π per rollout; no decay, so late setbacks can heal
+    learning_rate: float = 4e-3
     max_grad_norm: float = 1.0  # the critic's gradient is clipped to this norm
-    total_timesteps: int = 300_000  # steps over all environments; 0 to only evaluate --load
+    # steps over all environments (the last rollout is not learned from); 0 to only evaluate --load
+    total_timesteps: int = 200_000
     env_id: str = "CartPole-v1"  # any gymnasium environment with Discrete or Box actions
     init_std: float = 1.0  # initial standard deviation of a Gaussian policy (Box actions)
     target_return: float = math.inf  # stop once the last 100 episodes reach this mean return
@@ -65,7 +80,7 @@ class Args:
 
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
-    """Ψ_t and the critic's targets, for a rollout (see rollouts): all (T, N)."""
+    """Ψ_t and the critic's targets, for a rollout (see `rollouts`): all (T, N)."""
     rewards = rollout["rewards"]
     if args.psi == "baseline":
         # If a time limit cut the episode off, the critic supplies the rewards that are missing.
@@ -86,26 +101,26 @@ def compute_advantages(rollout, values, next_values, args):
 
 @torch.no_grad()
 def prepare(agent, rollout, args):
-    """The rollout's B real steps, with advantages and returns: obs (B, D), actions (B,) or (B, A),
+    """The rollout's B real steps, with advantages and targets: obs (B, D), actions (B,) or (B, A),
     the others (B,)."""
     values = agent.value(torch.cat([rollout["obs"], rollout["next_obs"][-1:]]))  # V(s_0) … V(s_T)
-    advantages, returns = compute_advantages(rollout, values[:-1], values[1:], args)
-    rollout = rollout | {"advantages": advantages, "returns": returns}
+    advantages, targets = compute_advantages(rollout, values[:-1], values[1:], args)
+    rollout = rollout | {"advantages": advantages, "targets": targets}
     return {name: column[rollout["mask"]] for name, column in rollout.items()}
 
 
-def update(agent, optimizer, batch, left, args):
-    """One step of the policy, then passes of the critic; returns what to log. `left`, the part of
-    the training to go, falls from 1 to 0."""
+def update(agent, optimizer, batch, progress_remaining, args):
+    """One step of the policy, then epochs of the critic; returns what to log.
+    `progress_remaining` falls from 1 to 0 over the training."""
     # In units of the return's standard deviation: one learning rate then suits any reward scale.
     # A z-score per batch would blow up the small, random advantages of a good policy.
-    agent.return_norm.update(batch["returns"])
+    agent.return_norm.update(batch["targets"])
     advantages = batch["advantages"] / agent.return_norm.std
     policy = agent.policy(batch["obs"])
     entropy = policy.entropy().mean()
     # Sum over the steps of an episode, mean over the episodes: one per environment.
     policy_loss = -(advantages * policy.log_prob(batch["actions"])).sum() / args.num_envs
-    loss = policy_loss - args.ent_coef * left * entropy
+    loss = policy_loss - args.ent_coef * progress_remaining * entropy
     optimizer.zero_grad()
     loss.backward()
     # No clipping: it would only shorten the long gradients of early training. Adam divides by the
@@ -118,11 +133,12 @@ def update(agent, optimizer, batch, left, args):
 
 
 def fit_critic(agent, optimizer, batch, args):
-    """Passes over the batch in minibatches that pull V(s_t) to its target; the last loss."""
+    """Epochs over the batch in minibatches that pull V(s_t) to its target; returns the last
+    loss."""
     for _ in range(args.update_epochs):
         order = torch.randperm(len(batch["obs"]))
         for rows in order.chunk(args.num_minibatches):
-            error = agent.value(batch["obs"][rows]) - batch["returns"][rows]
+            error = agent.value(batch["obs"][rows]) - batch["targets"][rows]
             loss = 0.5 * (error / agent.return_norm.std).square().mean()
             optimizer.zero_grad()
             loss.backward()
@@ -137,14 +153,15 @@ def rollouts(envs, agent, args):
     of the episodes that ended in it.
 
     A rollout: obs and next_obs (T, N, D), actions (T, N) or (T, N, A), all others (T, N). `done`
-    marks the last step of an episode, terminated or out of time. After it `mask` is False: the
-    environment plays on, unused, until the longest episode, of T steps, has ended.
+    marks the last step of an episode. A terminated episode is over, so no reward could follow; a
+    truncated one would have gone on, but the time limit cut it off. After either `mask` is False:
+    the environment plays on, unused, until the longest episode, of T steps, has ended.
     """
     limit = envs.spec.max_episode_steps or 1000  # without a limit an episode might never end
     obs, _ = envs.reset(seed=args.seed)
     while True:
         mask = np.ones(args.num_envs, bool)
-        returns = np.zeros(args.num_envs)
+        episode_returns = np.zeros(args.num_envs)
         steps = []
         while mask.any():
             actions = agent.act(obs)
@@ -153,10 +170,10 @@ def rollouts(envs, agent, args):
             step = {"obs": obs, "actions": actions, "rewards": rewards.astype(np.float32)}
             step |= {"next_obs": next_obs, "terminated": terminated, "done": done, "mask": mask}
             steps.append(step)
-            returns += rewards * mask
+            episode_returns += rewards * mask
             obs, mask = next_obs, mask & ~done
         rollout = {name: torch.as_tensor(np.stack([s[name] for s in steps])) for name in steps[0]}
-        yield rollout, returns.tolist()
+        yield rollout, episode_returns.tolist()
         obs, _ = envs.reset()
 
 
@@ -170,19 +187,37 @@ def make_envs(env_id, num_envs, **options):
         stop(f"--env-id {env_id}: {error}")
     seen, space = envs.single_observation_space, envs.single_action_space
     discrete = isinstance(space, Discrete) and space.start == 0
-    continuous = isinstance(space, Box) and len(space.shape) == 1
+    flat = isinstance(space, Box) and len(space.shape) == 1
+    continuous = flat and np.issubdtype(space.dtype, np.floating)
     next_step = envs.metadata["autoreset_mode"] == gym.vector.AutoresetMode.NEXT_STEP
     if not (seen.is_np_flattenable and (discrete or continuous) and next_step):
-        needs = "observations of a fixed size, Discrete or flat Box actions, next-step autoreset"
+        needs = "observations of a fixed size, Discrete or flat float actions, next-step autoreset"
         stop(f"--env-id {env_id}: needs {needs}")
     if not isinstance(seen, Box) or len(seen.shape) != 1:  # a Dict or an image becomes a vector
         envs = gym.wrappers.vector.FlattenObservation(envs)
     if continuous:  # only the environment sees the clipped action; log π does not
         envs = gym.wrappers.vector.ClipAction(envs)
-    return envs
+
+    def check_finite(values):
+        if not np.isfinite(values).all():
+            sys.exit(f"error: --env-id {env_id} gave an observation or a reward of NaN or infinity")
+        return values
+
+    envs = gym.wrappers.vector.TransformObservation(envs, check_finite)
+    return gym.wrappers.vector.TransformReward(envs, check_finite)
 
 
-class RunningNorm(nn.Module):
+def check_frames(env_id):
+    """Stop if --record would fail after the training: render one frame before it."""
+    try:
+        envs = make_envs(env_id, 1, render_mode="rgb_array")
+        envs.reset()
+        Image.fromarray(envs.render()[0])
+    except Exception as error:  # each environment fails in a way of its own
+        stop(f"--record: --env-id {env_id} gives no frames ({type(error).__name__})")
+
+
+class RunningMeanStd(nn.Module):
     """Scales to mean 0 and standard deviation 1 over all rows that `update` has seen."""
 
     def __init__(self, *shape):
@@ -216,11 +251,13 @@ class Agent(nn.Module):
         super().__init__()
         obs_size = flatdim(envs.single_observation_space)
         action_space = envs.single_action_space
-        self.obs_norm = RunningNorm(obs_size)
-        self.return_norm = RunningNorm()
+        self.obs_norm = RunningMeanStd(obs_size)
+        self.return_norm = RunningMeanStd()
         self.actor = mlp(obs_size, flatdim(action_space))
         self.critic = mlp(obs_size, 1)
         self.actor[-1].weight.data *= 0.01  # close to uniform at first
+        self.critic[-1].weight.data *= 0  # V is 0 at first, which suits rewards of any scale
+        self.critic[-1].bias.data *= 0
         self.discrete = isinstance(action_space, Discrete)
         if not self.discrete:
             self.actor.log_std = nn.Parameter(torch.full(action_space.shape, math.log(init_std)))
@@ -251,21 +288,21 @@ def evaluate(agent, args, greedy, episodes=100, gif=None):
     options = {"render_mode": "rgb_array"} if gif else {}
     envs = make_envs(args.env_id, episodes, **options)
     obs, _ = envs.reset(seed=args.seed + 10**6)
-    returns = np.zeros(episodes)
+    episode_returns = np.zeros(episodes)
     running = np.ones(episodes, bool)
     frames = []
-    for _ in range(10_000):
+    for _ in tqdm(range(10_000), desc="evaluating", disable=None, leave=False):
         if gif:
             frames.append(Image.fromarray(envs.render()[0]))
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
-        returns += rewards * running
+        episode_returns += rewards * running
         running &= ~(terminated | truncated)
         if not running.any():
             break
     if gif:
-        duration = 1000 / envs.metadata["render_fps"]
+        duration = 1000 / envs.metadata.get("render_fps", 30)
         frames[0].save(gif, save_all=True, append_images=frames[1:], duration=duration)
-    return returns.mean()
+    return episode_returns.mean()
 
 
 def train(envs, agent, path, args):
@@ -274,36 +311,35 @@ def train(envs, agent, path, args):
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     writer = SummaryWriter(path.parent)
     writer.add_text("hyperparameters", str(args))
-    bar = tqdm(total=args.total_timesteps, unit="step", disable=None)  # shown on a terminal only
     global_step, recent = 0, []  # recent: returns of the last 100 episodes
     start = time.perf_counter()
-    for rollout, episodes in rollouts(envs, agent, args):
-        torch.save({args.env_id: agent.state_dict()}, path.with_suffix(".tmp"))
-        path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole agent
-        steps = int(rollout["mask"].sum())
-        global_step += steps
-        bar.update(steps)
-        recent = (recent + episodes)[-100:]
-        if episodes:
-            bar.set_postfix(mean_return=f"{np.mean(recent):.1f}")
-            writer.add_scalar("charts/episodic_return", np.mean(episodes), global_step)
-        solved = len(recent) == 100 and np.mean(recent) >= args.target_return
-        if solved or global_step >= args.total_timesteps:
-            break
-        batch = prepare(agent, rollout, args)
-        stats = update(agent, optimizer, batch, 1 - global_step / args.total_timesteps, args)
-        agent.obs_norm.update(batch["obs"])  # only now: update needs the π that acted
-        if not math.isfinite(sum(stats.values())):
-            bar.close()
-            hint = f"lower --learning-rate; the last good agent is {path}"
-            sys.exit(f"error: step {global_step}: loss not finite; {hint}")
-        unexplained = batch["advantages"].var(correction=0) / batch["returns"].var(correction=0)
-        stats["explained_variance"] = 1 - unexplained.item()
-        for name, value in stats.items():
-            writer.add_scalar(f"losses/{name}", value, global_step)
-        writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
-        writer.add_scalar("charts/SPS", global_step / (time.perf_counter() - start), global_step)
-    bar.close()
+    with tqdm(total=args.total_timesteps, unit="step", disable=None) as bar:  # on a terminal
+        for rollout, episode_returns in rollouts(envs, agent, args):
+            torch.save({args.env_id: agent.state_dict()}, path.with_suffix(".tmp"))
+            path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole agent
+            steps = int(rollout["mask"].sum())
+            global_step += steps
+            bar.update(steps)
+            recent = (recent + episode_returns)[-100:]
+            if episode_returns:
+                bar.set_postfix(mean_return=f"{np.mean(recent):.1f}")
+                writer.add_scalar("charts/episodic_return", np.mean(episode_returns), global_step)
+            solved = len(recent) == 100 and np.mean(recent) >= args.target_return
+            if solved or global_step >= args.total_timesteps:
+                break
+            batch = prepare(agent, rollout, args)
+            stats = update(agent, optimizer, batch, 1 - global_step / args.total_timesteps, args)
+            agent.obs_norm.update(batch["obs"])  # only now: update needs the π that acted
+            if not math.isfinite(sum(stats.values())):
+                hint = f"lower --learning-rate; the agent from before this update is {path}"
+                sys.exit(f"error: step {global_step}: loss not finite; {hint}")
+            error, total = (batch[key].var(correction=0) for key in ("advantages", "targets"))
+            stats["explained_variance"] = 1 - (error / total.clamp(min=1e-30)).item()
+            for name, value in stats.items():
+                writer.add_scalar(f"losses/{name}", value, global_step)
+            writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
+            seconds = time.perf_counter() - start
+            writer.add_scalar("charts/SPS", global_step / seconds, global_step)
     writer.close()
 
 
@@ -315,11 +351,13 @@ def stop(message):
 
 def check_args(args):
     """Stop at the first number that no run can use."""
-    may_be_0 = ["beta", "clip_coef", "damping", "ent_coef", "gae_lambda", "gamma"]
-    may_be_0 += ["learning_rate", "seed", "total_timesteps"]
     for name, value in vars(args).items():
-        low = 0 if name in may_be_0 else 1e-9
-        high = 1 if name in ("gae_lambda", "gamma") else 2**31
+        low = 1 if Args.__annotations__[name] is int else 0
+        if name in ("seed", "total_timesteps"):
+            low = 0
+        if name in ("init_std", "max_grad_norm"):
+            low = 1e-9
+        high = 1 if name in ("gamma", "gae_lambda") else 2**31  # trpo.py and ppo.py have gae_lambda
         is_number = type(value) in (int, float) and name != "target_return"
         if is_number and not low <= value <= high:
             stop(f"--{name.replace('_', '-')} {value}: must be between {low} and {high}")
@@ -337,15 +375,21 @@ def main(args):
             agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
         except Exception as error:  # a missing, torn or foreign file can fail in many ways
             stop(f"--load {args.load}: no agent of --env-id {args.env_id} ({type(error).__name__})")
-    folder = f"{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+    if args.record:
+        check_frames(args.env_id)
+    folder = f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
     path = Path(args.output_dir, folder, "agent.pt")
+    try:
+        path.parent.mkdir(parents=True)
+    except OSError as error:
+        stop(f"--output-dir {args.output_dir}: {error.strerror}")
     print(f"logs and agent in {path.parent}; tensorboard --logdir {args.output_dir}")
     train(envs, agent, path, args)
     greedy = evaluate(agent, args, True)
     sampled = evaluate(agent, args, False)
+    print(f"mean return {greedy:.1f} greedy, {sampled:.1f} sampled; agent: {path}")
     if args.record:
         evaluate(agent, args, True, episodes=1, gif=path.with_suffix(".gif"))
-    print(f"mean return {greedy:.1f} greedy, {sampled:.1f} sampled; agent: {path}")
     return {"eval/return": greedy, "eval/return_stochastic": sampled, "agent": str(path)}
 
 

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 import tyro
-from lineage import CLASSIC_SCRIPTS, FAMILY, LLM_SCRIPTS, MARKER, PATHS, ROOT, parts, source
+from lineage import CLASSIC, FAMILY, LLM, MARKER, PATHS, ROOT, changed, parts, source
 
 
 def merge(*texts):
@@ -51,11 +51,9 @@ def write_counts():
 
     def row(match):
         name = match[1]
-        command = ["diff", PATHS.get(FAMILY[name], PATHS[name]), PATHS[name]]
-        diff = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
-        changed = len(re.findall("^[<>]", diff, re.M)) or "–"
-        counts = iter([source(name).count("\n"), changed])
-        return re.sub(r"(?<=\| )(\d+|–)(?= \|)", lambda _: str(next(counts)), match[0])
+        differ = "{} ({})".format(*changed(name)) if FAMILY[name] else "–"
+        counts = iter([str(source(name).count("\n")), differ])
+        return re.sub(r"(?<=\| )(\d+|\d+ \(\d+\)|–)(?= \|)", lambda _: next(counts), match[0])
 
     def end(match):
         before, own, _ = source(match[2]).partition(parts(source(match[2]))[match[3]])
@@ -72,7 +70,7 @@ def main(script: tyro.conf.Positional[Path], base: str = "HEAD"):
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if name not in FAMILY or shown.returncode:
         sys.exit(f"{script} is not in {base}, or has no row in FAMILY of tests/lineage.py")
-    for sister in LLM_SCRIPTS if name in LLM_SCRIPTS else CLASSIC_SCRIPTS:
+    for sister in LLM if name in LLM else CLASSIC:
         texts, tail = [source(sister), shown.stdout, source(name)], ""
         if "ppo_llm" not in (name, sister):
             tail = texts[2][texts[2].index(MARKER) :]

@@ -88,11 +88,47 @@ class Endless(gym.Env):
 
 
 class Broken(Diary):
-    """Its rewards turn into NaN after 60 episodes."""
+    """Gives `value` as a reward or as an observation, from episode `first` on."""
+
+    what, value, first = "reward", np.nan, 60
+
+    def reset(self, **options):
+        obs, info = super().reset(**options)
+        return self.broken("obs", obs), info
 
     def step(self, action):
         obs, reward, *rest = super().step(action)
-        return obs, float("nan") if self.episode > 60 else reward, *rest
+        return self.broken("obs", obs), self.broken("reward", reward), *rest
+
+    def broken(self, what, right):
+        if what != self.what or self.episode < self.first:
+            return right
+        return np.full_like(right, self.value) if what == "obs" else self.value
+
+
+class Filmed(Diary):
+    """Gives a frame for each step, or None, and does not say how many frames a second has."""
+
+    metadata = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, render_mode=None, frames=True):
+        super().__init__()
+        self.render_mode, self.frames = render_mode, frames
+
+    def render(self):
+        return np.full((40, 60, 3), 40 * self.t, np.uint8) if self.frames else None
+
+
+class Paid(Guess):
+    """Guess, but a point is worth `scale`."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, self.scale * reward, *rest
 
 
 class Spaces(gym.Env):
@@ -111,8 +147,11 @@ class Spaces(gym.Env):
 
 gym.register("Diary-v0", Diary, max_episode_steps=6)
 gym.register("Broken-v0", Broken, max_episode_steps=6)
+gym.register("Filmed-v0", Filmed, max_episode_steps=6)
+gym.register("NoFrames-v0", Filmed, max_episode_steps=6, kwargs={"frames": False})
 gym.register("Mirror-v0", Mirror, max_episode_steps=5)
 gym.register("Guess-v0", Guess)
+gym.register("Paid-v0", Paid, kwargs={"scale": 1e-6})
 gym.register("GuessBox-v0", Guess, kwargs={"continuous": True})
 gym.register("Endless-v0", Endless, max_episode_steps=10)
 gym.register("Forever-v0", Endless)
@@ -121,6 +160,9 @@ GROWING = gym.spaces.Sequence(gym.spaces.Discrete(3))  # of no fixed length
 gym.register("SequenceObs-v0", Spaces, kwargs={"observation": GROWING})
 gym.register("MultiDiscreteAct-v0", Spaces, kwargs={"action": gym.spaces.MultiDiscrete([2, 2])})
 gym.register("FromOne-v0", Spaces, kwargs={"action": gym.spaces.Discrete(2, start=1)})
+for dtype in (np.uint8, np.int64):
+    whole = gym.spaces.Box(0, 3, (2,), dtype)
+    gym.register(f"Act-{dtype.__name__}-v0", Spaces, kwargs={"action": whole})
 gym.register("SquareAct-v0", Spaces, kwargs={"action": gym.spaces.Box(-1, 1, (2, 2))})
 gym.register(
     "DryLake-v0",

@@ -13,6 +13,7 @@ first of them that needs the tiny model makes it for both.
 
 import functools
 import importlib
+import itertools
 import json
 import math
 import os
@@ -179,6 +180,13 @@ def gsm_file(tmp_path):
     path = tmp_path / "gsm.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     return str(path)
+
+
+def draws(problems, size):
+    """What a training step is given: lists of this many problems."""
+    problems = iter(problems)
+    while part := list(itertools.islice(problems, size)):
+        yield part
 
 
 class Characters:

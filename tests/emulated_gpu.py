@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from unittest.mock import Mock
 
 import torch
-from conftest import LLM_SCRIPTS, script, with_critic
+from conftest import LLM_SCRIPTS, draws, script, with_critic
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -108,7 +108,7 @@ def two_steps(script, there):
         move(model)
         move(reference)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0, fused=True)
-    problems = script.problem_stream(None, 1)
+    problems = draws(script.problem_stream(None, 1), 4)
     torch.manual_seed(1)
     found = []
     for step in range(2):

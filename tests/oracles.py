@@ -183,7 +183,7 @@ def entropy_and_critic(model, batch, args):
     for _, logits in single_rows(model, batch):
         logprobs = (logits / args.temperature).log_softmax(-1)
         bonus -= args.ent_coef * (logprobs.exp() * logprobs).sum() / tokens
-    rows = zip(single_rows(model.critic, batch), batch["returns"], strict=True)
+    rows = zip(single_rows(model.critic, batch), batch["targets"], strict=True)
     for (ids, values), returns in rows:
         error = values[:, 0] - returns[: len(ids)]
         loss += args.vf_coef * error.square().sum() / 2 / tokens

@@ -7,7 +7,7 @@ import zlib
 
 import torch
 import torch.distributed as dist
-from conftest import LLM_SCRIPTS, Characters, random_model, script, with_critic
+from conftest import LLM_SCRIPTS, Characters, draws, random_model, script, with_critic
 from torch.nn.utils.rnn import pad_sequence
 
 # The second of two processes has every other one; DAPO keeps three.
@@ -60,7 +60,7 @@ def trained(name, own):
         model, reference = random_model("qwen2").double(), random_model("qwen2", seed=1).double()
         model = with_critic(name, model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-        given = (model, reference, Characters(), optimizer, iter(own(problems)))
+        given = (model, reference, Characters(), optimizer, draws(own(problems), 4 // module.WORLD))
         stats = module.train_step(*given, random.Random(0), args)
         if name == "dapo_llm":  # logged as of one process
             stats["discarded_groups"] *= module.WORLD

@@ -38,7 +38,7 @@ def batch_for(agent, B=64):
     obs, advantages = torch.randn(B, 3).double(), torch.randn(B).double()
     policy, returns = agent.policy(obs), torch.randn(B).double()
     actions = policy.sample()
-    batch = {"obs": obs, "actions": actions, "advantages": advantages, "returns": returns}
+    batch = {"obs": obs, "actions": actions, "advantages": advantages, "targets": returns}
     batch |= {"rewards": returns, "next_obs": obs + 100, "terminated": torch.ones(B).bool()}
     return batch | {"logprobs": policy.log_prob(actions).detach()}
 
@@ -96,6 +96,13 @@ def test_first_standard_deviation_is_the_flags(module):
     policy = module.Agent(envs, 0.37).policy(torch.zeros(5, 3))
     torch.testing.assert_close(policy.stddev, torch.full((5, 1), 0.37))
     assert module.Args().init_std == 1.0
+
+
+@ALL
+def test_the_critic_says_0_at_first(module):
+    """In the reward's units, as the first targets hold what it says."""
+    agent = module.Agent(module.make_envs("Pendulum-v1", 2))
+    assert agent.value(torch.randn(5, 3)).tolist() == [0] * 5
 
 
 # --------------------------------------------------------------------------------------------- TRPO
@@ -270,11 +277,11 @@ def test_gradients_of_every_optimizer_step_by_hand(module, action, scale, most):
     agent = make_agent(module, action)
     agent.return_norm.std.fill_(3.0)
     batch = batch_for(agent)
-    for key in ("advantages", "returns", "rewards"):
+    for key in ("advantages", "targets", "rewards"):
         batch[key] = batch[key] * scale
     policy, A = agent.policy(batch["obs"]), batch["advantages"] / 3
     log_prob, entropy = policy.log_prob(batch["actions"]), policy.entropy().mean()
-    value_loss = (0.5 * ((agent.value(batch["obs"]) - batch["returns"]) / 3) ** 2).mean()
+    value_loss = (0.5 * ((agent.value(batch["obs"]) - batch["targets"]) / 3) ** 2).mean()
     policy_loss = -(A * log_prob).sum() / (4 if module is reinforce else 64)
 
     def clipped(loss, network, most):
@@ -290,7 +297,7 @@ def test_gradients_of_every_optimizer_step_by_hand(module, action, scale, most):
     args = module.Args(num_envs=4, update_epochs=2, num_minibatches=1, max_grad_norm=most)
     args.ent_coef, optimizer = 0.5, Recorder(agent)
     if module is actor_critic:  # its targets are made anew, from rewards and V
-        batch["returns"] = batch["returns"] * float("nan")
+        batch["targets"] = batch["targets"] * float("nan")
     stats = module.update(agent, optimizer, batch, 0.4, args)
     assert len(optimizer.seen) == len(expected)
     for step, wanted in zip(optimizer.seen, expected, strict=True):

@@ -152,7 +152,7 @@ def test_mean_advantage_and_target(name, lam, exact, slippery):
     batch = script(name).prepare(agent, rollout, make_args(name, slippery, 0.9, lam))
     steps, states = rollout["mask"].nonzero()[:, 0], batch["obs"].argmax(1)
     advantages, counts = means(batch["advantages"], steps, states, batch["actions"])
-    targets, _ = means(batch["returns"], steps, states)
+    targets, _ = means(batch["targets"], steps, states)
     lam = {"reinforce": 1.0, "actor_critic": 0.0}.get(name, lam)
     target = values
     for t in reversed(range(STEPS[slippery])):

@@ -134,7 +134,7 @@ def test_batch_holds_the_real_steps_and_nothing_else(name):
 def test_running_norm_is_mean_and_deviation_of_all_rows():
     """Also of one that was saved half way and loaded: its sums are saved, too."""
     torch.manual_seed(0)
-    norm, loaded = script("ppo").RunningNorm(3), script("ppo").RunningNorm(3)
+    norm, loaded = script("ppo").RunningMeanStd(3), script("ppo").RunningMeanStd(3)
     rows = [torch.randn(n, 3) * torch.tensor([1.0, 5.0, 0.1]) + 7 for n in (1, 50, 300)]
     for part in rows:
         loaded.load_state_dict(norm.state_dict())
@@ -200,7 +200,7 @@ def test_an_episode_without_a_time_limit_is_cut_off():
         assert rollout["done"].nonzero()[:, 0].tolist() == [999, 999]
         assert not rollout["terminated"].any() and returns == [1000, 1000]
         batch = module.prepare(agent, rollout, args)
-        assert batch["returns"][-1].item() == pytest.approx(1 + args.gamma * 10)
+        assert batch["targets"][-1].item() == pytest.approx(1 + args.gamma * 10)
 
 
 def test_a_new_scale_leaves_the_critic_what_it_was():
@@ -209,10 +209,20 @@ def test_a_new_scale_leaves_the_critic_what_it_was():
     agent.critic[-1].bias.data += 2
     for rollout, _ in rounds:
         before = agent.value(rollout["obs"])
-        module.rescale_returns(agent, module.prepare(agent, rollout, args)["returns"])
+        module.rescale_returns(agent, module.prepare(agent, rollout, args)["targets"])
         assert torch.allclose(agent.value(rollout["obs"]), before, atol=1e-4)
         agent.critic[-1].bias.data += 1
     assert agent.return_norm.std > 0.1 and abs(agent.return_norm.mean) > 1  # it did change
+
+
+def test_equal_targets_have_a_scale():
+    """CartPole's first ones are all 1. A deviation of 0 would make errors of them beyond all
+    bounds, and V would hardly move for many rollouts."""
+    module = script("actor_critic")
+    agent = module.Agent(module.make_envs("CartPole-v1", 1))
+    module.rescale_returns(agent, torch.full((50,), 3.0))
+    assert agent.return_norm.std == agent.return_norm.mean == 1.5
+    assert agent.value(torch.randn(5, 4)).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
@@ -226,4 +236,4 @@ def test_values_and_targets_are_in_units_of_the_reward(name):
         agent.critic[-1].bias.data.fill_(says)
         assert agent.value(torch.zeros(2, 2)).tolist() == [value] * 2
     batch = module.prepare(agent, rounds[0][0], args)
-    assert torch.allclose(batch["returns"] - 60, batch["advantages"], atol=1e-3)
+    assert torch.allclose(batch["targets"] - 60, batch["advantages"], atol=1e-3)

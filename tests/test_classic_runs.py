@@ -2,10 +2,12 @@
 does wrong."""
 
 import re
+import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
-import classic_envs  # noqa: F401
+import classic_envs
 import conftest
 import gymnasium as gym
 import numpy as np
@@ -76,6 +78,15 @@ def test_crosses_a_frozen_lake(name, tmp_path):
     """Its states are numbers, and become one-hot. A random policy arrives in 1 walk of 70."""
     result = run(name, tmp_path, env_id="DryLake-v0", total_timesteps=80_000, target_return=0.9)
     assert last_step(result) < 78_000 and result["eval/return_stochastic"] > 0.75
+
+
+@pytest.mark.parametrize(
+    "name", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in CLASSIC_SCRIPTS[:3])]
+)
+def test_tiny_rewards_are_learned_like_any_other(name, tmp_path):
+    """A critic that is not 0 at first would set the scale of the returns, far above a millionth."""
+    found = run(name, tmp_path, env_id="Paid-v0", total_timesteps=25_000)
+    assert found["eval/return"] > 7.5e-6
 
 
 @pytest.mark.slow
@@ -151,15 +162,73 @@ def test_saved_agent_replays(name, tmp_path):
     assert not list(tmp_path.rglob("*.tmp")) and len(list(tmp_path.rglob("*.gif"))) == 1
 
 
+def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "strftime", lambda *of: "the same second")
+    flags = {"env_id": "Diary-v0", "total_timesteps": 0}
+    agents = [run("ppo", tmp_path, **flags)["agent"] for _ in range(2)]
+    assert len(set(agents)) == 2 == len(list(tmp_path.iterdir()))
+
+
+def test_scores_are_printed_before_a_film_that_fails(tmp_path, monkeypatch, capsys):
+    def torn(*of, **options):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Image.Image, "save", torn)
+    with pytest.raises(OSError, match="disk full"):
+        run("ppo", tmp_path, env_id="Filmed-v0", total_timesteps=0, record=True)
+    assert re.match(r"mean return \S+ greedy", capsys.readouterr().out.splitlines()[-1])
+
+
+def test_a_film_has_30_frames_a_second_unless_the_environment_says(tmp_path):
+    result = run("ppo", tmp_path, env_id="Filmed-v0", total_timesteps=0, record=True)
+    film = Image.open(Path(result["agent"]).with_suffix(".gif"))
+    durations = [frame.info["duration"] for frame in ImageSequence.Iterator(film)]
+    assert durations == [30] * len(durations)  # of 33.3 ms; a GIF counts in hundredths of a second
+
+
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
-def test_diverging_run_stops_with_a_line_and_keeps_the_last_good_agent(name, tmp_path):
-    """Exit status 1."""
+def test_diverging_run_stops_with_a_line_and_keeps_a_finite_agent(name, tmp_path, monkeypatch):
+    """Here the third update ruins the weights. Exit status 1."""
+    module, calls = script(name), []
+    update = module.update
+
+    def ruinous(agent, *rest):
+        stats = update(agent, *rest)
+        calls.append(stats)
+        if len(calls) == 3:
+            agent.actor[0].weight.data.fill_(np.nan)
+            stats["policy_loss"] = np.nan
+        return stats
+
+    monkeypatch.setattr(module, "update", ruinous)
     with pytest.raises(SystemExit) as caught:
-        run(name, tmp_path, env_id="Broken-v0", num_envs=4)
+        run(name, tmp_path, env_id="Diary-v0", num_envs=4)
     (path,) = tmp_path.glob("*/agent.pt")
-    assert re.match(r"error: step \d+: loss not finite", caught.value.code)
+    assert len(calls) == 3
+    assert re.match(r"error: step \d+: loss not finite; lower --learning-rate", caught.value.code)
     assert str(path) in caught.value.code
     assert all(value.isfinite().all() for value in saved({"agent": path}).values())
+
+
+NOT_FINITE = [("reward", np.nan), ("reward", np.inf), ("reward", None), ("obs", -np.inf)]
+
+
+@pytest.mark.parametrize(
+    "what,value,first", [*((*each, 60) for each in NOT_FINITE), ("obs", np.nan, 0)]
+)
+@BOTH_KINDS
+def test_values_that_are_not_finite_are_blamed_on_the_environment(
+    name, what, value, first, tmp_path, monkeypatch
+):
+    """Rewards, and observations of a step or of the first reset. The agent before them is kept."""
+    for key, setting in {"what": what, "value": value, "first": first}.items():
+        monkeypatch.setattr(classic_envs.Broken, key, setting)
+    with pytest.raises(SystemExit) as caught:
+        run(name, tmp_path, env_id="Broken-v0", num_envs=4)
+    assert caught.value.code.startswith("error: --env-id Broken-v0 gave")
+    agents = [saved({"agent": path}) for path in tmp_path.glob("*/agent.pt")]
+    assert len(agents) == (first > 0)
+    assert all(value.isfinite().all() for agent in agents for value in agent.values())
 
 
 # ------------------------------------------------------------------------------------ the main loop
@@ -168,30 +237,32 @@ def test_diverging_run_stops_with_a_line_and_keeps_the_last_good_agent(name, tmp
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
 def test_schedules_and_norm_at_every_update(name, tmp_path, monkeypatch):
     """Rates fall linearly to 0 with the steps taken, but for two learning rates; the norm of π_old
-    knows earlier rollouts' real steps, and no other row; that of the returns this one's, too."""
+    knows earlier rollouts' real steps, and no other row; that of the returns this one's, too.
+    Actor-critic counts a zero for each target."""
     module, seen = script(name), []
     update = module.update
 
-    def watched(agent, optimizer, batch, left, args):
+    def watched(agent, optimizer, batch, progress_remaining, args):
         known = agent.obs_norm.sums[0, 0].item()
-        stats = update(agent, optimizer, batch, left, args)
+        stats = update(agent, optimizer, batch, progress_remaining, args)
         sums = agent.return_norm.sums[:2].tolist()
-        seen.append((batch, left, known, sums, optimizer.param_groups[0]["lr"]))
+        seen.append((batch, progress_remaining, known, sums, optimizer.param_groups[0]["lr"]))
         return stats
 
     monkeypatch.setattr(module, "update", watched)
     flags = {"num_envs": 24 if name == "reinforce" else 4, "learning_rate": 0.01}
     result = run(name, tmp_path, env_id="Diary-v0", total_timesteps=1500, **flags)
-    batches, lefts, known, sums, rates = zip(*seen, strict=True)
-    explained = [1 - batch["advantages"].var() / batch["returns"].var() for batch in batches]
+    batches, remaining, known, sums, rates = zip(*seen, strict=True)
+    explained = [1 - batch["advantages"].var() / batch["targets"].var() for batch in batches]
     steps = np.cumsum([len(batch["obs"]) for batch in batches])
-    returns = np.cumsum([batch["returns"].sum() for batch in batches])
-    assert len(seen) > 2 and lefts == pytest.approx(1 - steps / 1500)
-    assert rates == pytest.approx([0.01 * (name in CONSTANT_RATE or left) for left in lefts])
+    returns = np.cumsum([batch["targets"].sum() for batch in batches])
+    assert len(seen) > 2 and remaining == pytest.approx(1 - steps / 1500)
+    assert rates == pytest.approx([0.01 * (name in CONSTANT_RATE or share) for share in remaining])
     logged = [value for _, value in scalars(result)["losses/explained_variance"]]
     assert np.allclose(logged, explained, atol=1e-5)
     assert list(known) == [0, *steps[:-1]]
-    assert np.allclose(sums, np.stack([steps, returns], 1), atol=1e-3)
+    counts = 2 * steps if name == "actor_critic" else steps
+    assert np.allclose(sums, np.stack([counts, returns], 1), atol=1e-3)
     rows, norm = torch.cat([batch["obs"] for batch in batches]), saved(result)
     assert torch.allclose(norm["obs_norm.mean"], rows.mean(0), rtol=1e-4)
     assert torch.allclose(norm["obs_norm.std"], rows.std(0, correction=0), rtol=1e-4)
@@ -254,6 +325,7 @@ def test_a_kill_while_saving_leaves_a_whole_agent(tmp_path, monkeypatch):
 
 # ---------------------------------------------------------------------------------------- bad input
 
+FILM = {"record": True, "total_timesteps": 0}
 BAD = [
     ({"env_id": "Nowhere-v0"}, "--env-id Nowhere-v0"),
     ({"env_id": "CartPole-v99"}, "--env-id CartPole-v99"),
@@ -262,7 +334,12 @@ BAD = [
     ({"env_id": "MultiDiscreteAct-v0"}, "--env-id MultiDiscreteAct-v0"),
     ({"env_id": "FromOne-v0"}, "--env-id FromOne-v0"),
     ({"env_id": "SquareAct-v0"}, "--env-id SquareAct-v0"),
+    ({"env_id": "Act-uint8-v0"}, "--env-id Act-uint8-v0: needs"),
+    ({"env_id": "Act-int64-v0"}, "--env-id Act-int64-v0: needs"),
+    ({"env_id": "Diary-v0", **FILM}, "--record: --env-id Diary-v0 gives no frames"),
+    ({"env_id": "NoFrames-v0", **FILM}, "--record: --env-id NoFrames-v0 gives no frames"),
     ({"seed": -1}, "--seed -1"),
+    ({"num_envs": 0}, "--num-envs 0: must be between 1 and"),
     ({"load": "nowhere.pt"}, "--load nowhere.pt"),
 ]
 
@@ -272,6 +349,17 @@ BAD = [
 def test_bad_input(name, flags, named, refused, tmp_path):
     assert named in refused(lambda: run(name, tmp_path, **flags))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_printed(
+    name, refused, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setattr("builtins.print", printed := Mock(wraps=print))
+    line = refused(lambda: run(name, tmp_path / "file" / "runs"))
+    assert f"--output-dir {tmp_path}/file/runs: Not a directory" in line
+    assert printed.call_count == 1
 
 
 def test_bad_agents(refused, tmp_path):

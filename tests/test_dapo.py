@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import Characters, equal, random_model, script, spy
+from conftest import Characters, draws, equal, random_model, script, spy
 
 dapo = script("dapo_llm")
 
@@ -65,7 +65,7 @@ def problems():
 def test_refill_until_enough_groups_have_signal(monkeypatch, capsys):
     calls = scripted(monkeypatch, [DEAD, ALIVE, WRONG, DEAD, ALIVE, ALIVE, ALIVE, ALIVE])
     args = dapo.Args(prompts_per_step=2, group_size=3, max_resample=10)
-    batch, rewards, kept = dapo.dynamic_rollout(MODEL, None, problems(), args)
+    batch, rewards, kept = dapo.dynamic_rollout(MODEL, None, draws(problems(), 2), args)
     assert calls == [list(islice(problems(), i, i + 2)) for i in (0, 2, 4)]
     assert kept.tolist() == [1, 4] and rewards[kept].tolist() == [ALIVE, ALIVE]
     assert len(rewards) == 6 and not capsys.readouterr().out
@@ -80,7 +80,7 @@ def test_refill_until_enough_groups_have_signal(monkeypatch, capsys):
 def test_the_cap_is_named_when_it_binds(monkeypatch, capsys, last, kept):
     calls = scripted(monkeypatch, [DEAD, WRONG] * 3 + [DEAD, last])
     args = dapo.Args(prompts_per_step=2, group_size=3, max_resample=4)
-    _, rewards, found = dapo.dynamic_rollout(MODEL, None, problems(), args)
+    _, rewards, found = dapo.dynamic_rollout(MODEL, None, draws(problems(), 2), args)
     assert len(calls) == 4 and len(rewards) == 8 and found.tolist() == kept
     said = capsys.readouterr().out
     assert f"only {len(kept)} groups differ" in said and "--max-resample" in said
@@ -99,7 +99,7 @@ def test_dead_groups_move_nothing_though_their_lengths_differ(monkeypatch, verdi
     penalties = spy(monkeypatch, dapo, "overlong_penalty")
     torch.manual_seed(0)
     rng = random.Random(0)
-    metrics = dapo.train_step(model, None, Characters(), optimizer, problems(), rng, args)
+    metrics = dapo.train_step(model, None, Characters(), optimizer, draws(problems(), 4), rng, args)
     ((_, penalty),) = penalties
     assert penalty.view(8, 4).std(1).any(), "the penalty told none of them apart"
     assert equal(model.state_dict(), before) and not optimizer.state
@@ -113,7 +113,7 @@ def train_step(model, reference=None, rate=0.0, **flags):
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     torch.manual_seed(0)
     rng, tokenizer = random.Random(0), Characters()
-    return dapo.train_step(model, reference, tokenizer, optimizer, problems(), rng, args)
+    return dapo.train_step(model, reference, tokenizer, optimizer, draws(problems(), 4), rng, args)
 
 
 def test_it_trains_on_informative_groups_alone_and_counts_what_it_discards(monkeypatch):

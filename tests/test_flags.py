@@ -45,6 +45,8 @@ def test_no_value_of_a_flag_shows_a_traceback(name, capsys):
 
 RANGES = [  # script, flag, a value at the bound, one beyond
     ("dapo_llm", "overlong_cache", 0.0, 1.1),
+    ("dapo_llm", "overlong_cache", 1.0, -0.1),
+    ("dapo_llm", "max_resample", 1, 0),
     ("ppo_llm", "gamma", 0.0, 1.01),
     ("ppo_llm", "gae_lambda", 0.0, 1.01),
     ("ppo_llm", "vf_coef", 0.0, float("nan")),
@@ -56,8 +58,8 @@ RANGES = [  # script, flag, a value at the bound, one beyond
     ("ppo", "num_envs", 1, 0),
     ("ppo", "init_std", 1e-9, 0.0),
     ("ppo", "ent_coef", 0.0, -0.1),
-    ("trpo", "max_kl", 0.01, 0.0),
-    ("trpo", "cg_steps", 1, -5),
+    ("trpo", "max_kl", 0.0, -0.01),
+    ("trpo", "cg_steps", 1, 0),
 ]
 
 

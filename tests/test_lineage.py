@@ -20,7 +20,7 @@ def test_ppo_llm_differs_from_grpo_llm_by_its_critic():
     marked = "\n# From here on.*\n"  # ppo_llm.py has words of its own here
     own, shared = (parts(re.split(marked, source(name))[1]) for name in ("ppo_llm", "grpo_llm"))
     differing = {name for name in shared if own[name] != shared[name]}
-    assert differing == {"token_logprobs", "evaluate", "check_args"} and len(shared) > 20
+    assert differing == {"token_logprobs", "evaluate", "check_args", "restore"} and len(shared) > 20
 
 
 @pytest.fixture
@@ -57,9 +57,9 @@ def test_a_shared_edit_reaches_all_sisters(script, carry):
         text = source(name)
         for old, new in edits:
             text = text.replace(old, new, 1)
-        lines = text.count("\n")
         assert texts[name] == text and printed == ""
-        assert re.search(rf"\| \[{name}.py\].* \| {lines} \| (\d+|–) \|", page)
+        lines = text.count("\n")
+        assert re.search(rf"\| \[{name}.py\].* \| {lines} \| (\d+ \(\d+\)|–) \|", page)
 
 
 def test_what_is_the_algorithms_own_stays(carry):

@@ -1,4 +1,4 @@
-"""check_exact: before anything else, sampler and training pass against a plain pass."""
+"""check_exact: before anything else, sampler and token_logprobs against a plain forward pass."""
 
 import pytest
 import torch
@@ -7,26 +7,26 @@ from conftest import LLM_SCRIPTS, random_model, script
 grpo = script("grpo_llm")
 
 
-def test_it_changes_neither_dice_nor_weights():
+def test_it_changes_neither_randomness_nor_weights():
     model = random_model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    dice = torch.get_rng_state()
+    randomness = torch.get_rng_state()
     grpo.check_exact(model, "it")
-    assert torch.equal(torch.get_rng_state(), dice)
+    assert torch.equal(torch.get_rng_state(), randomness)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
-@pytest.mark.parametrize("wrong", ["sampler", "training pass", "both"])
+@pytest.mark.parametrize("wrong", ["sampler", "token_logprobs", "both"])
 def test_a_wrong_cache_is_one_line(name, wrong, refused, monkeypatch, quick):
-    """Positions counted from the padding, in one pass alone or in both alike, as a model would
+    """Positions counted from the padding, in one of the two or in both alike, as a model would
     that keeps its own count."""
     module = script(name)
     real, state = module.forward, {"training": False}
 
     def forward(model, ids, mask, cache, **options):
-        if wrong == "both" or state["training"] == (wrong == "training pass"):
+        if wrong == "both" or state["training"] == (wrong == "token_logprobs"):
             past = mask.shape[1] - ids.shape[1]
             options["position_ids"] = torch.arange(past, mask.shape[1]).expand(ids.shape)
             options |= {"past_key_values": cache, "attention_mask": torch.ones_like(mask)}
@@ -49,7 +49,7 @@ def test_a_model_that_fails_is_one_line(refused, monkeypatch, quick):
     def fail(*_):
         raise NotImplementedError("no cache\nof this kind")
 
-    for part in ("read_prompts", "token_logprobs"):
+    for part in ("prefill", "token_logprobs"):
         with monkeypatch.context() as patched:
             patched.setattr(grpo, part, fail)
             line = refused(grpo.main, grpo.Args(**quick))

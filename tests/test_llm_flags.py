@@ -48,6 +48,26 @@ def test_a_device_that_is_not_there(refused):
     assert grpo.start_device(grpo.Args(device="auto")).type == "cpu"
 
 
+POSITIVE = ["minibatches", "update_epochs", "group_size", "prompts_per_step", "max_new_tokens"]
+POSITIVE += ["micro_batch_size", "eval_every", "eval_problems", "temperature", "max_grad_norm"]
+ALLOWED_0 = ["steps", "warmup_steps", "seed", "learning_rate", "beta"]
+
+
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_which_numbers_may_be_zero(name, refused):
+    """A count of 0 is refused with the least that fits, as the user would type it."""
+    module = script(name)
+    for flag in POSITIVE:
+        least = "1e-09" if flag in ("temperature", "max_grad_norm") else "1"
+        line = refused(module.check_args, module.Args(**{flag: 0 if least == "1" else 0.0}))
+        said = f"error: --{flag.replace('_', '-')} 0"
+        assert line.startswith(said) and line.endswith(f": must be finite, and {least} or more")
+    module.check_args(module.Args(**dict.fromkeys(ALLOWED_0, 0)))
+    for flag in ALLOWED_0:
+        line = refused(module.check_args, module.Args(**{flag: -1}))
+        assert f"--{flag.replace('_', '-')} -1: " in line
+
+
 # ---------------------------------------------------------------------------- learning rate
 
 
@@ -76,7 +96,7 @@ GAP = "sampling/sampling_logp_difference"
 
 def test_bfloat16_by_a_whole_run(pretrained, gsm_file, quick, tmp_path):
     """On the CPU, where auto is float32: the weights stay in float32, and move; the gap between
-    sampler and training pass is logged in bf16 alone."""
+    sampler and token_logprobs is logged in bf16 alone."""
     own = tmp_path / "parity.py"
     own.write_text("def verify(completion, answer):\n    return float(len(completion) % 2)\n")
     quick |= {"model": pretrained, "dataset": gsm_file, "verifier": str(own)}

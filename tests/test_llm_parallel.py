@@ -29,8 +29,8 @@ def steps(tmp_path_factory):
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
 def test_two_processes_take_the_step_of_one(steps, name):
-    """Ragged lengths, two passes. Each process normalising by its own tokens, or a gradient that is
-    averaged instead of summed, fail it; so do processes that wait for one that has no row."""
+    """Unequal lengths, two epochs. Each process normalising by its own tokens, or a gradient that
+    is averaged instead of summed, fail it; so do processes that wait for one that has no row."""
     one, *both = (step[name] for step in steps)
     assert one["lengths"] > 3
     cases = one.keys() - {"lengths", "scores"}
@@ -105,9 +105,10 @@ def test_torchrun(tmp_path, quick):
 
 
 def test_processes_draw_different_samples(tmp_path):
-    """Each has questions of its own; read as the same one, they would have the same answers if the
-    dice were the same. And no thread of the process group is left: at the end it may abort."""
-    (tmp_path / "dice.py").write_text(f"""
+    """Each has questions of its own. All are replaced by the same question here, so with the same
+    randomness its completions would be the same. And no thread of the process group is left: at
+    the end it may abort."""
+    (tmp_path / "drawn.py").write_text(f"""
 import pathlib
 import grpo_llm as grpo
 seen, real = [], grpo.rollout
@@ -122,7 +123,7 @@ assert not any("gloo" in thread for thread in threads), threads
 problem, (_, completions, _) = seen[0]
 print(problem[0], *completions)
 """)
-    both = side_by_side(tmp_path / "dice.py")
+    both = side_by_side(tmp_path / "drawn.py")
     assert [process.wait() for process in both] == [0, 0], both[0].stderr + both[1].stderr
     (a, *drawn), (b, *others) = (process.stdout.splitlines()[-1].split(" ") for process in both)
     assert a != b and len(drawn) == len(others) == 32 and len(set(drawn)) > 1 and drawn != others

@@ -1,4 +1,4 @@
-"""Passes over a rollout: which rows each minibatch has, what stays as the rollout left it, and that
+"""Epochs over a rollout: which rows each minibatch has, what stays as the rollout left it, and that
 a rollout without a signal moves nothing."""
 
 import copy
@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, Characters, random_model, script, spy, with_critic
+from conftest import LLM_SCRIPTS, Characters, draws, random_model, script, spy, with_critic
 
 GROUPED = [name for name in LLM_SCRIPTS if name != "ppo_llm"]  # its critic learns at every step
 
@@ -31,7 +31,9 @@ def rows_of_minibatches(name, monkeypatch, num_groups, rng, **flags):
     with monkeypatch.context() as patch:
         patch.setattr(module, "rollout", rollout)
         patch.setattr(module, "train_minibatch", train_minibatch)
-        assert "loss" not in module.train_step(*given, iter([("1+2", "3")] * 99), rng, args)
+        assert "loss" not in module.train_step(
+            *given, draws([("1+2", "3")] * 99, num_groups), rng, args
+        )
     return found
 
 
@@ -46,11 +48,11 @@ def test_each_group_is_used_once_in_a_pass(monkeypatch, name, num_groups, sizes)
     for rows in found:
         for i in range(0, len(rows), 3):
             assert rows[i] % 3 == 0 and rows[i : i + 3] == list(range(rows[i], rows[i] + 3))
-    passes = [sum(found[i : i + len(sizes)], []) for i in range(0, len(found), len(sizes))]
-    for rows in passes:
+    epochs = [sum(found[i : i + len(sizes)], []) for i in range(0, len(found), len(sizes))]
+    for rows in epochs:
         assert sorted(rows) == list(range(3 * num_groups))
     if num_groups > 3:  # of so few, two may happen to be alike
-        assert len(set(map(tuple, passes))) == 3 and list(range(3 * num_groups)) not in passes
+        assert len(set(map(tuple, epochs))) == 3 and list(range(3 * num_groups)) not in epochs
 
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
@@ -75,7 +77,7 @@ def take_step(name, monkeypatch, verify, model, reference, optimizer, answers="1
     monkeypatch.setattr(module, "load_verifier", lambda name: verify)
     flags = {"beta": 0.1, "minibatches": 2, "micro_batch_size": 4} | flags
     args = module.Args(prompts_per_step=6, group_size=4, **flags)
-    problems = ((f"{i}+{3 * i}", answer) for i, answer in enumerate(answers))
+    problems = draws(((f"{i}+{3 * i}", answer) for i, answer in enumerate(answers)), 6)
     rng = random.Random(0)
     torch.manual_seed(0)
     return module.train_step(model, reference, Characters(), optimizer, problems, rng, args)
@@ -94,9 +96,10 @@ def toy(name="grpo_llm", in_bf16=False):
 
 @pytest.mark.parametrize("in_bf16", [False, True])
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
-def test_pi_old_stays_that_of_the_rollout_in_all_passes(monkeypatch, name, in_bf16):
-    """If it were taken anew, the policy could wander without a bound; each row comes three times,
-    always with the same numbers, and those of π_ref stay too, as do advantages and returns."""
+def test_pi_old_stays_that_of_the_rollout_in_all_epochs(monkeypatch, name, in_bf16):
+    """If it were taken again in each epoch, the policy could wander without a bound. Each row comes
+    three times, always with the same numbers, and those of π_ref stay too, as do advantages and
+    returns."""
     steps, seen = spy(monkeypatch, script(name), "train_minibatch"), {}
     model, reference = toy(name, in_bf16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
@@ -104,7 +107,7 @@ def test_pi_old_stays_that_of_the_rollout_in_all_passes(monkeypatch, name, in_bf
     for (_, _, batch, _), _ in steps:
         for i in range(len(batch["mask"])):
             row = tuple(batch["prompt_ids"][i].tolist() + batch["completion_ids"][i].tolist())
-            kept = batch.keys() & {"old_logprobs", "ref_logprobs", "advantages", "returns"}
+            kept = batch.keys() & {"old_logprobs", "ref_logprobs", "advantages", "targets"}
             given = [batch[key][i].expand(len(batch["mask"][i])) for key in sorted(kept)]
             seen.setdefault(row, []).append(torch.stack(given))
     assert len(seen) > 10
@@ -145,11 +148,11 @@ def test_equal_rewards_move_nothing(monkeypatch, name, flags, reward, in_bf16):
 @pytest.mark.parametrize("name", GROUPED)
 def test_minibatches_without_a_step_are_not_in_the_averages(monkeypatch, name):
     """One live group of six: two of the three minibatches take no step, and log nothing."""
-    dice, (model, _) = random.Random(0), toy()
+    rng, (model, _) = random.Random(0), toy()
     steps = spy(monkeypatch, script(name), "train_minibatch")
 
     def verify(completion, answer):
-        return dice.random() if answer == "live" else 1.0
+        return rng.random() if answer == "live" else 1.0
 
     flags = {"max_resample": 1} if name == "dapo_llm" else {}
     flags |= {"minibatches": 3, "beta": 0.0, "answers": ["", "live"] + [""] * 4}

@@ -1,8 +1,12 @@
 """Whole runs: learning, repeatability, the cache, real models and data, and a user's errors."""
 
+import json
+import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
+import conftest
 import pytest
 import tokenizers
 import torch
@@ -10,8 +14,10 @@ import transformers
 from conftest import (
     LLM_SCRIPTS,
     ROOT,
+    Characters,
     equal,
     last_checkpoint,
+    random_model,
     scalars,
     script,
     spy,
@@ -38,7 +44,7 @@ def test_learns(learned):
     instead of rising."""
     assert learned["eval/pass@1_initial"] < 0.35
     assert learned["eval/pass@1"] > 0.8 and learned["eval/pass@1_greedy"] > 0.9
-    assert min(learned["eval/pass@8"], learned["eval/pass@1_lenient"]) >= learned["eval/pass@1"]
+    assert min(learned["eval/pass@8"], learned["eval/pass@1_flexible"]) >= learned["eval/pass@1"]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +66,7 @@ def test_each_script_learns(name, steps, at_least, tmp_path):
 def test_clip_is_live_and_logs_are_complete(learned):
     names = "reward reward_std frac_reward_zero_std completions/mean_length clip_ratio approx_kl"
     names += " completions/clipped_ratio learning_rate kl entropy grad_norm step_time num_tokens"
-    names += " tokens_per_second loss eval/pass@1 eval/pass@1_greedy eval/pass@1_lenient"
+    names += " tokens_per_second loss eval/pass@1 eval/pass@1_greedy eval/pass@1_flexible"
     names += " eval/pass@8"
     logged = {name: scalars(learned["folder"], name) for name in names.split()}
     for name, values in logged.items():
@@ -95,13 +101,13 @@ def test_same_seed_same_run_with_and_without_cache(quick, small_tiny):
     assert first["eval/pass@1_initial"] == other["eval/pass@1_initial"]
 
 
-def test_each_step_and_each_seed_has_dice_of_its_own(quick, monkeypatch):
-    """The same question at every step: with the same dice, the answers would be the same, too."""
+def test_each_step_and_each_seed_has_randomness_of_its_own(quick, monkeypatch):
+    """With the same randomness, the same question would get the same completions at every step."""
     seen, real = [], grpo.rollout
     monkeypatch.setattr(grpo, "rollout", lambda *a: seen.append(torch.initial_seed()) or real(*a))
     for seed in (1, 2):
         grpo.main(grpo.Args(**quick | {"steps": 4, "eval_every": 100, "seed": seed}))
-    training = [dice for dice in seen if dice]  # an evaluation's dice are those of seed 0
+    training = [seed for seed in seen if seed]  # an evaluation's seed is 0
     assert len(training) == len(set(training)) == 8
 
 
@@ -132,13 +138,11 @@ def test_corrupt_cache_is_named(small_tiny, refused):
 
 
 def test_a_cache_that_cannot_be_written_is_not_the_output_folder(
-    small_tiny, quick, tmp_path, monkeypatch, capsys
+    small_tiny, quick, tmp_path, monkeypatch, refused
 ):
     (tmp_path / "file").touch()
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "file"))
-    with pytest.raises((OSError, SystemExit)) as caught:
-        grpo.main(grpo.Args(**quick))
-    said = f"{caught.value} {capsys.readouterr().err}"
+    said = refused(grpo.main, grpo.Args(**quick))
     assert str(tmp_path / "file") in said and "output-dir" not in said
     assert not Path(quick["output_dir"]).exists()
 
@@ -155,6 +159,40 @@ def test_cache_key_holds_what_shapes_the_weights(part, monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr(module, name, lambda: ("another",))
             assert folder_of(0) != before
+
+
+def test_two_first_starts_leave_one_model_and_nothing_else(tmp_path, monkeypatch):
+    """The second finds the first one's model, which was made while it was busy itself."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    save, other, calls = grpo.save, tmp_path / "other", []
+
+    def slow(model, tokenizer, folder):
+        if not calls:
+            calls.append(folder)
+            shutil.copytree(other, folder)
+        save(model, tokenizer, folder)
+
+    save(random_model(), SimpleNamespace(save_pretrained=lambda folder: None), other)
+    monkeypatch.setattr(grpo, "save", slow)
+    folder = grpo.tiny_model_folder(1)
+    assert calls == [folder] and list((tmp_path / "hub").iterdir()) == [folder]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        path.name for path in other.iterdir()
+    )
+
+
+def test_the_cache_of_the_tests_is_their_own(tmp_path, monkeypatch):
+    """Also where the user has set TORCH_HOME."""
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    cleanups = []
+    config = SimpleNamespace(option=SimpleNamespace(dist="no"), add_cleanup=cleanups.append)
+    config.addinivalue_line = lambda *_: None
+    conftest.pytest_configure(config)
+    assert not Path(torch.hub.get_dir()).is_relative_to(tmp_path)
+    for cleanup in cleanups:
+        cleanup()
 
 
 # ---------------------------------------------------------------------------- reference and dropout
@@ -177,6 +215,17 @@ def test_reference_stays_and_is_not_loaded_without_kl(quick, monkeypatch):
 
 
 # ----------------------------------------------------------------------------- real models and data
+
+
+PROBLEMS = [("1+2", "3"), ("2+5", "7")]
+
+
+@pytest.fixture
+def copied(pretrained, tmp_path):
+    """A copy of the model's folder, to be changed, and its tokenizer."""
+    folder = str(tmp_path / "model")
+    shutil.copytree(pretrained, folder)
+    return folder, transformers.AutoTokenizer.from_pretrained(folder)
 
 
 def test_stop_ids_and_dropout(pretrained):
@@ -224,13 +273,126 @@ def test_bos_comes_once(pretrained):
         assert ids.count(bos) == 1
 
 
+def test_a_tokenizer_that_ends_every_text(pretrained):
+    """Without a chat template, the end would stand before the completion."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
+    tokenizer.chat_template = None
+    plain = grpo.encode_prompts(PROBLEMS, tokenizer, grpo.Args())
+    end = tokenizer.eos_token
+    tokenizer.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"$A {end}", special_tokens=[(end, tokenizer.eos_token_id)]
+    )
+    assert tokenizer("1")["input_ids"][-1] == tokenizer.eos_token_id
+    assert grpo.encode_prompts(PROBLEMS, tokenizer, grpo.Args()) == plain
+
+
+def test_prompts_are_tokenized_in_one_call(monkeypatch):
+    calls = spy(monkeypatch, Characters, "__call__")
+    grpo.encode_prompts(PROBLEMS * 50, Characters(), grpo.Args())
+    assert len(calls) == 1
+
+
+def test_a_pad_id_outside_the_embedding_is_no_matter(copied):
+    """As in tokenizers whose pad token was added without a row for it."""
+    folder, tokenizer = copied
+    tokenizer.add_special_tokens({"pad_token": "<|added|>"})
+    tokenizer.save_pretrained(folder)
+    args = grpo.Args(model=folder, max_new_tokens=4)
+    model, tokenizer = grpo.load_policy(args, torch.device("cpu"))
+    assert tokenizer.pad_token_id >= model.get_input_embeddings().num_embeddings
+    problems = [("1", "1"), ("1 + 2 + 3 + 4", "10")]  # of two lengths
+    grpo.check_prompts(problems, model, tokenizer, args)
+    batch, _, _ = grpo.rollout(model, tokenizer, problems, 2, 1.0, args)
+    assert grpo.token_logprobs(model, batch, 1.0).isfinite().all()
+
+
+def test_a_model_without_an_end_token_leaves_a_checkpoint_that_generates(copied, quick):
+    folder, tokenizer = copied
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(folder)
+    own = {"model": folder, "steps": 1, "max_new_tokens": 4}
+    result = grpo.main(grpo.Args(**quick | own))
+    assert result["eval/clipped_ratio"] == 1
+    saved = transformers.AutoModelForCausalLM.from_pretrained(last_checkpoint(result["folder"]))
+    assert saved.generate(torch.tensor([[5, 6]]), max_new_tokens=3).shape == (1, 5)
+
+
 # ---------------------------------------------------------------------------------------- bad input
+
+
+def test_a_chat_template_that_raises_is_one_line(pretrained, refused):
+    """Also if its message begins with a newline."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
+    tokenizer.chat_template = "{{ raise_exception('\n\nsystem first') }}"
+    line = refused(grpo.encode_prompts, PROBLEMS, tokenizer, grpo.Args())
+    assert "--model" in line and "system first" in line
+
+
+def refused_before_the_first_step(refused, quick, model, tmp_path, **own):
+    """The line that ends a run, on data of which one question, to train on, has a 🙂."""
+    questions = ["What is 1 + 🙂?", *(f"What is {i} + 1?" for i in range(20))]
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join(json.dumps({"question": q, "answer": 1}) for q in questions))
+    args = grpo.Args(**quick | {"model": model, "dataset": str(data), "max_new_tokens": 8} | own)
+    assert questions[0] in dict(grpo.load_data(args)[0])
+    line = refused(grpo.main, args)
+    assert not Path(quick["output_dir"]).exists()
+    return line
+
+
+def test_a_token_without_an_embedding_is_one_line(copied, quick, tmp_path, refused):
+    """A token added to the tokenizer alone; here a question to train on has it."""
+    folder, tokenizer = copied
+    tokenizer.add_tokens(["🙂"])
+    tokenizer.save_pretrained(folder)
+    line = refused_before_the_first_step(refused, quick, folder, tmp_path)
+    assert f"--model {folder}: " in line and "resize_token_embeddings" in line
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[0]['content'][0]['text'] }}",
+        "{% if '🙂' not in messages[0]['content'] %}x{% endif %}",
+    ],
+)
+def test_a_prompt_without_tokens_is_one_line(template, copied, quick, tmp_path, refused):
+    """A chat template that wants a list of parts makes all prompts empty; another, only one."""
+    folder, tokenizer = copied
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    line = refused_before_the_first_step(refused, quick, folder, tmp_path)
+    assert f"--model {folder}: " in line and "without tokens" in line
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
+def test_more_tokens_than_the_model_has_positions_are_one_line(
+    kind, copied, quick, tmp_path, refused
+):
+    """Though the tokenizer sets no limit: learned positions end, and others were never trained."""
+    folder, tokenizer = copied
+    tokenizer.model_max_length = int(1e30)
+    tokenizer.save_pretrained(folder)
+    shape = {} if kind == "gpt2" else {"max_position_embeddings": 64}
+    random_model(kind, len(tokenizer), **shape).save_pretrained(folder)
+    own = {"prompt": "{question}", "max_new_tokens": 60}
+    line = refused_before_the_first_step(refused, quick, folder, tmp_path, **own)
+    found = re.fullmatch(
+        "error: --max-new-tokens 60: the longest prompt leaves room for (.*)", line
+    )
+    own = {"prompt": "{question}" * 20, "max_new_tokens": 1}
+    assert 0 < int(found[1]) < 60
+    line = refused_before_the_first_step(refused, quick, folder, tmp_path, **own)
+    assert line.endswith("--max-new-tokens 1: the longest prompt leaves room for 0")
 
 
 BAD = {"group_size": [1], "minibatches": [7, 8], "update_epochs": [0], "steps": [-1]}
 BAD |= {"learning_rate": [float("nan")], "temperature": [0.0], "clip_low": [-0.1], "seed": [-1]}
 BAD |= {"beta": [float("inf")], "max_new_tokens": [-5], "dataset": ["x.jsonl"], "prompt": ["{q}"]}
-BAD |= {"eval_dataset": ["x.jsonl"], "model": ["/nowhere/at/all"], "verifier": ["lenient"]}
+BAD |= {"eval_dataset": ["x.jsonl"], "model": ["/nowhere/at/all"], "verifier": ["exact"]}
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -36,9 +36,9 @@ def test_held_out_sums_are_what_they_have_always_been(name):
     assert expected[0][0].count("=") == 0 and len(set(expected)) > 100
 
 
-def write(path, rows):
+def write(path, rows, mark=""):
     path.write_text(
-        "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows),
+        mark + "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows),
         encoding="utf-8",
         errors="surrogateescape",
     )
@@ -62,9 +62,10 @@ def args_for(**kwargs):
 def test_jsonl_split_is_fixed_and_disjoint(tmp_path):
     """Held out: the tenth of the questions with the smallest checksums, wherever they stand and
     however few of them are evaluated. One that stands twice counts once, with its last answer.
-    Numbers are answers, too, and blank lines are none (B9)."""
+    Numbers are answers, too, blank lines are none, and the file may begin with a byte-order mark.
+    """
     wrong = [{"question": row["question"], "answer": 0} for row in gsm(20, 600)]
-    path = write(tmp_path / "d.jsonl", ["", *wrong, "  ", *gsm(500, 600), ""])
+    path = write(tmp_path / "d.jsonl", [*wrong, "", "  ", *gsm(500, 600), ""], mark="\ufeff")
     train, held_out = grpo.load_data(args_for(dataset=path))
     questions = sorted(
         (f"What is {i} + {i}?" for i in range(600, 1100)),
@@ -88,7 +89,6 @@ def test_each_pass_over_a_file_has_every_question_once(name):
 
 
 def test_two_questions_or_one_for_both_sides_are_enough(tmp_path):
-    """B7."""
     one, two = (write(tmp_path / f"{n}.jsonl", gsm(n)) for n in (1, 2))
     for data in ({"dataset": two}, {"dataset": one, "eval_dataset": one}):
         train, held_out = grpo.load_data(args_for(**data))
@@ -107,15 +107,21 @@ def test_eval_dataset_takes_nothing_out_of_training(tmp_path, capsys):
 
 BAD = ["{", "7", "[]", '{"question": "q"}', '{"question": "q", "answer": "no number"}']
 BAD += ['{"question": null, "answer": "#### 5"}', '{"question": "q", "answer": "#### five"}']
+BAD += ['{"question": "half an emoji: \\ud83d", "answer": 1}', '{"question": " ", "answer": 1}']
+BAD += ['{"question": "q", "answer": null}', '{"question": "q", "answer": ["5"]}']
 BAD += ["[" * 100_000, '{"question": "' + "\udce9" * 5000 + '", "answer": 1}']  # é in Latin-1
 
 
 @pytest.mark.parametrize("line", BAD, ids=range(len(BAD)))
 def test_bad_line_is_named_by_its_number(tmp_path, refused, line):
-    """B9."""
-    path = write(tmp_path / "d.jsonl", gsm(2) + [line] + gsm(2))
+    good, path = (
+        write(tmp_path / f"{name}.jsonl", gsm(2) + lines + gsm(2))
+        for name, lines in (("good", []), ("bad", [line]))
+    )
     error = refused(grpo.load_data, args_for(dataset=path))
     assert f"--dataset {path}, line 3: " in error and len(error) < 420
+    error = refused(grpo.load_data, args_for(dataset=good, eval_dataset=path))
+    assert f"--eval-dataset {path}, line 3: " in error and "--dataset" not in error
 
 
 def test_files_that_are_not_there_or_empty_or_binary(tmp_path, refused):
@@ -125,5 +131,9 @@ def test_files_that_are_not_there_or_empty_or_binary(tmp_path, refused):
     for name in ("none.jsonl", "", "empty.jsonl", "binary.jsonl", "one.jsonl"):
         path = str(tmp_path / name)
         assert f"--dataset {path}" in refused(grpo.load_data, args_for(dataset=path))
-    args = args_for(dataset=str(tmp_path / "one.jsonl"), eval_dataset=str(tmp_path / "x"))
-    assert "--eval-dataset" in refused(grpo.load_data, args)
+    for name in ("none.jsonl", "empty.jsonl"):  # not --dataset, which is good
+        path = str(tmp_path / name)
+        args = args_for(dataset=str(tmp_path / "one.jsonl"), eval_dataset=path)
+        assert f"--eval-dataset {path}" in refused(grpo.load_data, args)
+    same = write(tmp_path / "same.jsonl", gsm(1) * 20)
+    assert "two different questions" in refused(grpo.load_data, args_for(dataset=same))

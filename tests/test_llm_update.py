@@ -22,7 +22,7 @@ def moved(name, model=None, **flags):
     batch["advantages"] = torch.randn(12)
     if name == "ppo_llm":
         made_up = torch.randn(2, *batch["mask"].shape) * batch["mask"]
-        batch["advantages"], batch["returns"] = made_up
+        batch["advantages"], batch["targets"] = made_up
     if args.beta > 0 and name not in KL_IN_REWARD:
         drift = 0.1 * torch.rand(batch["mask"].shape)
         batch["ref_logprobs"] = (batch["old_logprobs"] - drift) * batch["mask"]
@@ -111,7 +111,7 @@ def run_one_step(module, monkeypatch, drift):
     monkeypatch.setattr(module, "compute_advantages", compute_advantages)
     monkeypatch.setattr(module, "batch_logprobs", batch_logprobs)
     monkeypatch.setattr(module, "load_verifier", lambda name: lambda completion, answer: 0.0)
-    model, problems = random_model(), iter([("1+2", "3"), ("1+2+3", "6"), ("4+5", "9")])
+    model, problems = random_model(), iter([[("1+2", "3"), ("1+2+3", "6"), ("4+5", "9")]])
     args = module.Args(prompts_per_step=3, group_size=4, beta=0.5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     rng, tokenizer = random.Random(0), Characters()
@@ -132,3 +132,15 @@ def test_kl_is_not_in_the_reward_of_the_others(monkeypatch, name):
     rewards, _, metrics = run_one_step(script(name), monkeypatch, drift=0.2)
     assert not rewards.any() and "grad_norm" not in metrics
     assert metrics["kl"] == pytest.approx(math.exp(-0.2) + 0.2 - 1, rel=1e-3)
+
+
+def test_parameters_that_are_never_used_get_no_gradient():
+    """Nor do they take memory for Adam's moments."""
+    model = random_model()
+    model.unused = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = grpo.generate(model, [[3, 4], [5, 6]], 4, 6, 1.0)
+    batch["advantages"] = torch.linspace(-1, 1, 8)
+    assert grpo.train_minibatch(model, optimizer, batch, grpo.Args())
+    assert model.unused.weight.grad is None and model.unused.weight not in optimizer.state
+    assert model.get_input_embeddings().weight in optimizer.state

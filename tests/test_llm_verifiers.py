@@ -23,7 +23,7 @@ RIGHT = {
     "#### \\boxed{\\$72}~#### **72**~**#### 72**~#### 72 \n~#### 72 dollars~"
     "#### 72\nShe has 72 clips, not 80.~#### 72. That is all.",
     "0.5": "#### 0.50",
-    "-3": "#### -3",
+    "-3": "#### -3~#### \u22123",
     "3": "#### +3",
     "-1000": "#### -$1,000.0",
     "-5": "#### $-5",
@@ -61,7 +61,7 @@ FLEXIBLE = {
     "16": "the answer is 16~11,16#16~11,16~first 17, then 16.~#### 17\nno, 16~#### 16 #~5+11=16~"
     "**16**~\\boxed{16}.~16%~016~16.0~16e~x16y",
     "1234": "costs $1,234.00 in all~1,234~12,1234",
-    "-3": "-3~so it is -3.~#-3~-$3",
+    "-3": "-3~so it is -3.~#-3~-$3~\u22123",
     "3": "1, 2, 3~3#~3.00~+3~3 - ",
     "0": "0~-0~0.00",
     "123456789012345678901234567890": "123456789012345678901234567890",
@@ -149,25 +149,35 @@ def test_strict_and_flexible_by_name():
     assert strict("#5", "5") == flexible("#5", "5") == 1
 
 
-ANSWERS = ["blue", "#### 5", 5, 2.5, None, ["a", "b"], {"x": 1}, " spaces ", True]
+ANSWERS = ["blue", "#### 5", 5, 2.5, ["a", "b"], {"x": [1, None]}, " spaces ", "", True, [], 0]
 
 
-def test_answers_reach_a_file_as_they_stand(own, tmp_path):
-    """Not the number at their end, as with strict and flexible; what is no text, as str() of it."""
+def test_a_file_gets_answers_of_any_json_type_unchanged(own, tmp_path):
+    """Not the number at their end, as with strict and flexible, and not as text: a list of right
+    answers stays a list."""
     data = tmp_path / "d.jsonl"
     rows = [{"question": f"q{i}", "answer": answer} for i, answer in enumerate(ANSWERS)]
     data.write_text("\n".join(map(json.dumps, rows)))
     source = "seen = []\ndef verify(completion, answer):\n    seen.append(answer)\n    return 1"
     args = grpo.Args(verifier=own(source), dataset=str(data))
     problems = grpo.load_jsonl("--dataset", str(data), args)
-    assert problems == [(f"q{i}", str(answer)) for i, answer in enumerate(ANSWERS)]
+    assert problems == [(f"q{i}", answer) for i, answer in enumerate(ANSWERS)]
     grpo.rollout(random_model(), Characters(), problems, 2, 1.0, args)
     seen = grpo.load_verifier(args.verifier).__globals__["seen"]
-    assert seen == [str(answer) for answer in ANSWERS for _ in range(2)]
+    assert seen == [answer for answer in ANSWERS for _ in range(2)]
+    assert list(map(type, seen)) == [type(answer) for answer in ANSWERS for _ in range(2)]
+
+
+def test_an_answer_of_null_is_refused_with_its_line(own, tmp_path, refused):
+    data = tmp_path / "d.jsonl"
+    data.write_text('{"question": "1", "answer": "1"}\n{"question": "2", "answer": null}\n')
+    args = grpo.Args(verifier=own("def verify(completion, answer):\n    return 1"))
+    line = refused(grpo.load_jsonl, "--dataset", str(data), args)
+    assert f"--dataset {data}, line 2: " in line and "null" in line
 
 
 def test_a_file_is_run_once(own, tmp_path):
-    """Not anew at every rollout: it may load a model, or open a sandbox. Nor does the path of what
+    """Not again at every rollout: it may load a model, or open a sandbox. Nor does the path of what
     it may import grow."""
     log = tmp_path / "log"
     source = f"open({str(log)!r}, 'a').write('x')\ndef verify(completion, answer):\n    return 0"
@@ -178,9 +188,49 @@ def test_a_file_is_run_once(own, tmp_path):
 
 def test_what_is_no_verifier_ends_in_one_line(own, tmp_path, refused):
     names = [own("def check(completion, answer):\n    return 1"), own("undefined", "undefined")]
-    for name in (*names, "lenient", str(tmp_path / "missing.py"), str(tmp_path), ""):
+    for name in (*names, "exact", str(tmp_path / "missing.py"), str(tmp_path), ""):
         error = refused(grpo.check_args, grpo.Args(verifier=name))
         assert f"--verifier {name}" in error and "verify" in error
+
+
+def test_a_file_under_a_link_on_the_path(tmp_path, monkeypatch):
+    """PYTHONPATH may name the folder by another name than --verifier does."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    path = folder / "verifier_under_a_link.py"
+    path.write_text("def verify(completion, answer):\n    return 0.25")
+    monkeypatch.syspath_prepend(str(tmp_path / "link"))
+    assert grpo.load_verifier(str(path))("1", "1") == 0.25
+
+
+def test_a_file_may_import_another_beside_it_and_start_processes(tmp_path):
+    """A process that it starts finds its functions by the name of its file."""
+    (tmp_path / "beside_the_verifier.py").write_text("HALF = 0.5\n")
+    path = tmp_path / "verifier_with_a_pool.py"
+    path.write_text("""
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from beside_the_verifier import HALF
+
+def score(text):
+    return HALF
+
+def verify(completion, answer):
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(score, completion).result()
+""")
+    assert grpo.load_verifier(str(path))("#3", "3") == 0.5
+
+
+@pytest.mark.parametrize("name", ["json", "time", "os"])
+def test_a_file_named_as_another_module_ends_in_one_line(name, tmp_path, refused):
+    """Of the library: a file, one that is built in, and one that is frozen."""
+    path, before = tmp_path / f"{name}.py", sys.modules[name]
+    path.write_text("def verify(completion, answer):\n    return 1.0\n")
+    line = refused(grpo.load_verifier, str(path))
+    assert f"--verifier {path}" in line and f"its name is taken by <module '{name}'" in line
+    assert len(line) < 400 and sys.modules[name] is before
 
 
 def test_what_verify_raises_is_its_owners_traceback(own):
@@ -190,13 +240,16 @@ def test_what_verify_raises_is_its_owners_traceback(own):
         grpo.rollout(random_model(), Characters(), [("1+2", "3")], 2, 1.0, args)
 
 
-@pytest.mark.parametrize("returned", ["None", "'right' * 9999", "[1.0]", "10**400"])
-def test_what_is_no_number_ends_in_one_line(returned, own, refused):
-    """A `return` forgotten, say; or a number beyond floats (B14)."""
+RETURNED = ["None", "'right' * 9999", "[1.0]", "10**400", "float('nan')", "float('-inf')", "1e39"]
+
+
+@pytest.mark.parametrize("returned", RETURNED)
+def test_what_is_no_finite_number_ends_in_one_line(returned, own, refused):
+    """A forgotten `return`, for example, or a number beyond floats."""
     name = own(f"def verify(completion, answer):\n    return {returned}")
     args = grpo.Args(verifier=name)
     error = refused(grpo.rollout, random_model(), Characters(), [("1+2", "3")], 2, 1.0, args)
-    assert f"--verifier {name}: verify must return a number" in error and len(error) < 420
+    assert f"--verifier {name}: verify must return a finite number" in error and len(error) < 420
 
 
 # ----------------------------------------------------------------- the files of tests/examples
@@ -207,6 +260,7 @@ CASES = {
         ("Yes", 1.0, "Yes~yes~YES~Yes.~ Yes \n~\tyes."),
         ("Yes", 0.0, "~No~Yes!~Yes, it is~Yes No~Yes..~'Yes'~Y es~Үes~__import__('os').abort()"),
         ("63", 1.0, "63~63.~ 63"),
+        (63, 1.0, "63~63.~ 63"),
         ("63", 0.0, "063~63.0~6 3~٦٣~The answer is 63."),
     ],
     "iso_date": [

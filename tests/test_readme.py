@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("tiny_model")
 README, EXAMPLES = ROOT / "README.md", ROOT / "tests/examples/README.md"
 PAGES = {page: page.read_text() for page in (README, EXAMPLES)}
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", "".join(PAGES.values()), re.S | re.M)
-QUOTES = re.findall(r"^(`\w(?:.+\n)+?)```python\n((?:.+\n)+?)```$", PAGES[README], re.M)
+HUNKS = re.findall(r"^`diff (\S+) (\S+)`:.*?\n```diff\n(.*?)^```$", PAGES[README], re.S | re.M)
 
 
 # -------------------------------------------------------------------------------------- Numbers
@@ -111,8 +111,8 @@ def test_the_output_shown_has_the_form_of_a_runs_output(quick, capsys):
     )
 
 
-def test_the_advantages_shown_are_those_computed():
-    (shown,) = [text for kind, text in BLOCKS if kind == "pycon"]
+def test_the_examples_computed_are_right():
+    shown = "".join(text for kind, text in BLOCKS if kind == "pycon")
     parsed = doctest.DocTestParser().get_doctest(shown, {}, "README", None, 0)
     assert doctest.DocTestRunner().run(parsed).failed == 0
 
@@ -120,27 +120,32 @@ def test_the_advantages_shown_are_those_computed():
 # ------------------------------------------------------------------------ Lines, flags, commands
 
 
-@pytest.mark.parametrize("command,quote", QUOTES, ids=[quote[0][1:40] for quote in QUOTES])
-def test_the_diff_adds_the_quoted_lines(command, quote):
-    """The quote is one to five consecutive lines of the child. None of them is in the parent."""
-    *before, name = re.findall(r"\w+\.py", command.partition(":")[0])
-    lines = quote.splitlines()
-    assert 1 <= len(lines) <= 5 and quote in (ROOT / name).read_text()
-    for path in before:
-        known = (ROOT / path).read_text().splitlines()
-        assert not set(lines) & set(known)
+@pytest.mark.parametrize("parent,child,hunk", HUNKS)
+def test_hunks_are_lines_of_the_real_diff(parent, child, hunk):
+    """Word for word, and in its order."""
+    command = ["diff", "-U0", parent, child]
+    diff = iter(
+        subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.split("\n")
+    )
+    assert [line for line in hunk.splitlines() if line not in diff] == []
 
 
-def test_every_pair_of_neighbours_is_quoted():
-    """Each pair has a paragraph that begins with `diff PARENT CHILD`: and ends with a quote."""
-    pairs = {tuple(re.findall(r"\w+\.py", command.partition(":")[0])) for command, _ in QUOTES}
-    family = {name: FAMILY[name] for name, path in PATHS.items() if "/" not in path}
-    of_top_level = {(f"{parent}.py", f"{child}.py") for child, parent in family.items() if parent}
-    assert pairs == of_top_level | {("rloo_llm.py",)}
+def test_every_pair_of_neighbours_has_its_hunk():
+    pairs = {(f"{parent}.py", f"{child}.py") for child, parent in FAMILY.items() if parent}
+    assert {pair[:2] for pair in HUNKS} == pairs - {("grpo_llm.py", "ppo_llm.py")}
+    (quote,) = [text for kind, text in BLOCKS if kind == "python" and "def " not in text]
+    assert quote in (ROOT / "rloo_llm.py").read_text()
 
 
 def test_every_flag_named_is_in_the_help_of_a_script():
-    others = {"nproc-per-node", "logdir", "help", "extra-index-url"}  # flags of other programs
+    others = {
+        "nproc-per-node",
+        "logdir",
+        "help",
+        "extra-index-url",
+        "index",
+        "word-diff",
+    }  # flags of other programs
     asked = [Launched(path, "--help") for path in sorted(PATHS.values())]
     assert [process.wait() for process in asked] == [0] * len(asked)
     flag = r"--(?:no-)?([a-z][a-z-]+)"

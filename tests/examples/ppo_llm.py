@@ -9,7 +9,7 @@ is a completion and t a token, whose π is its probability after all text before
     J    = Σ_i Σ_t min(r_it A_it, clip(r_it, 1 − ε, 1 + ε) A_it) / Σ_i |o_i|
     A_it = Σ_l (γλ)^l δ_i,t+l   with   δ_it = R_it + γ V_i,t+1 − V_it             this is GAE
     R_it = −β (log π_old − log π_ref), and at the last token R_i is added to it
-    r_it = π_θ(o_it) / π_old(o_it)                    1 until the policy moves
+    r_it = π_θ(o_it) / π_old(o_it)                    1 at first; each step on a rollout moves it
     V_it is fitted to A_it + V_it as of the rollout; in J, A_it is scaled to mean 0 and std 1
 
 After the last token V is 0, as nothing follows. This holds for an answer that is cut off, too: it
@@ -47,7 +47,7 @@ from collections import defaultdict
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from itertools import accumulate, chain, islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Literal
 
@@ -80,11 +80,11 @@ class Args:
     gae_lambda: float = 1.0  # λ of GAE: 0 trusts the critic (TD error), 1 the rewards (Monte Carlo)
     vf_coef: float = 0.5  # weight of the critic's loss; with Adam, felt by max_grad_norm alone
     ent_coef: float = 0.0  # weight of the entropy bonus, which keeps the policy from being too sure
-    minibatches: int = 4  # optimizer steps per pass over a rollout, each on a part of its groups
-    update_epochs: int = 1  # passes over each rollout (μ), each in a new order of its groups
+    minibatches: int = 4  # optimizer steps per epoch, each on a part of the rollout's groups
+    update_epochs: int = 1  # epochs: passes over each rollout (μ), its groups in a new order
     group_size: int = 8  # completions drawn per question (G)
     prompts_per_step: int = 32  # questions per training step, of all processes together (P)
-    steps: int = 200  # training steps: a rollout (drawing answers), then updates; 0: only evaluate
+    steps: int = 200  # training steps: a rollout (drawing completions), updates; 0: evaluate
     learning_rate: float | None = None  # AdamW's peak; if not given, 4e-4 for tiny, else 1e-6
     warmup_steps: int = 10  # steps in which the rate rises to its peak; then it falls towards 0
     max_grad_norm: float = 1.0  # longer gradients are scaled down to this norm
@@ -96,10 +96,10 @@ class Args:
     # strict: the number after the last #, as in GSM8K; flexible: the last number anywhere; or
     # FILE.py, where verify(completion, answer) returns the reward, any number
     verifier: str = "strict"
-    prompt: str | None = None  # text around {question}; if unset {question}= or asks for ####
+    prompt: str | None = None  # text around {question}; unset: {question}= or asks for ####
     device: str = "auto"  # cpu, cuda, mps …; auto: the CPU for the tiny model, else a GPU if any
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # for matmuls; auto: bf16 if CUDA has it
-    micro_batch_size: int | None = None  # answers per training pass; if unset 256 (tiny) or 8
+    micro_batch_size: int | None = None  # completions per forward pass; unset: 256 (tiny) or 8
     eval_every: int = 50  # training steps between evaluations, and between checkpoints
     eval_problems: int = 256  # questions per evaluation, at most
     resume: str = ""  # checkpoint to continue, with its flags except those given now
@@ -108,12 +108,14 @@ class Args:
 
     def __post_init__(self):
         tiny, sums = self.model == "tiny", self.dataset == "arithmetic"
-        form = "\nReason step by step, then end with #### and the number."
+        prompt = "{question}=" if sums else "{question}"
+        if self.verifier == "strict" and not sums:
+            prompt += "\nReason step by step, then end with #### and the number."
         defaults = {
             "learning_rate": 4e-4 if tiny else 1e-6,
             "micro_batch_size": 256 if tiny else 8,
             "max_new_tokens": 24 if sums else 256,
-            "prompt": "{question}=" if sums else "{question}" + form * (self.verifier == "strict"),
+            "prompt": prompt,
         }
         for name, value in defaults.items():
             if getattr(self, name) is None:
@@ -183,80 +185,67 @@ def kl_k3(logprobs, other_logprobs):
 
 
 def train_minibatch(model, optimizer, batch, args):
-    """One optimizer step on a batch, generate's tensors and advantages and returns (B, T).
+    """One optimizer step on a batch, generate's tensors, advantages and targets (B, T).
 
-    Where all rewards are equal there is a step, too, for the critic to learn. Returns what to log:
-    approx_kl and clip_ratio are means over the tokens of all processes.
+    If all rewards are equal a step is taken, too, for the critic to learn. Returns what to log:
+    approx_kl and clip_ratio are means over the tokens trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
     # the gradient is the same however the rows are split.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
-    num_tokens = sum_over_processes(batch["mask"].sum())
-    sums = torch.zeros(4, device=model.device)  # loss, value_loss, approx_kl, clip_ratio
+    sums = torch.zeros(5, device=model.device)  # of both losses, KL, clipped tokens and all tokens
     optimizer.zero_grad()
 
-    for micro in micro_batches(batch, args):
+    for micro in micro_batches(model, batch, args):
         old_logprobs, advantages, mask = micro["old_logprobs"], micro["advantages"], micro["mask"]
-        with writing_states_allowed(model):  # only recurrent layers need it
-            all_logprobs = policy_logprobs(completion_logits(model, micro), args.temperature)
-            logprobs = of_tokens(all_logprobs, micro)
-            objective, clipped = surrogate(logprobs, old_logprobs, advantages, mask, args)
-            if args.ent_coef > 0:
-                entropy = -(all_logprobs.exp() * all_logprobs).sum(2)
-                objective = objective + args.ent_coef * entropy
-            loss = -(micro["weights"] * objective).sum()
-            error = token_values(model, micro) - micro["returns"]
-            value_loss = 0.5 * (micro["weights"] * error.square()).sum()
-            (loss + args.vf_coef * value_loss).backward()
-        kl_and_clip = torch.stack([kl_k3(old_logprobs, logprobs), clipped]).sum((1, 2))
-        sums += torch.stack([loss, value_loss, *(kl_and_clip / num_tokens)]).detach()
+        all_logprobs = policy_logprobs(completion_logits(model, micro), args.temperature)
+        logprobs = of_tokens(all_logprobs, micro)
+        objective, clipped = surrogate(logprobs, old_logprobs, advantages, mask, args)
+        if args.ent_coef > 0:
+            entropy = -(all_logprobs.exp() * all_logprobs).sum(2)
+            objective = objective + args.ent_coef * entropy
+        loss = -(micro["weights"] * objective).sum()  # only its gradient means something
+        error = token_values(model, micro) - micro["targets"]
+        value_loss = 0.5 * (micro["weights"] * error.square()).sum()
+        (loss + args.vf_coef * value_loss).backward()
+        approx_kl = kl_k3(old_logprobs, logprobs.detach())
+        sums += torch.stack(
+            [loss.detach(), value_loss.detach(), approx_kl.sum(), clipped.sum(), mask.sum()]
+        )
 
-    for parameter in model.parameters():
-        if WORLD > 1 and parameter.grad is None:  # a process may have had no row to train on
-            parameter.grad = torch.zeros_like(parameter)
-        sum_over_processes(parameter.grad)  # in place
+    sum_gradients_over_processes(model)
     grad_norm = clip_grad_norm_(model.parameters(), args.max_grad_norm)
     optimizer.step()
-    loss, value_loss, approx_kl, clip_ratio = sum_over_processes(sums).tolist()
-    metrics = {"loss": loss, "approx_kl": approx_kl, "clip_ratio": clip_ratio}
+    loss, value_loss, approx_kl, clipped, tokens = sum_over_processes(sums).tolist()
+    metrics = {"loss": loss, "approx_kl": approx_kl / tokens, "clip_ratio": clipped / tokens}
     return metrics | {"grad_norm": grad_norm.item(), "value_loss": value_loss}
 
 
-def train_step(model, reference, tokenizer, optimizer, problems, rng, args):
-    """Roll out the next of this process's problems, (question, answer) pairs, and update the model
-    on them; returns what to log, as means over all processes."""
-    drawn = list(islice(problems, args.prompts_per_step // WORLD))
-    batch, _, rewards = rollout(model, tokenizer, drawn, args.group_size, args.temperature, args)
-    tokens, std = batch["mask"] > 0, rewards.std(1, correction=0)  # a group may be of one
-    record = {
-        "reward": rewards,
-        "reward_std": std,
-        "frac_reward_zero_std": std < 1e-6,
-        "completions/mean_length": batch["mask"].sum(1),
-        "completions/clipped_ratio": ~batch["ended"],  # cut off at max_new_tokens
-        "entropy": -batch["old_logprobs"][tokens],  # an estimate, from the samples
-        "num_tokens": tokens.sum() * WORLD,  # so that its mean over processes is their sum
-    }
-    if model.in_bf16:  # sampler and training pass round differently: take π_old from the latter
-        old_logprobs = batch_logprobs(model, batch, args)
-        gap = (old_logprobs - batch["old_logprobs"]).abs()
-        record["sampling/sampling_logp_difference/mean"] = gap[tokens]
-        batch["old_logprobs"] = old_logprobs
-    shaped = at_last_token(rewards.flatten(), batch["mask"])
+def train_step(model, reference, tokenizer, optimizer, draws, rng, args):
+    """Answer the first of the draws, lists of (question, answer), and train on the completions;
+    returns what to log, as means over all processes."""
+    problems = next(draws)
+    batch, _, rewards = rollout(model, tokenizer, problems, args.group_size, args.temperature, args)
+    record = rollout_metrics(batch, rewards)
+    std = rewards.std(1, correction=0)  # a group may be of one
+    record |= {"reward_std": std, "frac_reward_zero_std": std < 1e-6}
+    record |= recompute_old_logprobs(model, batch, args)  # in bf16 alone
+    mask = batch["mask"]
+    token_rewards = at_last_token(rewards.flatten(), mask)
     if args.beta > 0:
         log_ratio = batch["old_logprobs"] - batch_logprobs(reference, batch, args)
-        record["kl"] = log_ratio[tokens]
-        shaped = shaped - args.beta * log_ratio  # R_it
-    mask, values = batch["mask"], batch_values(model, batch, args)
-    advantages = compute_advantages(shaped, values, mask, args)
+        token_rewards = token_rewards - args.beta * log_ratio  # R_it
+        record["kl"] = log_ratio[mask > 0]
+    values = batch_values(model, batch, args)
+    advantages = compute_advantages(token_rewards, values, mask, args)
     batch["advantages"] = whiten(advantages, mask)
-    batch["returns"] = values + advantages  # what the critic should have said
-    _, missed = mean_and_variance(advantages, mask)  # A is what V has missed
-    _, total = mean_and_variance(batch["returns"], mask)
-    record["explained_variance"] = 1 - missed / (total + 1e-8)
+    batch["targets"] = values + advantages  # the critic's
+    _, unexplained = mean_and_variance(advantages, mask)  # A is the critic's error
+    _, total = mean_and_variance(batch["targets"], mask)
+    record["explained_variance"] = 1 - unexplained / (total + 1e-8)
 
     records = [record]
-    groups = torch.arange(rewards.numel()).view_as(rewards)  # row numbers
+    groups = torch.arange(rewards.numel()).view_as(rewards)  # each group's row numbers
     for _ in range(args.update_epochs):
         order = rng.sample(range(len(groups)), len(groups))
         for part in groups[order].tensor_split(args.minibatches):
@@ -270,23 +259,19 @@ def train_step(model, reference, tokenizer, optimizer, problems, rng, args):
 
 def main(args: Args) -> dict:
     """Train, or with --steps 0 only evaluate; returns the last scores and the first pass@1."""
-    start, first = time.perf_counter(), 0
+    start = time.perf_counter()
     check_args(args)
     device = start_device(args)
     train, held_out = load_data(args)
     model, tokenizer = load_policy(args, device)
     add_critic(model)
-    encode_prompts(held_out + train, tokenizer, args)  # stops if one is too long
-    reference = load_policy(replace(args, resume=""), device)[0] if args.beta * args.steps else None
+    check_prompts(held_out + train, model, tokenizer, args)
+    reference = None
+    if args.beta > 0 and args.steps > 0:
+        reference, _ = load_policy(replace(args, resume=""), device)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
     run = [SCRIPT, WORLD, args.model, args.dataset, args.eval_dataset, args.seed, args.group_size]
-    if args.resume:
-        state = load_checkpoint(args.resume)
-        if state["run"] != run:
-            stop(f"--resume {args.resume}: begun as {state['run']}, which is not {run}")
-        first = state["step"]
-        optimizer.load_state_dict(state.pop("optimizer"))
-        model.critic.load_state_dict(state.pop("critic"))
+    first = restore(model, optimizer, run, args) if args.resume else 0
     folder, writer = open_run(args)
     scores = evaluate(model, tokenizer, held_out, args, writer, first)
     before = scores["eval/pass@1"]
@@ -297,11 +282,10 @@ def main(args: Args) -> dict:
         step_start = time.perf_counter()
         rng = random.Random(f"{args.seed} {step}")  # all randomness is from seed, step …
         torch.manual_seed(rng.getrandbits(32) + RANK)  # … and rank: no RNG state to save
-        further = problem_stream(train, f"{args.seed} {step} {RANK}")  # where DAPO wants more
-        problems = chain(list(islice(stream, args.prompts_per_step))[RANK::WORLD], further)
+        draws = draws_of_step(stream, train, step, args)
         rate = args.learning_rate * min(step / warmup, (end - step) / (end - warmup))
         optimizer.param_groups[0]["lr"] = rate
-        metrics = train_step(model, reference, tokenizer, optimizer, problems, rng, args)
+        metrics = train_step(model, reference, tokenizer, optimizer, draws, rng, args)
         if not math.isfinite(sum(metrics.values())):
             sys.exit(f"error: step {step}: not finite, try a lower --learning-rate: {metrics}")
         metrics |= {"step_time": time.perf_counter() - step_start, "learning_rate": rate}
@@ -313,8 +297,8 @@ def main(args: Args) -> dict:
                 state = {"step": step, "run": run, "args": vars(args)}
                 state |= {"optimizer": optimizer.state_dict(), "critic": model.critic.state_dict()}
                 save(model, tokenizer, folder / f"step-{step:06d}", state)
-                for outdated in sorted(folder.glob("step-*"))[:-2]:  # the last two stay
-                    shutil.rmtree(outdated)
+                for outdated in sorted(folder.glob("step-" + 6 * "[0-9]"))[:-2]:
+                    shutil.rmtree(outdated)  # two stay, and whatever else is in the folder
 
     if WORLD > 1:
         dist.barrier()  # none may leave while another still writes
@@ -325,7 +309,8 @@ def main(args: Args) -> dict:
     return scores | {"eval/pass@1_initial": before, "folder": str(folder)}
 
 
-# From here on the text is that of grpo_llm.py, and the critic's parts.
+# From here on, the text is grpo_llm.py's, but for what the critic needs.
+# Log-probabilities and Rollout draw and score the completions; what follows them can stay unread.
 # ---------------------------------------------------------------------------- Log-probabilities
 
 
@@ -343,7 +328,7 @@ def forward(model, input_ids, attention_mask, cache, **options):
     return model(input_ids, attention_mask=attention_mask, **options).logits
 
 
-def read_prompts(model, prompt_ids, prompt_mask):
+def prefill(model, prompt_ids, prompt_mask):
     """Run the prompts (B, S) through the model, equal neighbours only once. Returns the cache and
     the next token's logits (B, 1, V) (Prefix Grouper, arXiv:2506.05433)."""
     rows = torch.stack([prompt_ids, prompt_mask], 1)
@@ -368,7 +353,7 @@ def completion_logits(model, batch):
     """
     ids, mask, prompt_mask = batch["completion_ids"], batch["mask"], batch["prompt_mask"]
     with autocast(model):
-        cache, logits = read_prompts(model, batch["prompt_ids"], prompt_mask)
+        cache, logits = prefill(model, batch["prompt_ids"], prompt_mask)
         if ids.shape[1] > 1:  # logits are for the token to come: the last token's are not needed
             attention_mask = torch.cat([prompt_mask, mask[:, :-1].long()], 1)
             rest = forward(model, ids[:, :-1], attention_mask, cache)
@@ -391,31 +376,41 @@ def token_values(model, batch):
     return completion_logits(model.critic, batch)[..., 0].float() * batch["mask"]
 
 
-def writing_states_allowed(model):
-    """Recurrent layers (Qwen3.5, LFM2 …) overwrite their state, which autograd would refuse."""
-    layers = DynamicCache(config=model.config).layers
-    if any(hasattr(layer, "recurrent_states") for layer in layers):
-        return torch.autograd.graph.allow_mutation_on_saved_tensors()
-    return nullcontext()
-
-
 @torch.no_grad()
 def batch_logprobs(model, batch, args):
     """token_logprobs of a whole rollout, without gradient and in micro-batches: (B, T)."""
-    parts = [token_logprobs(model, micro, args.temperature) for micro in micro_batches(batch, args)]
-    return torch.cat([batch["mask"][:0], *parts])  # there may be no row
+    parts = [batch["mask"][:0]]  # there may be no row
+    for micro in micro_batches(model, batch, args):
+        parts.append(token_logprobs(model, micro, args.temperature))
+    return torch.cat(parts)
 
 
 @torch.no_grad()
 def batch_values(model, batch, args):
     """token_values of a whole rollout, without gradient and in micro-batches: (B, T)."""
-    return torch.cat([token_values(model, micro) for micro in micro_batches(batch, args)])
+    return torch.cat([token_values(model, micro) for micro in micro_batches(model, batch, args)])
 
 
-def micro_batches(batch, args):
-    """The batch in parts of a few rows, for memory."""
+def recompute_old_logprobs(model, batch, args):
+    """In bf16, take π_old from a forward pass like the loss's, not from the sampler, in place: the
+    two round differently, and the ratio would not start at 1. Returns the difference, to log."""
+    if not model.in_bf16:
+        return {}
+    old_logprobs = batch_logprobs(model, batch, args)
+    gap = (old_logprobs - batch["old_logprobs"]).abs()
+    batch["old_logprobs"] = old_logprobs
+    return {"sampling/sampling_logp_difference/mean": gap[batch["mask"] > 0]}
+
+
+def micro_batches(model, batch, args):
+    """The batch in parts of a few rows, for memory. Recurrent layers (Qwen3.5, LFM2 …) overwrite
+    their state, which autograd refuses except inside a loop over these parts."""
+    layers = DynamicCache(config=model.config).layers
+    recurrent = any(hasattr(layer, "recurrent_states") for layer in layers)
+    allowed = torch.autograd.graph.allow_mutation_on_saved_tensors if recurrent else nullcontext
     for start in range(0, len(batch["mask"]), args.micro_batch_size):
-        yield take_rows(batch, slice(start, start + args.micro_batch_size))
+        with allowed():
+            yield take_rows(batch, slice(start, start + args.micro_batch_size))
 
 
 def take_rows(batch, rows):
@@ -444,7 +439,7 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
     rows = torch.arange(len(prompts), device=device)  # the completions still being written
 
     with autocast(model):
-        cache, logits = read_prompts(model, prompt_ids, prompt_mask)
+        cache, logits = prefill(model, prompt_ids, prompt_mask)
         attention_mask = prompt_mask
         for t in range(max_new_tokens):
             logprobs = policy_logprobs(logits[:, -1], temperature or 1.0)
@@ -475,9 +470,24 @@ def rollout(model, tokenizer, problems, num_samples, temperature, args):
     completions = [tokenizer.decode(ids[real], skip_special_tokens=True) for ids, real in rows]
     answers = [answer for _, answer in problems for _ in range(num_samples)]
     rewards = list(map(load_verifier(args.verifier), completions, answers))
-    with blame(f"--verifier {args.verifier}: verify must return a number"):
+    with blame(f"--verifier {args.verifier}: verify must return a finite number"):
         rewards = torch.tensor(list(map(float, rewards)), device=model.device)
+        assert rewards.isfinite().all(), "a reward is NaN or infinite"
     return batch, completions, rewards.view(-1, num_samples)
+
+
+def rollout_metrics(batch, rewards):
+    """What to log about a rollout: {name: tensor of numbers, of which the mean counts}."""
+    tokens, std = batch["mask"] > 0, rewards.std(1)
+    return {
+        "reward": rewards,
+        "reward_std": std,
+        "frac_reward_zero_std": std < 1e-6,
+        "completions/mean_length": batch["mask"].sum(1),
+        "completions/clipped_ratio": ~batch["ended"],  # cut off at max_new_tokens
+        "entropy": -batch["old_logprobs"][tokens],  # an estimate, from the samples
+        "num_tokens": tokens.sum() * WORLD,  # so that its mean over processes is their sum
+    }
 
 
 # ------------------------------------------------------------------------------------ Evaluation
@@ -485,13 +495,14 @@ def rollout(model, tokenizer, problems, num_samples, temperature, args):
 
 def evaluate(model, tokenizer, problems, args, writer, step):
     """Scores of held-out problems, by 8 samples and one greedy completion each: logged, and printed
-    with one problem's best and worst answer, and maybe a hint.
+    with one problem's best and worst completion, and maybe a hint.
 
     pass@1: share of right samples, or mean reward; pass@8: mean reward of each problem's best
-    sample; lenient: pass@1 by the flexible verifier.
+    sample; flexible: pass@1 by the flexible verifier.
     """
     torch.manual_seed(RANK)  # same draws at every evaluation
-    problems, records = problems[RANK % len(problems) :: WORLD], []
+    first = RANK % len(problems)  # where problems are too few, processes share some
+    problems, records = problems[first::WORLD], []  # each WORLD-th problem is this process's
     size = args.prompts_per_step // WORLD  # at a time, as in training, for memory
     for start in range(0, len(problems), size):
         part = problems[start : start + size]
@@ -506,8 +517,8 @@ def evaluate(model, tokenizer, problems, args, writer, step):
             "eval/frac_reward_zero_std": rewards.std(1) < 1e-6,
         }
         if args.verifier in ("strict", "flexible"):
-            lenient = [verify(text, part[j // 8][1], True) for j, text in enumerate(completions)]
-            record["eval/pass@1_lenient"] = lenient
+            flexible = [verify(text, part[j // 8][1], True) for j, text in enumerate(completions)]
+            record["eval/pass@1_flexible"] = flexible
         records.append(record)
     scores = global_means(records, model.device)
     log(writer, scores, step)
@@ -518,7 +529,7 @@ def evaluate(model, tokenizer, problems, args, writer, step):
         numbers = ", ".join(f"{name} {scores[name]:.3f}" for name in scores)
         tqdm.write(f"step {step}: {numbers}{hint(scores)}")
         i = rewards.std(1).argmax()  # of the last part, the group whose rewards differ most
-        tqdm.write(f"    {part[i][0]!r}, right answer {part[i][1]!r}")
+        tqdm.write(f"    {part[i][0]!r:.400}, right answer {part[i][1]!r:.400}")
         for j in (rewards[i].argmax(), rewards[i].argmin()):
             credit = f"reward {rewards[i, j]:.2f}, advantage {advantages[i, j]:+.2f}"
             tqdm.write(f"      {credit}: {completions[8 * i + j][:400]!r}")
@@ -528,15 +539,15 @@ def evaluate(model, tokenizer, problems, args, writer, step):
 def hint(scores):
     """What keeps a run from learning, and which flag to try; "" where all is well."""
     right, best = scores["eval/pass@1"], scores["eval/pass@8"]
-    lenient = scores.get("eval/pass@1_lenient", right)
-    if best == 0 < lenient or lenient > right + 0.2:
+    flexible = scores.get("eval/pass@1_flexible", right)
+    if best == 0 < flexible or flexible > right + 0.2:
         return "\n    right numbers in the wrong form: try --verifier flexible, or another --prompt"
     if scores["eval/clipped_ratio"] > 0.5:
-        return "\n    answers are cut off: try more --max-new-tokens; do not train if pass@8 is 0"
+        return "\n    completions are cut off: raise --max-new-tokens; train only if pass@8 > 0"
     if best == 0:
-        return "\n    no answer is right: try an easier --dataset, or another --model"
+        return "\n    no completion is right: try an easier --dataset, or another --model"
     if scores["eval/frac_reward_zero_std"] == 1 and right < 0.9:
-        return "\n    every question's answers tie: try a higher --temperature or --group-size"
+        return "\n    every question's completions tie: try a higher --temperature or --group-size"
     return ""
 
 
@@ -549,13 +560,17 @@ def verify(completion: str, answer: str, flexible=False) -> float:
     """The reward: 1.0 if the right number stands right after the last `#`, whatever follows, as in
     GSM8K: `#### 5`, `# 5`, `#### $5`, `#### **5**`; if flexible, if it is the last number.
     A completion is hostile text: it is never evaluated, and read in linear time."""
-    _, marker, tail = completion.rpartition("#")
-    found = NUMBER.match(tail.replace("\\boxed", "").lstrip(" \t\r\n*${\\"))
-    said = [found[0]] if marker and found else []
+    completion = completion.replace("\u2212", "-")  # a typeset minus sign
     if flexible:
-        said = NUMBER.findall(completion)[-1:]
-    *values, right = [Decimal(re.sub(r"[,$\\]", "", number)) for number in [*said, answer]]
-    return float(values == [right])
+        numbers = NUMBER.findall(completion)
+    else:
+        _, marker, tail = completion.rpartition("#")
+        found = NUMBER.match(tail.replace("\\boxed", "").lstrip(" \t\r\n*${\\"))
+        numbers = [found[0]] if marker and found else []
+    if not numbers:
+        return 0.0
+    said, right = [Decimal(re.sub(r"[,$\\]", "", number)) for number in (numbers[-1], answer)]
+    return float(said == right)
 
 
 @functools.cache
@@ -567,8 +582,8 @@ def load_verifier(name):
     sys.path.append(str(path.parent))  # for what it imports, and for processes that it starts
     with blame(f"--verifier {name}: must be strict, flexible, or a file that defines verify"):
         module = importlib.import_module(path.stem)
-        if module.__file__ != str(path):
-            raise ImportError("another module has the same name")
+        found = Path(module.__spec__.origin).resolve()  # sys.path may hold a link to its folder
+        assert found == path, f"its name is taken by {module}"
         return module.verify
 
 
@@ -584,20 +599,25 @@ def make_sum(rng, held_out=False):
 
 def load_jsonl(flag, path, args):
     """[(question, answer)] from a JSONL file; a bad line stops the run. Built-in verifiers get the
-    number at the answer's end, as in GSM8K; a verifier file gets the whole answer."""
+    number at the answer's end, as in GSM8K; a verifier file gets the JSON value, whatever type."""
     problems = {}
     with blame(f"{flag} {path}"):
         lines = Path(path).read_bytes().splitlines()
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        with blame(f'{flag} {path}, line {number}: no "question" or "answer", or no number'):
-            row = json.loads(line.decode())
-            question, answer = row["question"].strip(), str(row["answer"])
+        with blame(f'{flag} {path}, line {number}: needs a "question" and an "answer"'):
+            row = json.loads(line.decode("utf-8-sig"))  # a file may begin with a BOM
+            question, answer = row["question"].strip(), row["answer"]
+            assert question.encode(), "the question is empty"  # half an emoji raises, too
+            assert answer is not None, "the answer is null"
             if args.verifier in ("strict", "flexible"):
-                answer = NUMBER.fullmatch(answer.rpartition("#")[2].strip())[0]
-            assert question
+                found = NUMBER.fullmatch(str(answer).rpartition("#")[2].strip())
+                assert found, f"--verifier {args.verifier} needs a number, not {answer!r}"
+                answer = found[0]
         problems[question] = answer
+    if not problems:
+        stop(f"{flag} {path}: has no questions")
     return list(problems.items())
 
 
@@ -610,13 +630,14 @@ def load_data(args):
     train = load_jsonl("--dataset", args.dataset, args)
     if args.eval_dataset:
         held_out = load_jsonl("--eval-dataset", args.eval_dataset, args)
-        print(len(dict(train).keys() & dict(held_out)), "questions are in both files")
+        if RANK == 0:
+            print(len(dict(train).keys() & dict(held_out)), "questions are in both files")
     else:
         train.sort(key=lambda problem: zlib.crc32(problem[0].encode()))
         tenth = len(train) // 10 or 1
         held_out, train = train[:tenth], train[tenth:]
-    if not (train and held_out):
-        stop(f"--dataset {args.dataset}: too few questions to train and evaluate on")
+    if not train:
+        stop(f"--dataset {args.dataset}: needs two different questions, or give --eval-dataset")
     return train, held_out[: args.eval_problems]
 
 
@@ -625,6 +646,16 @@ def problem_stream(train, seed):
     rng = random.Random(seed)
     while True:
         yield from rng.sample(train, len(train)) if train else [make_sum(rng)]
+
+
+def draws_of_step(stream, train, step, args):
+    """Yield lists of as many problems as this process rolls out at a time. The first is its share
+    of the stream's next --prompts-per-step; the others (for DAPO) depend on seed, step, rank.
+    """
+    yield list(islice(stream, args.prompts_per_step))[RANK::WORLD]
+    further = problem_stream(train, f"{args.seed} {step} {RANK}")
+    while True:
+        yield list(islice(further, args.prompts_per_step // WORLD))
 
 
 # ---------------------------------------------------------------------------------------- Policy
@@ -686,9 +717,12 @@ def load_policy(args, device):
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     ids = model.generation_config.eos_token_id
     stop_ids = {tokenizer.eos_token_id, *(ids if isinstance(ids, list) else [ids])} - {None}
+    for parameter in model.parameters():  # how a copy lies in memory, and so how sums are rounded,
+        parameter.data = parameter.data.clone()  # does not depend on the file: --resume is exact
     model.to(device).eval()  # eval(): dropout would make the ratio noisy
     check_exact(model, source)
-    model.generation_config = GenerationConfig(eos_token_id=sorted(stop_ids))
+    stop_ids = sorted(stop_ids) or [-1]  # transformers' generate cannot read an empty list
+    model.generation_config = GenerationConfig(eos_token_id=stop_ids)
     has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     model.in_bf16 = has_bf16 if args.dtype == "auto" else args.dtype == "bfloat16"
     return model, tokenizer
@@ -709,8 +743,8 @@ def add_critic(model):
 
 @torch.no_grad()
 def check_exact(model, source):
-    """Stop if sampler or training pass is wrong for this model: for a prompt padded in a batch,
-    both must give the log-probs of a plain float32 pass over it alone."""
+    """Stop if the sampler or token_logprobs is wrong for this model: for a prompt padded in a
+    batch, both must give the log-probs of a plain float32 forward pass over it alone."""
     model.generation_config.eos_token_id = [-1]  # none ends early
     with blame(f"--model {source}: cannot be sampled from and trained"):
         batch = generate(model, [[4, 3, 2, 1], [5]], 2, 8, 0.0)  # any tokens
@@ -733,11 +767,21 @@ def encode_prompts(problems, tokenizer, args):
             texts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         prompts = tokenizer(texts, add_special_tokens=not chat)["input_ids"]
     # Some tokenizers end every text.
-    prompts = [ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids for ids in prompts]
-    room = tokenizer.model_max_length - max(map(len, prompts))
+    return [ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids for ids in prompts]
+
+
+def check_prompts(problems, model, tokenizer, args):
+    """Stop before the first step if the model cannot read a prompt, or complete the longest one."""
+    prompts = encode_prompts(problems, tokenizer, args)
+    if not all(prompts):
+        stop(f"--model {args.model}: its tokenizer or chat template makes a prompt without tokens")
+    if max(map(max, prompts)) >= len(model.get_input_embeddings().weight):
+        stop(f"--model {args.model}: a token has no embedding: call its resize_token_embeddings")
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    longest = min(tokenizer.model_max_length, positions or math.inf)
+    room = max(0, longest - max(map(len, prompts)))
     if args.max_new_tokens > room:
         stop(f"--max-new-tokens {args.max_new_tokens}: the longest prompt leaves room for {room}")
-    return prompts
 
 
 # -------------------------------------------------------------------------------------- Plumbing
@@ -760,12 +804,14 @@ def blame(what):
 
 def check_args(args):
     """Stop at the first flag whose value no run can use."""
-    may_be_zero = "clip_low clip_high beta overlong_cache steps learning_rate warmup_steps seed"
-    may_be_zero += " gamma gae_lambda vf_coef ent_coef"
+    positive = "minibatches update_epochs group_size prompts_per_step max_grad_norm temperature"
+    positive += " max_new_tokens micro_batch_size eval_every eval_problems"
     for name, value in vars(args).items():
-        low = 0 if name in may_be_zero.split() else 1e-9
-        if type(value) in (int, float) and not low <= value < 2**63:
-            stop(f"--{name.replace('_', '-')} {value}: must be finite, and {low} or more")
+        least = 0
+        if name in positive.split():
+            least = 1 if type(value) is int else 1e-9
+        if type(value) in (int, float) and not least <= value < 2**63:
+            stop(f"--{name.replace('_', '-')} {value}: must be finite, and {least} or more")
     if max(args.gamma, args.gae_lambda) > 1:
         stop("--gamma and --gae-lambda: must be between 0 and 1")
     if args.prompts_per_step % (args.minibatches * WORLD):
@@ -785,7 +831,7 @@ def start_device(args):
         name = "cpu" if gpu is None or args.model == "tiny" else gpu.type
     with blame(f"--device {args.device}: not found"):
         if name == "cuda":
-            torch.cuda.set_device(RANK % torch.cuda.device_count())
+            torch.cuda.set_device(RANK % max(1, torch.cuda.device_count()))
         device = torch.zeros(1, device=name).device
     if args.model == "tiny":  # more threads slow it down, and two runs at once wait for each other
         torch.set_num_threads(max(1, min(2, torch.get_num_threads() // 2)))
@@ -801,6 +847,14 @@ def sum_over_processes(tensor):
     if WORLD > 1:
         dist.all_reduce(tensor)
     return tensor
+
+
+def sum_gradients_over_processes(model):
+    """Give every process the sum of all processes' gradients, in place."""
+    for parameter in model.parameters():
+        if WORLD > 1 and parameter.grad is None:  # a process may have had no row to train on
+            parameter.grad = torch.zeros_like(parameter)
+        sum_over_processes(parameter.grad)
 
 
 def global_means(records, device):
@@ -837,11 +891,12 @@ def save(model, tokenizer, folder, state=None):
     """Write elsewhere, then rename: even after a kill, the folder is complete or absent."""
     scratch = folder.with_name(f"saving-{os.getpid()}")
     try:
-        model.save_pretrained(scratch)
-        tokenizer.save_pretrained(scratch)
-        torch.save(state, scratch / "trainer.pt")
-        if not folder.exists():  # another first run may have made the same tiny model
-            scratch.rename(folder)
+        with blame(f"{folder} cannot be saved, is the disk full?"):
+            model.save_pretrained(scratch)
+            tokenizer.save_pretrained(scratch)
+            torch.save(state, scratch / "trainer.pt")
+            if not folder.exists():  # another first run may have made the same tiny model
+                scratch.rename(folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -851,6 +906,18 @@ def load_checkpoint(path):
     with blame(f"--resume {path}: not a checkpoint of this script, a folder step-…"):
         state = torch.load(Path(path, "trainer.pt"), map_location="cpu", mmap=True)
         return state | {"args": Args(**state["args"])}
+
+
+def restore(model, optimizer, run, args):
+    """Load the optimizer's state from the checkpoint of --resume; returns its step."""
+    state = load_checkpoint(args.resume)
+    if state["run"] != run:
+        stop(f"--resume {args.resume}: begun as {state['run']}, which is not {run}")
+    if 0 < args.steps <= state["step"]:
+        stop(f"--resume {args.resume}: step {state['step']} is done: raise --steps {args.steps}")
+    optimizer.load_state_dict(state["optimizer"])
+    model.critic.load_state_dict(state["critic"])
+    return state["step"]
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ def share_worked_out(model, tokenizer):
     _, sums = dapo_llm.load_data(dapo_llm.Args(eval_problems=128))
     prompts = [f"{question}=" for question, _ in sums]
     inputs = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt")
-    _, logits = dapo_llm.read_prompts(model, inputs["input_ids"], inputs["attention_mask"])
+    _, logits = dapo_llm.prefill(model, inputs["input_ids"], inputs["attention_mask"])
     guesses = logits[:, -1].softmax(-1)[:, tokenizer.convert_tokens_to_ids("#")]
     return 1 - guesses.mean().item()
 

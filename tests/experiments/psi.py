@@ -44,7 +44,7 @@ def run(psi, seed, steps=100_000, rollouts=80):
     for critic, fits in ((", rough critic", 2), ("", 48)):  # it has seen 2 rollouts, then 50
         for _ in range(fits):
             batch = reinforce.prepare(agent, next(stream), args)
-            agent.return_norm.update(batch["returns"])
+            agent.return_norm.update(batch["targets"])
             reinforce.fit_critic(agent, optimizer, batch, args)
         drawn = [next(stream) for _ in range(rollouts)]
         own = policy_gradients(agent, drawn, psi, args)

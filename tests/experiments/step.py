@@ -23,11 +23,11 @@ def adam_steps(form, rate):
     ppo.py's four passes of four minibatches, with its clip or without."""
     chosen, made = ppo.Args(**ADAM[form]), {}
 
-    def update(agent, optimizer, batch, left, args):
+    def update(agent, optimizer, batch, progress_remaining, args):
         adam = made.setdefault("actor's", torch.optim.Adam(agent.actor.parameters()))
-        adam.param_groups[0]["lr"] = rate * left
-        optimizer.param_groups[0]["lr"] = args.learning_rate * left  # the critic's
-        agent.return_norm.update(batch["returns"])
+        adam.param_groups[0]["lr"] = rate * progress_remaining
+        optimizer.param_groups[0]["lr"] = args.learning_rate * progress_remaining  # the critic's
+        agent.return_norm.update(batch["targets"])
         advantages = batch["advantages"] / agent.return_norm.std
         for _ in range(chosen.update_epochs):
             for rows in torch.randperm(len(advantages)).chunk(chosen.num_minibatches):

@@ -1,4 +1,4 @@
-"""Writes sums.jsonl and dates.jsonl, beside this file, for README's commands."""
+"""Write sums.jsonl and dates.jsonl into this folder. Commands in the pages use these files."""
 
 import itertools
 import json
@@ -9,12 +9,13 @@ MONTHS = "January February March April May June July August September October No
 
 
 def jsonl(problems: list[tuple[str, str]]) -> str:
+    """One line of JSON for each pair of question and answer."""
     rows = [{"question": question, "answer": answer} for question, answer in problems]
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def sums(count: int = 300) -> list[tuple[str, str]]:
-    """Of two digits, in words; no two have the same two numbers, in whatever order."""
+    """Sums of two numbers with two digits. No two sums have the same pair, in either order."""
     rng, problems = random.Random(0), []
     pairs = list(itertools.combinations_with_replacement(range(10, 100), 2))
     for pair in rng.sample(pairs, count):
@@ -24,7 +25,7 @@ def sums(count: int = 300) -> list[tuple[str, str]]:
 
 
 def dates(count: int = 300) -> list[tuple[str, str]]:
-    """To be written anew: ("28 July 2003", "2003-07-28"), each once."""
+    """Different dates, each with the form to write: ("28 July 2003", "2003-07-28")."""
     rng, problems = random.Random(0), {}
     while len(problems) < count:
         day, month, year = rng.randint(1, 28), rng.randint(1, 12), rng.randint(1950, 2029)

@@ -1,8 +1,9 @@
-"""For an answer that is one word, or one number: "Paris". The completion must be that and no more,
-but for upper and lower case, spaces around it and a full stop. Ask for it: "Answer with one word."
+"""A verifier for answers that are one word or one number, such as "Paris" or 5. The completion must
+be this text and nothing else; upper and lower case, spaces around the text and one full stop at its
+end do not matter. Ask for this form in --prompt: "Answer with one word."
 """
 
 
-def verify(completion: str, answer: str) -> float:
+def verify(completion: str, answer) -> float:
     said = completion.strip().removesuffix(".")
-    return float(said.casefold() == answer.casefold())
+    return float(said.casefold() == str(answer).casefold())

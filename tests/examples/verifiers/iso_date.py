@@ -1,8 +1,8 @@
-"""For an answer that is a date: "2003-07-28". The completion must end with it; a period may follow.
-Ask for the form: "Write it in the form YYYY-MM-DD."
+"""A verifier for answers that are dates, such as "2003-07-28". The completion must end with the
+date; one full stop may follow. Ask for this form in --prompt: "Write it in the form YYYY-MM-DD."
 
-Digits or hyphens right before the date make it wrong. Without that a policy learned to write
-chains: 2019-07-26-1957-07-26.
+A digit or a hyphen right before the date makes the completion wrong. Before we added this rule, a
+policy learned to write chains of dates: 2019-07-26-1957-07-26.
 """
 
 
