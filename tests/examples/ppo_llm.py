@@ -81,25 +81,25 @@ class Args:
     vf_coef: float = 0.5  # weight of the critic's loss; with Adam, felt by max_grad_norm alone
     ent_coef: float = 0.0  # weight of the entropy bonus, which keeps the policy from being too sure
     minibatches: int = 4  # optimizer steps per epoch, each on a part of the rollout's groups
-    update_epochs: int = 1  # epochs: passes over each rollout (μ), its groups in a new order
+    update_epochs: int = 1  # epochs: passes over each rollout, reshuffled each time
     group_size: int = 8  # completions drawn per question (G)
     prompts_per_step: int = 32  # questions per training step, of all processes together (P)
-    steps: int = 200  # training steps: a rollout (drawing completions), updates; 0: evaluate
+    steps: int = 200  # training steps, each a rollout and updates; 0: only evaluate
     learning_rate: float | None = None  # AdamW's peak; if not given, 4e-4 for tiny, else 1e-6
     warmup_steps: int = 10  # steps in which the rate rises to its peak; then it falls towards 0
     max_grad_norm: float = 1.0  # longer gradients are scaled down to this norm
     temperature: float = 1.0  # softmax temperature of the policy: in rollout, loss and evaluation
     max_new_tokens: int | None = None  # longest completion; if not given, 24 for sums, else 256
-    model: str = "tiny"  # hub id, local folder, or "tiny": the embedded model after its warm start
-    dataset: str = "arithmetic"  # sums; or a JSONL file with "question" and "answer" on each line
+    model: str = "tiny"  # hub id, local folder, or "tiny": a model made by the first run
+    dataset: str = "arithmetic"  # arithmetic: sums; or JSONL with "question", "answer" per line
     eval_dataset: str = ""  # JSONL file to evaluate on; if not given, a tenth of --dataset
     # strict: the number after the last #, as in GSM8K; flexible: the last number anywhere; or
     # FILE.py, where verify(completion, answer) returns the reward, any number
     verifier: str = "strict"
-    prompt: str | None = None  # text around {question}; unset: {question}= or asks for ####
+    prompt: str | None = None  # text around {question}; if not given, by dataset and verifier
     device: str = "auto"  # cpu, cuda, mps …; auto: the CPU for the tiny model, else a GPU if any
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # for matmuls; auto: bf16 if CUDA has it
-    micro_batch_size: int | None = None  # completions per forward pass; unset: 256 (tiny) or 8
+    micro_batch_size: int | None = None  # completions per forward pass; default: tiny 256, else 8
     eval_every: int = 50  # training steps between evaluations, and between checkpoints
     eval_problems: int = 256  # questions per evaluation, at most
     resume: str = ""  # checkpoint to continue, with its flags except those given now
@@ -173,9 +173,9 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 
 
 def kl_k3(logprobs, other_logprobs):
-    """Schulman's k3 of each token, (B, T): never negative; its mean over π is KL(π ‖ other).
-
-    But its gradient, with samples from π held fixed, is on average that of KL(other ‖ π).
+    """Schulman's k3 of each token, (B, T): never negative. Over π, the mean of e^d is 1 and that of
+    −d is KL(π ‖ other), and so is the mean of k3. But its gradient, taken through log π and not
+    through the sampling, is on average that of KL(other ‖ π).
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -341,7 +341,8 @@ def prefill(model, prompt_ids, prompt_mask):
 
 def policy_logprobs(logits, temperature):
     """log π over the vocabulary, float32, (…, V) → (…, V): for the sampler and the loss alike."""
-    # No top-k, no top-p: the sampler's distribution must be the policy, or the ratio is wrong.
+    # No top-k, no top-p, which drop unlikely tokens: samples must be the policy's own, or gradient
+    # and ratio are wrong.
     return (logits.float() / temperature).log_softmax(-1)
 
 
