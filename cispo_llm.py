@@ -1,4 +1,4 @@
-"""CISPO, Clipped IS-weight Policy Optimization: clip the importance-sampling weight, keep gradients.
+"""CISPO, Clipped Importance-Sampling-weight Policy Optimization: clip the weight, not the gradient.
 
 For each question, draw a group of G completions o_1 … o_G from the current policy, π_old. A
 verifier gives each a reward R_i; its advantage A_i says how that compares with the group. Then take
