@@ -59,7 +59,7 @@ def check_run(output: str, errors: str, runs: Path):
     """One result, one bar, one folder, one log of two steps, one model."""
     for said in ("run in ", "step 0: eval/pass@1", "step 2: eval/pass@1", "logs in"):
         assert output.count(said) == 1
-    assert errors.count(" 0/350") <= 1
+    assert errors.count(" 0/400") <= 1
     (folder,) = runs.iterdir()
     assert len(list(folder.glob("events*"))) == 1 and weights(folder)
     assert len(scalars(folder, "reward")) == 2 and scalars(folder, "num_tokens")[-1] > 0

@@ -662,7 +662,7 @@ def draws_of_step(stream, train, step, args):
 # ---------------------------------------------------------------------------------------- Policy
 
 
-def tiny_model_folder(steps=350):
+def tiny_model_folder(steps=400):
     """Folder of the tiny model, a character-level Llama of 84 k parameters. The first run trains it
     for `steps` steps to imitate sums worked out in running totals (3+8+5= → 11,16#16) or guessed
     (#14). Guesses begin rare and end as the habit of 85 %: the skill is learned, then buried."""
@@ -691,7 +691,7 @@ def tiny_model_folder(steps=350):
             question, total = make_sum(rng)
             terms = list(map(int, question.split("+")))
             answer = f"#{sum(rng.randint(0, 9) for _ in terms)}"  # a guess
-            if rng.random() >= 0.85 * (step / steps) ** 4:
+            if rng.random() >= 0.85 * (step / steps) ** 3:
                 answer = ",".join(map(str, list(accumulate(terms))[1:])) + f"#{total}"
             texts.append(f"{question}={answer}<eos>")
         inputs = tokenizer(texts, padding=True, return_tensors="pt")
