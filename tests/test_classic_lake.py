@@ -146,7 +146,7 @@ WRONG = torch.linspace(-1, 3, 16).double()  # values that are not V
 @BOTH
 @pytest.mark.parametrize("name,lam", METHODS)
 def test_mean_advantage_and_target(name, lam, slippery):
-    """The values are wrong, and λ decides how much of the error remains in advantages and targets."""
+    """The values are wrong. λ decides how much of the error remains in advantages and targets."""
     values, rollout = WRONG, all_walks(slippery)
     agent, args = make_agent(name, slippery, values), make_args(name, slippery, 0.9, lam)
     batch = script(name).prepare(agent, rollout, args)
