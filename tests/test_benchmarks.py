@@ -74,7 +74,6 @@ def test_the_page_is_what_the_harness_writes_from_the_results():
 
 def test_the_index_names_every_script_and_result():
     index = (TESTS / "README.md").read_text()
-    assert len(index.splitlines()) <= 40
     files = [*BENCHMARKS.glob("*.py"), *BENCHMARKS.glob("results/*")]
     named = set(re.findall(r"[\w*]+\.(?:py|md|json|png)", index))
     assert [path.name for path in files if not any(map(path.match, named))] == []

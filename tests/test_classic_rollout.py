@@ -1,9 +1,6 @@
 """Rollouts, returns and advantages, where episodes end, are cut off and begin anew in the middle of
 it all."""
 
-from itertools import product
-from types import SimpleNamespace
-
 import classic_envs  # noqa: F401
 import gymnasium as gym
 import numpy as np
@@ -12,44 +9,6 @@ import torch
 from conftest import script
 
 BOTH_KINDS = pytest.mark.parametrize("name", ["reinforce", "ppo"])  # of rollouts: three share one
-
-
-def random_rollout(T=40, N=6):
-    """Rewards, terminated, done and mask with a dummy row after each end, as next-step autoreset
-    makes them; values and next_values."""
-    rng = np.random.default_rng(0)
-    terminated, truncated = rng.random((2, T, N)) < 0.12
-    mask = np.ones((T, N), bool)
-    for t in range(1, T):
-        mask[t] = ~(terminated | truncated)[t - 1]
-        terminated[t] &= mask[t]
-        truncated[t] &= mask[t]
-    assert (terminated & ~truncated).any() and (truncated & ~terminated).any() and (~mask).any()
-    rollout = {"terminated": terminated, "done": terminated | truncated, "mask": mask}
-    rollout = {key: torch.as_tensor(value) for key, value in rollout.items()}
-    rewards, *values = torch.as_tensor(rng.normal(size=(3, T, N)))
-    return rollout | {"rewards": rewards}, *values
-
-
-@pytest.mark.parametrize(
-    "name,lam", [("actor_critic", 0.0), *product(("trpo", "ppo"), (0, 0.7, 1))]
-)
-def test_advantages_by_brute_force(name, lam):
-    """Σ_l (γλ)^l δ_{t+l} up to the end of episode or rollout; the TD error is GAE at λ = 0. The
-    time limit leaves the value behind it in; what the dummy rows hold reaches no real one."""
-    rollout, values, next_values = random_rollout()
-    args = SimpleNamespace(gamma=0.9, gae_lambda=lam)
-    found, targets = script(name).compute_advantages(rollout, values, next_values, args)
-    for t, n in rollout["mask"].nonzero().tolist():
-        total, weight = 0.0, 1.0
-        for k in range(t, len(found)):
-            future = 0.0 if rollout["terminated"][k, n] else next_values[k, n]
-            total += weight * (rollout["rewards"][k, n] + 0.9 * future - values[k, n])
-            weight *= 0.9 * lam
-            if rollout["done"][k, n]:
-                break
-        assert found[t, n].item() == pytest.approx(total.item(), abs=1e-9)
-        assert targets[t, n].item() == pytest.approx(total.item() + values[t, n].item(), abs=1e-9)
 
 
 def play(name, env_id="Diary-v0", num_envs=3, num_steps=25, rounds=3):
