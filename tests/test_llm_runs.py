@@ -40,7 +40,7 @@ def learned(tmp_path_factory, tiny_model):
 
 
 def test_learns(learned):
-    """With the sign of the loss, of the advantage or of the ratio turned round, it falls from 0.2
+    """With the sign of the loss, of the advantage or of the ratio turned round, it falls from 0.27
     instead of rising."""
     assert learned["eval/pass@1_initial"] < 0.35
     assert learned["eval/pass@1"] > 0.8 and learned["eval/pass@1_greedy"] > 0.9
@@ -50,16 +50,16 @@ def test_learns(learned):
 @pytest.mark.parametrize(
     "name,steps,at_least",
     [
-        *((name, 12, 0.25) for name in LLM_SCRIPTS if name != "grpo_llm"),
-        *(pytest.param(name, 30, 0.45, marks=pytest.mark.slow) for name in LLM_SCRIPTS),
+        *((name, 12, 0.6) for name in LLM_SCRIPTS if name != "grpo_llm"),
+        *(pytest.param(name, 30, 0.8, marks=pytest.mark.slow) for name in LLM_SCRIPTS),
     ],
 )
 def test_each_script_learns(name, steps, at_least, tmp_path):
     """12 of the default's 200 steps (slow: 30), from the same cached model;
-    a turned sign falls from 0.2 instead of rising. grpo_llm's quick test is test_learns."""
+    a turned sign falls from 0.27 instead of rising. grpo_llm's quick test is test_learns."""
     module = script(name)
     result = module.main(module.Args(steps=steps, eval_problems=128, output_dir=str(tmp_path)))
-    assert result["eval/pass@1_initial"] == pytest.approx(0.2, abs=0.06)
+    assert result["eval/pass@1_initial"] == pytest.approx(0.27, abs=0.06)
     assert result["eval/pass@1"] > at_least
 
 
