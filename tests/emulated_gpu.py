@@ -100,6 +100,7 @@ def move(model):
 def two_steps(script, there):
     """What two steps and an evaluation measure."""
     small = {"prompts_per_step": 4, "group_size": 4, "eval_problems": 4, "max_new_tokens": 6}
+    small |= {"minibatches": 2}
     args = script.Args(steps=2, beta=0.1, **small)
     model, tokenizer = script.load_policy(args, HOST)
     torch.manual_seed(0)
