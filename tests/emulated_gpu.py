@@ -139,7 +139,8 @@ def main(names):
             found = two_steps(module, True)
         for here, there in zip(alone, found, strict=True):
             assert here.keys() == there.keys()
-            assert all(abs(here[name] - there[name]) < 1e-5 for name in here)
+            for name, value in here.items():  # ppo_llm.py's grad_norm is 3
+                assert abs(value - there[name]) < 1e-5 * max(1, abs(value)), name
         print(f"{module.SCRIPT}: the same numbers on both devices")
 
 
