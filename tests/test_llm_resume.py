@@ -66,9 +66,6 @@ def begun(quick, tmp_path, tmp_path_factory):
     return begin
 
 
-# ------------------------------------------------------------------------------- to the last bit
-
-
 @pytest.mark.parametrize("name", quick_for("dapo_llm", "ppo_llm"))
 def test_resumed_is_straight(name, begun):
     """Four steps of two epochs, and two, a resume and two more, end in the same bits."""
@@ -101,9 +98,6 @@ def test_resumed_is_straight_where_the_model_file_is_bf16(begun, pretrained, tmp
     for source in (folder, pretrained, str(last_checkpoint(straight["folder"]))):
         model, _ = grpo.load_policy(replace(args, model=source), torch.device("cpu"))
         assert all(parameter.data_ptr() % 64 == 0 for parameter in model.parameters())
-
-
-# ---------------------------------------------------------------------------- flags given again
 
 
 def test_flags_given_again_win(begun, pretrained):
@@ -158,9 +152,6 @@ def test_the_state_of_a_resumed_run_is_in_memory_once(begun, monkeypatch):
     assert found == [None, None]
 
 
-# ------------------------------------------------------------------------ what a run may delete
-
-
 def test_two_resumes_of_one_checkpoint_have_folders_of_their_own(begun, tmp_path):
     """Neither changes the run that it continues, nor the newer checkpoint in there."""
     args, straight, _ = begun()
@@ -193,9 +184,6 @@ def test_a_run_deletes_nothing_but_its_own_checkpoints(quick, monkeypatch):
     assert (Path(result["folder"]) / kept[0] / "model.safetensors").exists()
 
 
-# ------------------------------------------------------------------------- what is no checkpoint
-
-
 def test_what_is_no_checkpoint(begun, tmp_path, refused):
     """Another script's, one of two processes, one with an unknown flag, a torn file, none."""
     args, _, path = begun()
@@ -217,9 +205,6 @@ def test_what_is_no_checkpoint(begun, tmp_path, refused):
     done = Launched("grpo_llm.py", "--resume", tmp_path / "flag")
     assert done.wait() == 2
     assert done.stderr.splitlines()[-1].startswith(f"error: --resume {tmp_path / 'flag'}: ")
-
-
-# --------------------------------------------------------------------------------------- kills
 
 
 @pytest.mark.slow
