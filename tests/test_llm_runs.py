@@ -12,7 +12,6 @@ import tokenizers
 import torch
 import transformers
 from conftest import (
-    LLM_SCRIPTS,
     ROOT,
     Characters,
     equal,
@@ -44,8 +43,7 @@ def test_learns(learned):
     assert min(learned["eval/pass@8"], learned["eval/pass@1_flexible"]) >= learned["eval/pass@1"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LLM_SCRIPTS)
+@pytest.mark.parametrize("name", quick_for())
 def test_each_script_learns(name, tmp_path):
     module = script(name)
     result = module.main(module.Args(steps=30, eval_problems=128, output_dir=str(tmp_path)))

@@ -1,5 +1,4 @@
-"""token_logprobs reads a prompt once for all neighbours that have it: values and gradients must be
-those of single rows, without padding or cache."""
+"""token_logprobs reads a prompt once for its neighbours; values and gradients stay the same."""
 
 import pytest
 import torch
