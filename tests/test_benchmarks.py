@@ -17,7 +17,7 @@ from launch import run
 
 pytestmark = pytest.mark.usefixtures("tiny_model")
 TESTS = ROOT / "tests"
-BENCHMARKS, EXAMPLES, EXPERIMENTS = TESTS / "benchmarks", TESTS / "examples", TESTS / "experiments"
+BENCHMARKS, EXAMPLES = TESTS / "benchmarks", TESTS / "examples"
 
 # Name, command after `python tests/`, and parts that the output must hold, with … between them.
 SMOKE = [
@@ -54,44 +54,6 @@ def test_an_unknown_benchmark_is_refused(command, capsys):
     with pytest.raises(SystemExit) as ended:
         tyro.cli(command, args=["nosuch"])
     assert ended.value.code == 2 and "invalid choice 'nosuch'" in capsys.readouterr().err
-
-
-def test_findings_are_filled_in_from_the_place_named():
-    rows = {("a", "clip, on"): {"x / y": [4, 1, 2.25]}, ("a", "off"): {"x / y": [9, 9, 9]}}
-    rows |= {("b", ""): {"share": [0, 0.5, 1]}}
-    text = "{clip, on / x / y :.1f} of {clip, on / x / y / low :.0f}, {b: / share / high :.0%}; "
-    text += "{clip, on / x / y / range :.0f}, p = {clip, on ~ off / x / y / p :.2f}"
-    assert harness.fill(text, "a", rows) == "2.2 of 1, 100 %; 2 (1 to 4), p = 0.10"
-    with pytest.raises(KeyError):
-        harness.fill("{clip, off / x / y :.1f}", "a", rows)
-
-
-def test_p_value_counts_all_ways_to_split_the_numbers():
-    """Four numbers split into two pairs in six ways; two of these separate 1, 2 from 3, 4."""
-    assert harness.p_value([1, 2], [3, 4]) == harness.p_value([4, 3], [1, 2]) == 2 / 6
-    assert harness.p_value([1, 3], [2, 4]) == 4 / 6
-    assert harness.p_value([1, 4], [2, 3]) == harness.p_value([7], [7, 7]) == 1
-    assert harness.p_value(range(5), range(5, 10)) == 2 / 252
-
-
-def test_a_run_is_kept_under_the_text_of_the_code_it_runs():
-    """The text is the experiment's code, without its sentences, and all files that it imports."""
-    texts = harness.texts(EXPERIMENTS / "clip.py", {})
-    assert texts.keys() == {"clip.py", "classic_parts.py", "ppo.py"}
-    assert texts["ppo.py"] == (ROOT / "ppo.py").read_text()
-    assert "def run(" in texts["clip.py"] and "claim=" not in texts["clip.py"]
-    silenced = harness.texts(EXPERIMENTS / "silenced.py", {})
-    assert {"grpo_llm.py", "cispo_llm.py"} <= silenced.keys()
-
-
-def test_the_page_is_what_the_harness_writes_from_the_results():
-    """The page has every experiment, and every experiment has results and a picture."""
-    assert harness.page() == (EXPERIMENTS / "EXPERIMENTS.md").read_text()
-    found = [path for path in EXPERIMENTS.glob("*.py") if "EXPERIMENT = " in path.read_text()]
-    assert {path.stem for path in found} - {"harness"} == set(harness.NAMES)
-    for ending in ("json", "png"):
-        results = EXPERIMENTS.glob(f"results/*.{ending}")
-        assert {path.stem for path in results} == set(harness.NAMES)
 
 
 def test_the_index_names_every_script_and_result():
