@@ -48,9 +48,10 @@ class Args:
     num_minibatches: int = 4  # optimizer steps per epoch
     ent_coef: float = 0.01  # weight of the entropy bonus, for an undecided π; decays linearly to 0
     gamma: float = 0.99  # γ, the discount factor
-    num_steps: int = 64  # T, steps per rollout in each environment
+    num_steps: int = 64  # T, steps per rollout in each environment; few, so that π steps often
     num_envs: int = 16  # N, environments stepped in parallel
-    learning_rate: float = 2e-3  # Adam's learning rate; no decay, so late setbacks can heal
+    # Adam's learning rate, for one step of π per rollout; no decay, so late setbacks can heal
+    learning_rate: float = 2e-3
     max_grad_norm: float = 1.0  # the gradients of actor and critic are each clipped to this norm
     # steps over all environments (the last rollout is not learned from); 0 to only evaluate --load
     total_timesteps: int = 200_000
@@ -101,7 +102,7 @@ def rescale_returns(agent, targets):
 def update(agent, optimizer, batch, progress_remaining, args):
     """One step of the policy, then epochs of the critic; returns what to log.
     `progress_remaining` falls from 1 to 0 over the training."""
-    # In units of the return's standard deviation: one learning rate then suits any reward scale.
+    # In units of the return's standard deviation: this suits rewards of 1e-6 to 1e6 alike.
     # A z-score per batch would blow up the small, random advantages of a good policy.
     rescale_returns(agent, batch["targets"])
     advantages = batch["advantages"] / agent.return_norm.std
@@ -245,7 +246,7 @@ class Agent(nn.Module):
         self.actor = mlp(obs_size, flatdim(action_space))
         self.critic = mlp(obs_size, 1)
         self.actor[-1].weight.data *= 0.01  # close to uniform at first
-        self.critic[-1].weight.data *= 0  # V is 0 at first, which suits rewards of any scale
+        self.critic[-1].weight.data *= 0  # V is 0 at first, so that it suits tiny rewards, too
         self.critic[-1].bias.data *= 0
         self.discrete = isinstance(action_space, Discrete)
         if not self.discrete:
@@ -302,8 +303,7 @@ def train(envs, agent, path, args):
     writer.add_text("hyperparameters", str(args))
     global_step, recent = 0, []  # recent: returns of the last 100 episodes
     start = time.perf_counter()
-    # disable=None: the bar is shown on a terminal only.
-    with tqdm(total=args.total_timesteps, unit="step", disable=None) as bar:
+    with tqdm(total=args.total_timesteps, unit="step", disable=None) as bar:  # on a terminal
         for rollout, episode_returns in rollouts(envs, agent, args):
             torch.save({args.env_id: agent.state_dict()}, path.with_suffix(".tmp"))
             path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole agent

@@ -63,11 +63,12 @@ class Args:
     num_minibatches: int = 4  # optimizer steps per epoch
     ent_coef: float = 0.01  # weight of the entropy bonus, for an undecided π; decays linearly to 0
     gamma: float = 0.99  # γ, the discount factor
-    num_envs: int = 24  # N, environments stepped in parallel
-    learning_rate: float = 4e-3  # Adam's learning rate; no decay, so late setbacks can heal
+    num_envs: int = 24  # N, environments stepped in parallel; many, as whole returns are noisy
+    # Adam's learning rate, for one step of π per rollout; no decay, so late setbacks can heal
+    learning_rate: float = 4e-3
     max_grad_norm: float = 1.0  # the critic's gradient is clipped to this norm
     # steps over all environments (the last rollout is not learned from); 0 to only evaluate --load
-    total_timesteps: int = 300_000
+    total_timesteps: int = 200_000
     env_id: str = "CartPole-v1"  # any gymnasium environment with Discrete or Box actions
     init_std: float = 1.0  # initial standard deviation of a Gaussian policy (Box actions)
     target_return: float = math.inf  # stop once the last 100 episodes reach this mean return
@@ -111,7 +112,7 @@ def prepare(agent, rollout, args):
 def update(agent, optimizer, batch, progress_remaining, args):
     """One step of the policy, then epochs of the critic; returns what to log.
     `progress_remaining` falls from 1 to 0 over the training."""
-    # In units of the return's standard deviation: one learning rate then suits any reward scale.
+    # In units of the return's standard deviation: this suits rewards of 1e-6 to 1e6 alike.
     # A z-score per batch would blow up the small, random advantages of a good policy.
     agent.return_norm.update(batch["targets"])
     advantages = batch["advantages"] / agent.return_norm.std
@@ -255,7 +256,7 @@ class Agent(nn.Module):
         self.actor = mlp(obs_size, flatdim(action_space))
         self.critic = mlp(obs_size, 1)
         self.actor[-1].weight.data *= 0.01  # close to uniform at first
-        self.critic[-1].weight.data *= 0  # V is 0 at first, which suits rewards of any scale
+        self.critic[-1].weight.data *= 0  # V is 0 at first, so that it suits tiny rewards, too
         self.critic[-1].bias.data *= 0
         self.discrete = isinstance(action_space, Discrete)
         if not self.discrete:
@@ -312,8 +313,7 @@ def train(envs, agent, path, args):
     writer.add_text("hyperparameters", str(args))
     global_step, recent = 0, []  # recent: returns of the last 100 episodes
     start = time.perf_counter()
-    # disable=None: the bar is shown on a terminal only.
-    with tqdm(total=args.total_timesteps, unit="step", disable=None) as bar:
+    with tqdm(total=args.total_timesteps, unit="step", disable=None) as bar:  # on a terminal
         for rollout, episode_returns in rollouts(envs, agent, args):
             torch.save({args.env_id: agent.state_dict()}, path.with_suffix(".tmp"))
             path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole agent

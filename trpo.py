@@ -152,7 +152,7 @@ def update(agent, optimizer, batch, progress_remaining, args):
     with torch.no_grad():
         old_policy = agent.policy(batch["obs"])
         old_logprobs = old_policy.log_prob(batch["actions"])
-    # In units of the return's standard deviation: one learning rate then suits any reward scale.
+    # In units of the return's standard deviation: this suits rewards of 1e-6 to 1e6 alike.
     # A z-score per batch would blow up the small, random advantages of a good policy.
     agent.return_norm.update(batch["targets"])
     advantages = batch["advantages"] / agent.return_norm.std
@@ -309,7 +309,7 @@ class Agent(nn.Module):
         self.actor = mlp(obs_size, flatdim(action_space))
         self.critic = mlp(obs_size, 1)
         self.actor[-1].weight.data *= 0.01  # close to uniform at first
-        self.critic[-1].weight.data *= 0  # V is 0 at first, which suits rewards of any scale
+        self.critic[-1].weight.data *= 0  # V is 0 at first, so that it suits tiny rewards, too
         self.critic[-1].bias.data *= 0
         self.discrete = isinstance(action_space, Discrete)
         if not self.discrete:
@@ -366,8 +366,7 @@ def train(envs, agent, path, args):
     writer.add_text("hyperparameters", str(args))
     global_step, recent = 0, []  # recent: returns of the last 100 episodes
     start = time.perf_counter()
-    # disable=None: the bar is shown on a terminal only.
-    with tqdm(total=args.total_timesteps, unit="step", disable=None) as bar:
+    with tqdm(total=args.total_timesteps, unit="step", disable=None) as bar:  # on a terminal
         for rollout, episode_returns in rollouts(envs, agent, args):
             torch.save({args.env_id: agent.state_dict()}, path.with_suffix(".tmp"))
             path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole agent

@@ -15,17 +15,7 @@ import tempfile
 from pathlib import Path
 
 import tyro
-from lineage import (
-    CLASSIC_SCRIPTS,
-    FAMILY,
-    LLM_SCRIPTS,
-    MARKER,
-    PATHS,
-    ROOT,
-    changed,
-    parts,
-    source,
-)
+from lineage import CLASSIC, FAMILY, LLM, MARKER, PATHS, ROOT, changed, parts, source
 
 
 def merge(*texts):
@@ -80,7 +70,7 @@ def main(script: tyro.conf.Positional[Path], base: str = "HEAD"):
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if name not in FAMILY or shown.returncode:
         sys.exit(f"{script} is not in {base}, or has no row in FAMILY of tests/lineage.py")
-    for sister in LLM_SCRIPTS if name in LLM_SCRIPTS else CLASSIC_SCRIPTS:
+    for sister in LLM if name in LLM else CLASSIC:
         texts, tail = [source(sister), shown.stdout, source(name)], ""
         if "ppo_llm" not in (name, sister):
             tail = texts[2][texts[2].index(MARKER) :]

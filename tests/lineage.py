@@ -8,22 +8,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MARKER = "# From here on, all scripts of this family are the same, byte for byte.\n"
-FAMILY = {  # each script's parent, with which README compares it by `diff`
-    "reinforce": "",
-    "actor_critic": "reinforce",
-    "trpo": "actor_critic",
-    "ppo": "trpo",
-    "rloo_llm": "",
-    "grpo_llm": "rloo_llm",
-    "dapo_llm": "grpo_llm",
-    "gspo_llm": "grpo_llm",
-    "cispo_llm": "grpo_llm",
-    "ppo_llm": "grpo_llm",  # an example, which has a critic below the marker, too
-}
-PATHS = {name: f"{name}.py" for name in FAMILY} | {"ppo_llm": "tests/examples/ppo_llm.py"}
-SCRIPTS = list(FAMILY)
-LLM_SCRIPTS = [name for name in SCRIPTS if name.endswith("_llm")]
-CLASSIC_SCRIPTS = [name for name in SCRIPTS if not name.endswith("_llm")]
+# Each script and its parent, the script that README compares it with.
+CLASSIC = {"reinforce": "", "actor_critic": "reinforce", "trpo": "actor_critic", "ppo": "trpo"}
+LLM = {"rloo_llm": "", "grpo_llm": "rloo_llm"}
+LLM |= dict.fromkeys(["dapo_llm", "gspo_llm", "cispo_llm", "ppo_llm"], "grpo_llm")
+FAMILY = CLASSIC | LLM
+PATHS = {name: f"{name}.py" for name in FAMILY}
+PATHS["ppo_llm"] = "tests/examples/ppo_llm.py"  # an example; its critic is below the marker, too
+CLASSIC_SCRIPTS, LLM_SCRIPTS, SCRIPTS = list(CLASSIC), list(LLM), list(FAMILY)
 
 
 def source(script):

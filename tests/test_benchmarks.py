@@ -8,9 +8,9 @@ from math import prod
 
 import classic
 import harness
+import paired_timings
 import pytest
 import real_model
-import sides
 import tyro
 from conftest import ROOT
 from launch import run
@@ -49,7 +49,7 @@ def test_it_runs_at_smoke_size(name, command, expected, pretrained):
     assert all(part in shown for part in expected.split(" … ")), shown
 
 
-@pytest.mark.parametrize("command", [classic.main, sides.Options])
+@pytest.mark.parametrize("command", [classic.main, paired_timings.Options])
 def test_an_unknown_benchmark_is_refused(command, capsys):
     with pytest.raises(SystemExit) as ended:
         tyro.cli(command, args=["nosuch"])

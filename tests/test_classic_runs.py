@@ -325,6 +325,7 @@ def test_a_kill_while_saving_leaves_a_whole_agent(tmp_path, monkeypatch):
 
 # ---------------------------------------------------------------------------------------- bad input
 
+FILM = {"record": True, "total_timesteps": 0}
 BAD = [
     ({"env_id": "Nowhere-v0"}, "--env-id Nowhere-v0"),
     ({"env_id": "CartPole-v99"}, "--env-id CartPole-v99"),
@@ -335,8 +336,8 @@ BAD = [
     ({"env_id": "SquareAct-v0"}, "--env-id SquareAct-v0"),
     ({"env_id": "Act-uint8-v0"}, "--env-id Act-uint8-v0: needs"),
     ({"env_id": "Act-int64-v0"}, "--env-id Act-int64-v0: needs"),
-    ({"env_id": "Diary-v0", "record": True}, "--record: --env-id Diary-v0 gives no frames"),
-    ({"env_id": "NoFrames-v0", "record": True}, "--record: --env-id NoFrames-v0 gives no frames"),
+    ({"env_id": "Diary-v0", **FILM}, "--record: --env-id Diary-v0 gives no frames"),
+    ({"env_id": "NoFrames-v0", **FILM}, "--record: --env-id NoFrames-v0 gives no frames"),
     ({"seed": -1}, "--seed -1"),
     ({"num_envs": 0}, "--num-envs 0: must be between 1 and"),
     ({"load": "nowhere.pt"}, "--load nowhere.pt"),

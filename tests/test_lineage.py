@@ -9,7 +9,7 @@ import pytest
 from lineage import CLASSIC_SCRIPTS, LLM_SCRIPTS, MARKER, PATHS, ROOT, parts, source
 
 
-@pytest.mark.parametrize("scripts", [CLASSIC_SCRIPTS, LLM_SCRIPTS[:-1]], ids=["classic", "llm"])
+@pytest.mark.parametrize("scripts", [CLASSIC_SCRIPTS, set(LLM_SCRIPTS) - {"ppo_llm"}])
 def test_below_the_marker_all_scripts_are_the_same(scripts):
     assert len({source(name).split(MARKER)[1] for name in scripts}) == 1
     assert {path.stem for path in ROOT.glob("*.py")} == PATHS.keys() - {"ppo_llm"}
@@ -53,12 +53,11 @@ def test_a_shared_edit_reaches_all_sisters(script, carry):
     edits = [(flag, f"{new}{flag} mended:"), ("import sys\n", "import this\n")]
     edits += [("\ndef evaluate(", "\n# mended\ndef evaluate(")]
     printed, texts, page = carry(script, *edits)
-    assert printed == ""
     for name in LLM_SCRIPTS if script in LLM_SCRIPTS else CLASSIC_SCRIPTS:
         text = source(name)
         for old, new in edits:
             text = text.replace(old, new, 1)
-        assert texts[name] == text
+        assert texts[name] == text and printed == ""
         lines = text.count("\n")
         assert re.search(rf"\| \[{name}.py\].* \| {lines} \| (\d+ \(\d+\)|–) \|", page)
 

@@ -1,4 +1,4 @@
-"""Every decoder of transformers at toy size: what the sampler wrote down, what the training pass
+"""Every decoder of transformers at toy size: what the sampler wrote down, what token_logprobs
 finds, and the gradient, against single rows without padding, cache or shared prompt."""
 
 from pathlib import Path
@@ -138,7 +138,7 @@ def toy(kind: str):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_and_gradients_are_those_of_single_rows(kind):
-    """Of sampler and training pass, at a temperature. Shuffled, so that some neighbours share a
+    """Of sampler and token_logprobs, at a temperature. Shuffled, so that some neighbours share a
     prompt and others do not."""
     model = toy(kind)
     torch.manual_seed(1)

@@ -62,7 +62,7 @@ def test_small_updates_reach_the_weights(monkeypatch, name):
 
 
 def off_by(module, monkeypatch, nats):
-    """A sampler that rounds otherwise than the training pass, as any but a toy's does."""
+    """A sampler that rounds otherwise than token_logprobs, as any but a toy's does."""
     real = module.generate
 
     def generate(*args):
@@ -84,8 +84,8 @@ def test_rloos_kl_is_exactly_zero_before_the_first_step(monkeypatch):
 
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
-def test_pi_old_is_taken_from_the_training_pass_once_for_the_whole_rollout(monkeypatch, name):
-    """Before the logged kl or RLOO's reward use it, and for all passes: the second regroups the
+def test_pi_old_is_recomputed_once_for_the_whole_rollout(monkeypatch, name):
+    """Before the logged kl or RLOO's reward use it, and for all epochs: the second regroups the
     rows. In float32 the sampler's own will do."""
     module, (model, reference) = script(name), toy(name, in_bf16=True)
     off_by(module, monkeypatch, 0.01)

@@ -1,4 +1,4 @@
-"""check_exact: before anything else, sampler and training pass against a plain pass."""
+"""check_exact: before anything else, sampler and token_logprobs against a plain forward pass."""
 
 import pytest
 import torch
@@ -18,15 +18,15 @@ def test_it_changes_neither_randomness_nor_weights():
 
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
-@pytest.mark.parametrize("wrong", ["sampler", "training pass", "both"])
+@pytest.mark.parametrize("wrong", ["sampler", "token_logprobs", "both"])
 def test_a_wrong_cache_is_one_line(name, wrong, refused, monkeypatch, quick):
-    """Positions counted from the padding, in one pass alone or in both alike, as a model would
+    """Positions counted from the padding, in one of the two or in both alike, as a model would
     that keeps its own count."""
     module = script(name)
     real, state = module.forward, {"training": False}
 
     def forward(model, ids, mask, cache, **options):
-        if wrong == "both" or state["training"] == (wrong == "training pass"):
+        if wrong == "both" or state["training"] == (wrong == "token_logprobs"):
             past = mask.shape[1] - ids.shape[1]
             options["position_ids"] = torch.arange(past, mask.shape[1]).expand(ids.shape)
             options |= {"past_key_values": cache, "attention_mask": torch.ones_like(mask)}

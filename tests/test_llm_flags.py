@@ -96,7 +96,7 @@ GAP = "sampling/sampling_logp_difference"
 
 def test_bfloat16_by_a_whole_run(pretrained, gsm_file, quick, tmp_path):
     """On the CPU, where auto is float32: the weights stay in float32, and move; the gap between
-    sampler and training pass is logged in bf16 alone."""
+    sampler and token_logprobs is logged in bf16 alone."""
     own = tmp_path / "parity.py"
     own.write_text("def verify(completion, answer):\n    return float(len(completion) % 2)\n")
     quick |= {"model": pretrained, "dataset": gsm_file, "verifier": str(own)}

@@ -29,8 +29,8 @@ def steps(tmp_path_factory):
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
 def test_two_processes_take_the_step_of_one(steps, name):
-    """Ragged lengths, two passes. Each process normalising by its own tokens, or a gradient that is
-    averaged instead of summed, fail it; so do processes that wait for one that has no row."""
+    """Unequal lengths, two epochs. Each process normalising by its own tokens, or a gradient that
+    is averaged instead of summed, fail it; so do processes that wait for one that has no row."""
     one, *both = (step[name] for step in steps)
     assert one["lengths"] > 3
     cases = one.keys() - {"lengths", "scores"}

@@ -1,4 +1,4 @@
-"""Passes over a rollout: which rows each minibatch has, what stays as the rollout left it, and that
+"""Epochs over a rollout: which rows each minibatch has, what stays as the rollout left it, and that
 a rollout without a signal moves nothing."""
 
 import copy
@@ -48,11 +48,11 @@ def test_each_group_is_used_once_in_a_pass(monkeypatch, name, num_groups, sizes)
     for rows in found:
         for i in range(0, len(rows), 3):
             assert rows[i] % 3 == 0 and rows[i : i + 3] == list(range(rows[i], rows[i] + 3))
-    passes = [sum(found[i : i + len(sizes)], []) for i in range(0, len(found), len(sizes))]
-    for rows in passes:
+    epochs = [sum(found[i : i + len(sizes)], []) for i in range(0, len(found), len(sizes))]
+    for rows in epochs:
         assert sorted(rows) == list(range(3 * num_groups))
     if num_groups > 3:  # of so few, two may happen to be alike
-        assert len(set(map(tuple, passes))) == 3 and list(range(3 * num_groups)) not in passes
+        assert len(set(map(tuple, epochs))) == 3 and list(range(3 * num_groups)) not in epochs
 
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
@@ -96,9 +96,10 @@ def toy(name="grpo_llm", in_bf16=False):
 
 @pytest.mark.parametrize("in_bf16", [False, True])
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
-def test_pi_old_stays_that_of_the_rollout_in_all_passes(monkeypatch, name, in_bf16):
-    """If it were taken anew, the policy could wander without a bound; each row comes three times,
-    always with the same numbers, and those of π_ref stay too, as do advantages and returns."""
+def test_pi_old_stays_that_of_the_rollout_in_all_epochs(monkeypatch, name, in_bf16):
+    """If it were taken again in each epoch, the policy could wander without a bound. Each row comes
+    three times, always with the same numbers, and those of π_ref stay too, as do advantages and
+    returns."""
     steps, seen = spy(monkeypatch, script(name), "train_minibatch"), {}
     model, reference = toy(name, in_bf16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)

@@ -90,7 +90,7 @@ def test_resumed_is_straight(name, begun):
 
 def test_resumed_is_straight_where_the_model_file_is_bf16(begun, pretrained, tmp_path):
     """The checkpoint is float32. Both files must give tensors that begin alike in memory: where
-    they do not, the CPU's sums are rounded differently."""
+    they do not, the CPU's sums may be rounded differently."""
     folder = str(tmp_path / "bf16")
     shutil.copytree(pretrained, folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)

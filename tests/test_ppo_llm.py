@@ -90,14 +90,14 @@ def test_kl_is_in_the_reward_of_its_own_token(monkeypatch):
 
 @pytest.mark.parametrize("lam", [1.0, 0.5])
 def test_a_cut_off_answer_gets_its_reward_and_nothing_more(monkeypatch, lam):
-    """As one that has stopped: the critic is not asked what would have followed. So the return of
+    """As one that has stopped: the critic is not asked what would have followed. So the target of
     the last token is the reward."""
     seen, mask, _ = seen_in_a_step(monkeypatch, beta=0.0, gae_lambda=lam, max_new_tokens=3)
     ended = seen["batch"]["ended"].tolist()
     assert 2 < sum(ended) < 22
     for i, length in enumerate(mask.sum(1).int().tolist()):
         assert ended[i] or length == 3
-        last = seen["batch"]["returns"][i, length - 1].item()
+        last = seen["batch"]["targets"][i, length - 1].item()
         assert last == pytest.approx(seen["rewards"][i].item(), abs=1e-6)
 
 
@@ -197,7 +197,7 @@ def test_only_the_policy_has_a_critic(quick, monkeypatch):
 
 
 def test_one_completion_of_each_question(quick):
-    """What no method of groups can do. All that is logged is a number, and answers are shown."""
+    """What no method of groups can do. All that is logged is a number; completions are shown."""
     own = {"group_size": 1, "prompts_per_step": 16, "micro_batch_size": 3, "steps": 2}
     folder = ppo.main(ppo.Args(**quick | own))["folder"]
     for name in ("reward", "reward_std", "loss", "value_loss", "explained_variance", "grad_norm"):

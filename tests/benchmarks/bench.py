@@ -134,7 +134,7 @@ def run_main(script, args, **functions):
 
 
 def train(script, args, steps=None, each_step=None, folder=None):
-    """Train by the script's own main(), which evaluates the model at the end.
+    """Train by the script's own main(), which here evaluates the model at the end alone.
 
     `steps` ends a run early; its learning rate still follows the schedule of args.steps.
     `each_step(step, model, metrics)` is called after each step, counted from 1. With `folder` the
@@ -144,8 +144,11 @@ def train(script, args, steps=None, each_step=None, folder=None):
     value at each step (None where a step has not logged it). If main() has not come to its end,
     because of `steps` or because a metric is not finite, pass@1 is 0.
     """
-    own, history, found = script.train_step, [], {}
+    own, own_evaluate, history, found = script.train_step, script.evaluate, [], {}
     args.eval_every = args.steps
+
+    def evaluate(*inputs):
+        return own_evaluate(*inputs) if inputs[-1] == args.steps else {"eval/pass@1": 0.0}
 
     def train_step(model, reference, tokenizer, *rest):
         metrics = own(model, reference, tokenizer, *rest)
@@ -158,7 +161,7 @@ def train(script, args, steps=None, each_step=None, folder=None):
             raise Enough
         return metrics
 
-    functions = {"train_step": train_step}
+    functions = {"train_step": train_step, "evaluate": evaluate}
     if folder:
         functions["tiny_model_folder"] = lambda: folder
     found["pass@1"] = run_main(script, args, **functions).get("eval/pass@1", 0.0)

@@ -392,8 +392,8 @@ def batch_values(model, batch, args):
 
 
 def recompute_old_logprobs(model, batch, args):
-    """In bf16, take π_old from the training pass instead of the sampler, in place: the two round
-    differently, and the ratio would not start at 1. Returns the size of the difference, to log."""
+    """In bf16, take π_old from a forward pass like the loss's, not from the sampler, in place: the
+    two round differently, and the ratio would not start at 1. Returns the difference, to log."""
     if not model.in_bf16:
         return {}
     old_logprobs = batch_logprobs(model, batch, args)
@@ -649,8 +649,8 @@ def problem_stream(train, seed):
 
 
 def draws_of_step(stream, train, step, args):
-    """Yield lists of as many problems as this process answers at a time. The first is its share of
-    the stream's next --prompts-per-step; all others (DAPO wants them) depend on seed, step, rank.
+    """Yield lists of as many problems as this process rolls out at a time. The first is its share
+    of the stream's next --prompts-per-step; the others (for DAPO) depend on seed, step, rank.
     """
     yield list(islice(stream, args.prompts_per_step))[RANK::WORLD]
     further = problem_stream(train, f"{args.seed} {step} {RANK}")
@@ -743,8 +743,8 @@ def add_critic(model):
 
 @torch.no_grad()
 def check_exact(model, source):
-    """Stop if sampler or training pass is wrong for this model: for a prompt padded in a batch,
-    both must give the log-probs of a plain float32 pass over it alone."""
+    """Stop if the sampler or token_logprobs is wrong for this model: for a prompt padded in a
+    batch, both must give the log-probs of a plain float32 forward pass over it alone."""
     model.generation_config.eos_token_id = [-1]  # none ends early
     with blame(f"--model {source}: cannot be sampled from and trained"):
         batch = generate(model, [[4, 3, 2, 1], [5]], 2, 8, 0.0)  # any tokens
