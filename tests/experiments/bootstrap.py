@@ -32,7 +32,7 @@ def run(place, psi, seed, steps=None):
 
 def contrast(place, smallest):
     more, less = arms("learned", "psi", PSIS, place=place).values()
-    return Contrast(f"{place}: TD error − Monte Carlo", more, less, smallest, paired=True)
+    return Contrast(f"{place}: TD error − Monte Carlo", more, less, smallest)
 
 
 PSIS = ["TD error", "Monte Carlo"]

@@ -293,12 +293,12 @@ def primary_table(findings):
     header = ["more − less", "difference [95 % interval]", "worth naming from", "P(more > less)"]
     lines = []
     for found in findings:
-        difference, low, high = (f"{x:.3g}" for x in (found.difference, *found.interval))
-        cells = [found.contrast.name, f"{difference} [{low}, {high}]", found.contrast.smallest]
-        cells += [f"{found.superiority:.2f}", found.n]
+        numbers = (found.difference, *found.interval, found.contrast.smallest)
+        difference, low, high, smallest = (minus(f"{number:.3g}") for number in numbers)
         p = "< 0.0001" if found.p < 1e-4 else f"{found.p:.2g}"
         needed = f"; {found.needed:,} runs would do" if found.verdict == verdicts.UNDECIDED else ""
-        lines.append([*(minus(f"{cell}") for cell in cells), p, found.verdict + needed])
+        cells = [found.contrast.name, f"{difference} [{low}, {high}]", smallest]
+        lines.append([*cells, f"{found.superiority:.2f}", found.n, p, found.verdict + needed])
     return table([*header, "runs of an arm", "p, adjusted", "verdict"], lines)
 
 
