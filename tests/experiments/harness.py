@@ -135,12 +135,12 @@ def work(job):
     result = load(name).run(**settings)
     seconds = rounded(time.process_time() - start)
     result = {column: rounded(value) for column, value in result.items()}
-    made = {"revision": revision(), "code": code(name), "where": footer(), "seconds": seconds}
-    return name, {"settings": settings, **made, "result": result}
+    return name, {"settings": settings, "code": code(name), "seconds": seconds, "result": result}
 
 
 def measure(names):
     """Make the runs that are left, on both cores."""
+    machine, now = footer().rpartition(", revision ")[::2]  # before any file is written
     kept, jobs = {}, []
     for name in names:
         kept[name], missing = left(name)
@@ -149,7 +149,7 @@ def measure(names):
         bar = tqdm(pool.imap_unordered(work, jobs), total=len(jobs), unit="run")
         for name, run in bar:
             bar.set_description(name)
-            kept[name]["runs"][json.dumps(run["settings"])] = run
+            kept[name]["runs"][json.dumps(run["settings"])] = run | {"on": machine, "revision": now}
             write(name, kept[name])
 
 
@@ -324,7 +324,7 @@ def origin(name):
     runs, accepted = list(kept["runs"].values()), kept["accepted"]
     made = {key: ", ".join(sorted({run[key] for run in runs})) for key in ("revision", "code")}
     minutes = sum(run["seconds"] for run in runs) / 60
-    text = f"{minutes:.0f} minutes of one core; {runs[-1]['where'].rpartition(', ')[0]}; "
+    text = f"{minutes:.0f} minutes of one core; {runs[-1]['on']}; "
     text += f"revision {made['revision']}, code {made['code']}"
     if accepted:
         text += f". The code was changed since, up to {accepted['revision']}, and the runs were not"
