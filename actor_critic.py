@@ -8,7 +8,8 @@ and next state:
 δ_t is the temporal-difference (TD) error: what the action turned out to be worth, minus what V had
 expected. If R_t = 1, γ = 0.99, V(s_t) = 40 and V(s_{t+1}) = 41, then δ_t = 1 + 40.59 − 40 = 1.59,
 and a_t becomes likelier. Then V takes several epochs over the same steps to reduce δ_t². Its target
-R_t + γ V(s_{t+1}) is recomputed each time, but no gradient flows through it.
+R_t + γ V(s_{t+1}) is recomputed each time, but no gradient flows through it. (The mean over steps,
+where REINFORCE sums over an episode, only changes the scale.)
 
 Why: REINFORCE waits for whole episodes, and credits every action with all that came after it. The
 TD error depends on one reward and one step of the environment, so it varies far less, and a rollout
@@ -44,9 +45,9 @@ from tqdm import tqdm
 
 @dataclass
 class Args:
-    update_epochs: int = 4  # epochs of the critic over each rollout, the steps between two updates
+    update_epochs: int = 4  # the critic's epochs: its passes over the steps of each rollout
     num_minibatches: int = 4  # optimizer steps per epoch
-    ent_coef: float = 0.01  # weight of the entropy bonus, for an undecided π; decays linearly to 0
+    ent_coef: float = 0.01  # weight of a bonus for π's entropy, to explore; decays linearly to 0
     gamma: float = 0.99  # γ, the discount factor
     num_steps: int = 64  # T, steps per rollout in each environment; few, so that π steps often
     num_envs: int = 16  # N, environments stepped in parallel
@@ -68,8 +69,8 @@ class Args:
 def compute_advantages(rollout, values, next_values, args):
     """The TD errors of a rollout (see `rollouts`) or a minibatch, and the critic's targets: all of
     one shape."""
-    # Nothing follows a termination. An episode cut off by a time limit would have gone on, and
-    # V(s_{t+1}) stands for the rest of it.
+    # Nothing follows a termination. An episode cut off by a time limit, or by the rollout's end,
+    # would have gone on, and V(s_{t+1}) stands for the rest of it.
     next_values = next_values * ~rollout["terminated"]
     targets = rollout["rewards"] + args.gamma * next_values
     return targets - values, targets

@@ -3,8 +3,8 @@
 For each question, draw a group of G completions o_1 … o_G from the current policy, π_old. A
 verifier gives each a reward R_i; its advantage A_i says how that compares with the group. Then take
 gradient steps up the objective J(θ), each on a minibatch of N completions (whole groups). Index i
-is a completion and t a token; π of a token is its probability given the question and the tokens
-before it.
+is a completion, of |o_i| tokens, and t a token; π of a token is its probability given the question
+and the tokens before it.
 
     J    = Σ_i Σ_t min(r_it A_i, clip(r_it, 1 − ε_low, 1 + ε_high) A_i) / Σ_i |o_i|
     A_i  = (R'_i − mean R') / std R'                  over its group, not over the minibatch
@@ -13,12 +13,12 @@ before it.
 
 Only the gradient of J counts; its value says nothing.
 
-Why. With ε = 0.2 a praised token of probability 0.01 may rise to 0.012, but one of 0.9 is free to
-rise to 1, so ε_high > ε_low lets rare tokens grow more (clip-higher). A mean per completion
-discounts long ones' tokens, so J is a mean over all tokens (here of the minibatch, in the paper of
-a question's group). Counting every cut-off completion as wrong is a noisy reward, so a penalty
-grows gradually (overlong). Groups all right or all wrong have no gradient, so it draws until enough
-have one (dynamic sampling). No KL term holds the policy back.
+Why. With ε = 0.2 and A_i > 0, a token of probability 0.01 is pushed up to 0.012, but one of 0.9 up
+to 1, so ε_high > ε_low lets rare tokens grow more (clip-higher). A mean per completion
+discounts the tokens of long completions, so J is a mean over all tokens (here of the minibatch, in
+the paper of a question's group). To count each cut-off completion as wrong adds noise, so a penalty
+grows towards the length limit (overlong). Groups that are all right or all wrong have no gradient,
+so DAPO draws until enough groups have one (dynamic sampling). It also drops GRPO's KL term.
 
 Weakness. The better the policy, the more samples are drawn and thrown away.
 
@@ -77,25 +77,25 @@ class Args:
     beta: float = 0.0  # weight of GRPO's KL penalty in the loss; DAPO has none
     scale_rewards: bool = True  # divide advantages by the group's std (Dr. GRPO does not)
     minibatches: int = 4  # optimizer steps per epoch, each on a part of the rollout's groups
-    update_epochs: int = 1  # epochs: passes over each rollout (μ), its groups in a new order
+    update_epochs: int = 1  # epochs: passes over each rollout, reshuffled each time
     group_size: int = 8  # completions drawn per question (G)
     prompts_per_step: int = 32  # questions per training step, of all processes together (P)
-    steps: int = 200  # training steps: a rollout (drawing completions), updates; 0: evaluate
+    steps: int = 200  # training steps, each a rollout and updates; 0: only evaluate
     learning_rate: float | None = None  # AdamW's peak; if not given, 4e-4 for tiny, else 1e-6
     warmup_steps: int = 10  # steps in which the rate rises to its peak; then it falls towards 0
     max_grad_norm: float = 1.0  # longer gradients are scaled down to this norm
     temperature: float = 1.0  # softmax temperature of the policy: in rollout, loss and evaluation
     max_new_tokens: int | None = None  # longest completion; if not given, 24 for sums, else 256
-    model: str = "tiny"  # hub id, local folder, or "tiny": the embedded model after its warm start
-    dataset: str = "arithmetic"  # sums; or a JSONL file with "question" and "answer" on each line
+    model: str = "tiny"  # hub id, local folder, or "tiny": a model made by the first run
+    dataset: str = "arithmetic"  # arithmetic: sums; or JSONL with "question", "answer" per line
     eval_dataset: str = ""  # JSONL file to evaluate on; if not given, a tenth of --dataset
     # strict: the number after the last #, as in GSM8K; flexible: the last number anywhere; or
     # FILE.py, where verify(completion, answer) returns the reward, any number
     verifier: str = "strict"
-    prompt: str | None = None  # text around {question}; unset: {question}= or asks for ####
+    prompt: str | None = None  # text around {question}; if not given, by dataset and verifier
     device: str = "auto"  # cpu, cuda, mps …; auto: the CPU for the tiny model, else a GPU if any
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # for matmuls; auto: bf16 if CUDA has it
-    micro_batch_size: int | None = None  # completions per forward pass; unset: 256 (tiny) or 8
+    micro_batch_size: int | None = None  # completions per forward pass; default: tiny 256, else 8
     eval_every: int = 50  # training steps between evaluations, and between checkpoints
     eval_problems: int = 256  # questions per evaluation, at most
     resume: str = ""  # checkpoint to continue, with its flags except those given now
@@ -108,7 +108,7 @@ class Args:
         if self.verifier == "strict" and not sums:
             prompt += "\nReason step by step, then end with #### and the number."
         defaults = {
-            "learning_rate": 4e-4 if tiny else 1e-6,
+            "learning_rate": 4e-4 if tiny else 1e-6,  # for several steps per rollout
             "micro_batch_size": 256 if tiny else 8,
             "max_new_tokens": 24 if sums else 256,
             "prompt": prompt,
@@ -154,9 +154,9 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 
 
 def kl_k3(logprobs, other_logprobs):
-    """Schulman's k3 of each token, (B, T): never negative; its mean over π is KL(π ‖ other).
-
-    But its gradient, with samples from π held fixed, is on average that of KL(other ‖ π).
+    """Schulman's k3 of each token, (B, T): never negative. Over π, the mean of e^d is 1 and that of
+    −d is KL(π ‖ other), and so is the mean of k3. But its gradient, taken through log π and not
+    through the sampling, is on average that of KL(other ‖ π).
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -182,9 +182,10 @@ def overlong_penalty(lengths, ended, args):
 def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch, generate's tensors and advantages (B,); returns what to log.
 
-    If all advantages are 0, no step is taken: Adam divides a gradient by its own recent size, so
-    mere rounding noise would become a full step. approx_kl and clip_ratio are means over the tokens
-    trained on.
+    Rows with an advantage of 0, as in a group of equal rewards, have no gradient but that of a KL
+    term. If there are no others, no step is taken: Adam divides a gradient by its own recent size,
+    so mere rounding noise would become a full step. approx_kl and clip_ratio are means over the
+    tokens trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
     # the gradient is the same however the rows are split.
@@ -251,7 +252,7 @@ def train_step(model, reference, tokenizer, optimizer, draws, rng, args):
     completions; returns what to log, as means over all processes."""
     batch, rewards, kept = dynamic_rollout(model, tokenizer, draws, args)
     record = rollout_metrics(batch, rewards)
-    record["discarded_groups"] = len(rewards) - len(kept)  # of a process
+    record["discarded_groups"] = len(rewards) - len(kept)  # of a process, with those to spare
     penalty = overlong_penalty(batch["mask"].sum(1), batch["ended"], args).view_as(rewards)
     rows = torch.arange(rewards.numel(), device=model.device).view_as(rewards)[kept].flatten()
     batch, rewards = take_rows(batch, rows), (rewards + penalty)[kept]  # R'_i
@@ -357,7 +358,8 @@ def prefill(model, prompt_ids, prompt_mask):
 
 def policy_logprobs(logits, temperature):
     """log π over the vocabulary, float32, (…, V) → (…, V): for the sampler and the loss alike."""
-    # No top-k, no top-p: the sampler's distribution must be the policy, or the ratio is wrong.
+    # No top-k, no top-p, which drop unlikely tokens: samples must be the policy's own, or gradient
+    # and ratio are wrong.
     return (logits.float() / temperature).log_softmax(-1)
 
 
@@ -654,10 +656,10 @@ def draws_of_step(stream, train, step, args):
 # ---------------------------------------------------------------------------------------- Policy
 
 
-def tiny_model_folder(steps=1000):
+def tiny_model_folder(steps=400):
     """Folder of the tiny model, a character-level Llama of 84 k parameters. The first run trains it
     for `steps` steps to imitate sums worked out in running totals (3+8+5= → 11,16#16) or guessed
-    (#14). The share of guesses rises from 0 to 85 %: the skill is learned, then buried."""
+    (#14). Guesses begin rare and end as the habit of 85 %: the skill is learned, then buried."""
     recipe = inspect.getsource(tiny_model_folder) + inspect.getsource(make_sum)
     key = zlib.crc32(f"{recipe} {torch.__version__} {transformers.__version__}".encode())
     folder = Path(torch.hub.get_dir()) / f"policy-gradients-{key:08x}"
@@ -671,18 +673,19 @@ def tiny_model_folder(steps=1000):
     shape = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
     shape |= {"num_hidden_layers": 2, "vocab_size": len(vocabulary)}
     shape |= {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
-    config = transformers.LlamaConfig(**shape, initializer_range=0.1)  # 0.02 is for large widths
+    config = transformers.LlamaConfig(**shape, initializer_range=0.05)  # 0.02 is for large widths
     torch.manual_seed(0)  # the same model for every --seed
     rng = random.Random(0)
     model = transformers.LlamaForCausalLM(config)
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.0)
+    matrices = [weight for weight in model.parameters() if weight.ndim == 2]  # Muon takes no others
+    optimizer = torch.optim.Muon(matrices, momentum=0.9, weight_decay=0.0, ns_steps=3)
     for step in tqdm(range(steps), desc="warm start, this once", disable=None):
         texts = []
         for _ in range(128):
             question, total = make_sum(rng)
             terms = list(map(int, question.split("+")))
             answer = f"#{sum(rng.randint(0, 9) for _ in terms)}"  # a guess
-            if rng.random() >= 0.85 * step / steps:
+            if rng.random() >= 0.85 * (step / steps) ** 3:
                 answer = ",".join(map(str, list(accumulate(terms))[1:])) + f"#{total}"
             texts.append(f"{question}={answer}<eos>")
         inputs = tokenizer(texts, padding=True, return_tensors="pt")
@@ -690,10 +693,9 @@ def tiny_model_folder(steps=1000):
         equals = (ids == vocabulary["="]).long()
         answer = equals.cumsum(1) > equals  # behind the "=": the question is given, not learned
         labels = ids.masked_fill(~answer | padding, -100)
-        optimizer.param_groups[0]["lr"] = 1e-2 * min((step + 1) / 50, 1 - step / steps)
-        optimizer.zero_grad()
+        optimizer.param_groups[0]["lr"] = 3e-2 * min((step + 1) / 50, 1 - step / steps)
+        model.zero_grad()
         model(ids, labels=labels, use_cache=False).loss.backward()  # it shifts the labels itself
-        clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     save(model, tokenizer, folder)
     return folder

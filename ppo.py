@@ -3,20 +3,20 @@
 The current policy π_old plays T steps in each of N environments, and the critic V turns the
 rewards into advantages A_t (GAE). Then several epochs of minibatches of these steps maximize
 
-    J = mean_t min(r_t A_t, clip(r_t, 1 − ε, 1 + ε) A_t)
+    L = mean_t min(r_t A_t, clip(r_t, 1 − ε, 1 + ε) A_t)
     r_t = π(a_t | s_t) / π_old(a_t | s_t)
     A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)
 
-If A_t > 0, J grows with r_t up to r_t = 1 + ε, and is flat beyond. If A_t < 0, it grows as r_t
+If A_t > 0, L grows with r_t up to r_t = 1 + ε, and is flat beyond. If A_t < 0, it grows as r_t
 falls to 1 − ε, and is flat below. The other way, where r_t has moved against A_t, there is no
 bound: the min takes the unclipped term, whose gradient pushes r_t back.
 
-Why: TRPO pays for its trust region with conjugate gradients and a line search, and takes a single
-step per rollout, because after it the samples are an older policy's. The ratio corrects for that
-while π is near π_old, and the clip keeps it there: a sample whose r_t has gone as far as A_t wants
-has no gradient left. So plain Adam can take many steps on a rollout. `--surrogate penalty` is the
-paper's other form, r_t A_t − β KL(π_old ‖ π), where β is adapted after each rollout to keep the KL
-near a target.
+Why: TRPO pays for its trust region with conjugate gradients and a line search, and one step on a
+rollout uses that region up. After any step the samples are an older policy's. The ratio corrects
+for that, but only near π_old. So the clip takes the gradient, r_t A_t ∇log π, from a sample whose
+r_t has gone as far as A_t wants, and plain Adam can take many small steps on a rollout, over
+several epochs. `--surrogate penalty` is the paper's other form, r_t A_t − β KL(π_old ‖ π), where β
+is adapted after each rollout to keep the KL near a target.
 
 Weakness: the clip stops a sample from pushing its own ratio further, but other samples may still
 push it: nothing bounds the distance to π_old. If A_t < 0, a ratio above 1 + ε is not clipped,
@@ -56,10 +56,10 @@ from tqdm import tqdm
 class Args:
     surrogate: Literal["clip", "penalty"] = "clip"  # clip the ratio, or penalize the KL instead
     clip_coef: float = 0.2  # ε, the ratio is clipped to 1 ± ε
-    beta: float = 1.0  # β, weight of the KL penalty at first; adapted after each rollout
-    # clip: end the epochs over a rollout once its KL exceeds this; penalty: β's target (or 0.01)
+    beta: float = 1.0  # β, initial weight of the KL penalty; adapted after each rollout
+    # clip: end a rollout's epochs once the KL exceeds this; penalty: KL to aim at (unset: 0.01)
     target_kl: float | None = None
-    update_epochs: int = 4  # epochs over each rollout, the steps between two updates
+    update_epochs: int = 4  # epochs: passes over the steps of each rollout
     num_minibatches: int = 4  # optimizer steps per epoch
     # weight of the entropy bonus, for an undecided π; decays linearly to 0; CartPole needs none
     ent_coef: float = 0.0
@@ -83,13 +83,14 @@ class Args:
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
     """GAE(γ, λ) and the critic's targets, for a rollout (see `rollouts`): all (T, N)."""
-    # Nothing follows a termination. An episode cut off by a time limit would have gone on, and
-    # V(s_{t+1}) stands for the rest of it.
+    # Nothing follows a termination. An episode cut off by a time limit, or by the rollout's end,
+    # would have gone on, and V(s_{t+1}) stands for the rest of it.
     next_values = next_values * ~rollout["terminated"]
     delta = rollout["rewards"] + args.gamma * next_values - values
     advantages = torch.zeros_like(delta)
     following = 0.0
     for t in reversed(range(len(delta))):
+        # After `done` the next row is another episode's.
         following = delta[t] + args.gamma * args.gae_lambda * following * ~rollout["done"][t]
         advantages[t] = following
     return advantages, values + advantages
@@ -106,8 +107,8 @@ def prepare(agent, rollout, args):
 
 
 def surrogate(logprobs, old_logprobs, advantages, args):
-    """Each step's objective, to be maximized, and whether the clip removes its gradient, as the
-    ratio is far enough in A's direction: all (B,)."""
+    """Each step's objective, a surrogate for J to be maximized, and whether the clip removes its
+    gradient, as the ratio is far enough in A's direction: all (B,)."""
     log_ratio = logprobs - old_logprobs
     ratio = log_ratio.exp()
     plain = ratio * advantages
@@ -119,7 +120,8 @@ def surrogate(logprobs, old_logprobs, advantages, args):
 
 
 def mean_kl(agent, batch):
-    """KL(π_old ‖ π), estimated as the mean of r − 1 − log r, as π_old has drawn the actions."""
+    """KL(π_old ‖ π) as the mean of r − 1 − log r over π_old's actions: that of r is 1 and that of
+    −log r the KL, and no term is negative, as log r ≤ r − 1."""
     log_ratio = agent.policy(batch["obs"]).log_prob(batch["actions"]) - batch["logprobs"]
     return (log_ratio.exp() - 1 - log_ratio).mean().item()
 

@@ -15,7 +15,7 @@ R(τ) = R_0 + γ R_1 + γ² R_2 + …, the rewards of one (γ < 1 lets late ones
     baseline        G_t − V(s_t)                 minus the baseline V(s) = E[G_t | s_t = s], which a
                                                  second network, the critic, learns from the G_t
 
-Past rewards may go, and V may be subtracted, as neither depends on a_t: on average over a_t, both
+Past rewards may go, and V may be subtracted, as given s_t neither depends on a_t: on average both
 multiply Σ_a π ∇log π = Σ_a ∇π = ∇ Σ_a π = ∇1 = 0. So all three have the same mean, ∇J, and each
 usually varies less than the one before it. That is the whole purpose of a baseline.
 
@@ -25,9 +25,9 @@ the current π, so after one step of θ the old episodes no longer fit, and new 
 Weakness: one lucky episode stands for all that might have followed an action, and an episode must
 end before anything is learned.
 
-(Same mean: for γ = 1 and without a time limit. For γ < 1 the last two drop a factor γ^t, as usual,
-because it would all but ignore late actions; the result is no function's gradient: Nota & Thomas
-2020, arXiv:1906.07073.)
+(Same mean: for γ = 1 and without a time limit, beyond which V stands for the missing rewards. For
+γ < 1 the last two drop a factor γ^t, as usual, because it would all but ignore late actions; the
+result is no function's gradient: Nota & Thomas 2020, arXiv:1906.07073.)
 
     python reinforce.py                                                        # CartPole-v1
     python reinforce.py --psi return                                           # how much noisier?
@@ -59,9 +59,9 @@ from tqdm import tqdm
 class Args:
     # an action's credit: the whole return, the rewards from then on, or the latter minus V(s)
     psi: Literal["return", "reward-to-go", "baseline"] = "baseline"
-    update_epochs: int = 4  # epochs of the critic over each rollout, the steps between two updates
+    update_epochs: int = 4  # the critic's epochs: its passes over the steps of each rollout
     num_minibatches: int = 4  # optimizer steps per epoch
-    ent_coef: float = 0.01  # weight of the entropy bonus, for an undecided π; decays linearly to 0
+    ent_coef: float = 0.01  # weight of a bonus for π's entropy, to explore; decays linearly to 0
     gamma: float = 0.99  # γ, the discount factor
     num_envs: int = 24  # N, environments stepped in parallel; many, as whole returns are noisy
     # Adam's learning rate, for one step of π per rollout; no decay, so late setbacks can heal

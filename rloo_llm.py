@@ -3,21 +3,21 @@
 For each question, draw a group of G completions o_1 … o_G from the current policy, π_old. A
 verifier gives each a reward R_i; its advantage A_i says how that compares with the group. Then take
 gradient steps up the objective J(θ), each on a minibatch of N completions (whole groups). Index i
-is a completion and t a token; π of a token is its probability given the question and the tokens
-before it.
+is a completion, of |o_i| tokens, and t a token; π of a token is its probability given the question
+and the tokens before it.
 
     J    = Σ_i Σ_t A_i log π_θ(o_it) / Σ_i |o_i|      over the minibatch
     A_i  = R'_i − mean of R'_j over the others, j ≠ i
-    R'_i = R_i − β Σ_t (log π_old − log π_ref)        π_ref is the model before training
+    R'_i = R_i − β Σ_t (log π_old − log π_ref)        the KL to π_ref, the model before training
 
-Only the gradient of J counts; its value says nothing. ∇J is reinforce.py's gradient, where
+Only the gradient of J counts; its value says nothing. ∇J is reinforce.py's, a mean over tokens;
 
     a state is the question and the tokens so far     an action is the next token
     a step appends the token to the text              its reward is 0, and R_i after the last token
     an episode is a completion                        its return is R_i for every token, as γ = 1
     a rollout is what `rollout` draws (`generate`) and rewards (`verify`)
 
-Why. PPO needs a critic as large as the policy, though the only reward comes at the end. RLOO uses
+Why. PPO needs a critic, a second language model, though the only reward comes at the end. RLOO uses
 the mean reward of the other G − 1 completions instead: it says how hard the question is, and adds
 no bias, as o_i has no part in its own baseline. The KL penalty keeps the policy near where it
 began. The paper treats a completion as one action, whose log π is the sum over its tokens; dividing
@@ -76,29 +76,29 @@ WORLD = int(os.environ.get("WORLD_SIZE", 1))
 
 @dataclass
 class Args:
-    # subtracted from a reward: the group's mean without it, the mean of all, or nothing
+    # subtracted from a reward: the group's mean without it, the rollout's mean, or nothing
     baseline: Literal["leave-one-out", "mean", "none"] = "leave-one-out"
     beta: float = 0.01  # weight of the KL penalty in the reward; 0: no reference model is loaded
     minibatches: int = 1  # optimizer steps per epoch, each on a part of the rollout's groups
-    update_epochs: int = 1  # epochs: passes over each rollout (μ), its groups in a new order
+    update_epochs: int = 1  # epochs: passes over each rollout, reshuffled each time
     group_size: int = 8  # completions drawn per question (G)
     prompts_per_step: int = 32  # questions per training step, of all processes together (P)
-    steps: int = 200  # training steps: a rollout (drawing completions), updates; 0: evaluate
+    steps: int = 200  # training steps, each a rollout and updates; 0: only evaluate
     learning_rate: float | None = None  # AdamW's peak; if not given, 1.2e-3 for tiny, else 1e-6
     warmup_steps: int = 10  # steps in which the rate rises to its peak; then it falls towards 0
     max_grad_norm: float = 1.0  # longer gradients are scaled down to this norm
     temperature: float = 1.0  # softmax temperature of the policy: in rollout, loss and evaluation
     max_new_tokens: int | None = None  # longest completion; if not given, 24 for sums, else 256
-    model: str = "tiny"  # hub id, local folder, or "tiny": the embedded model after its warm start
-    dataset: str = "arithmetic"  # sums; or a JSONL file with "question" and "answer" on each line
+    model: str = "tiny"  # hub id, local folder, or "tiny": a model made by the first run
+    dataset: str = "arithmetic"  # arithmetic: sums; or JSONL with "question", "answer" per line
     eval_dataset: str = ""  # JSONL file to evaluate on; if not given, a tenth of --dataset
     # strict: the number after the last #, as in GSM8K; flexible: the last number anywhere; or
     # FILE.py, where verify(completion, answer) returns the reward, any number
     verifier: str = "strict"
-    prompt: str | None = None  # text around {question}; unset: {question}= or asks for ####
+    prompt: str | None = None  # text around {question}; if not given, by dataset and verifier
     device: str = "auto"  # cpu, cuda, mps …; auto: the CPU for the tiny model, else a GPU if any
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # for matmuls; auto: bf16 if CUDA has it
-    micro_batch_size: int | None = None  # completions per forward pass; unset: 256 (tiny) or 8
+    micro_batch_size: int | None = None  # completions per forward pass; default: tiny 256, else 8
     eval_every: int = 50  # training steps between evaluations, and between checkpoints
     eval_problems: int = 256  # questions per evaluation, at most
     resume: str = ""  # checkpoint to continue, with its flags except those given now
@@ -111,7 +111,7 @@ class Args:
         if self.verifier == "strict" and not sums:
             prompt += "\nReason step by step, then end with #### and the number."
         defaults = {
-            "learning_rate": 1.2e-3 if tiny else 1e-6,
+            "learning_rate": 1.2e-3 if tiny else 1e-6,  # for a single step per rollout
             "micro_batch_size": 256 if tiny else 8,
             "max_new_tokens": 24 if sums else 256,
             "prompt": prompt,
@@ -148,9 +148,9 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 
 
 def kl_k3(logprobs, other_logprobs):
-    """Schulman's k3 of each token, (B, T): never negative; its mean over π is KL(π ‖ other).
-
-    But its gradient, with samples from π held fixed, is on average that of KL(other ‖ π).
+    """Schulman's k3 of each token, (B, T): never negative. Over π, the mean of e^d is 1 and that of
+    −d is KL(π ‖ other), and so is the mean of k3. But its gradient, taken through log π and not
+    through the sampling, is on average that of KL(other ‖ π).
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -162,9 +162,10 @@ def kl_k3(logprobs, other_logprobs):
 def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch, generate's tensors and advantages (B,); returns what to log.
 
-    If all advantages are 0, no step is taken: Adam divides a gradient by its own recent size, so
-    mere rounding noise would become a full step. approx_kl and clip_ratio are means over the tokens
-    trained on.
+    Rows with an advantage of 0, as in a group of equal rewards, have no gradient but that of a KL
+    term. If there are no others, no step is taken: Adam divides a gradient by its own recent size,
+    so mere rounding noise would become a full step. approx_kl and clip_ratio are means over the
+    tokens trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
     # the gradient is the same however the rows are split.
@@ -302,7 +303,8 @@ def prefill(model, prompt_ids, prompt_mask):
 
 def policy_logprobs(logits, temperature):
     """log π over the vocabulary, float32, (…, V) → (…, V): for the sampler and the loss alike."""
-    # No top-k, no top-p: the sampler's distribution must be the policy, or the ratio is wrong.
+    # No top-k, no top-p, which drop unlikely tokens: samples must be the policy's own, or gradient
+    # and ratio are wrong.
     return (logits.float() / temperature).log_softmax(-1)
 
 
@@ -599,10 +601,10 @@ def draws_of_step(stream, train, step, args):
 # ---------------------------------------------------------------------------------------- Policy
 
 
-def tiny_model_folder(steps=1000):
+def tiny_model_folder(steps=400):
     """Folder of the tiny model, a character-level Llama of 84 k parameters. The first run trains it
     for `steps` steps to imitate sums worked out in running totals (3+8+5= → 11,16#16) or guessed
-    (#14). The share of guesses rises from 0 to 85 %: the skill is learned, then buried."""
+    (#14). Guesses begin rare and end as the habit of 85 %: the skill is learned, then buried."""
     recipe = inspect.getsource(tiny_model_folder) + inspect.getsource(make_sum)
     key = zlib.crc32(f"{recipe} {torch.__version__} {transformers.__version__}".encode())
     folder = Path(torch.hub.get_dir()) / f"policy-gradients-{key:08x}"
@@ -616,18 +618,19 @@ def tiny_model_folder(steps=1000):
     shape = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
     shape |= {"num_hidden_layers": 2, "vocab_size": len(vocabulary)}
     shape |= {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
-    config = transformers.LlamaConfig(**shape, initializer_range=0.1)  # 0.02 is for large widths
+    config = transformers.LlamaConfig(**shape, initializer_range=0.05)  # 0.02 is for large widths
     torch.manual_seed(0)  # the same model for every --seed
     rng = random.Random(0)
     model = transformers.LlamaForCausalLM(config)
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.0)
+    matrices = [weight for weight in model.parameters() if weight.ndim == 2]  # Muon takes no others
+    optimizer = torch.optim.Muon(matrices, momentum=0.9, weight_decay=0.0, ns_steps=3)
     for step in tqdm(range(steps), desc="warm start, this once", disable=None):
         texts = []
         for _ in range(128):
             question, total = make_sum(rng)
             terms = list(map(int, question.split("+")))
             answer = f"#{sum(rng.randint(0, 9) for _ in terms)}"  # a guess
-            if rng.random() >= 0.85 * step / steps:
+            if rng.random() >= 0.85 * (step / steps) ** 3:
                 answer = ",".join(map(str, list(accumulate(terms))[1:])) + f"#{total}"
             texts.append(f"{question}={answer}<eos>")
         inputs = tokenizer(texts, padding=True, return_tensors="pt")
@@ -635,10 +638,9 @@ def tiny_model_folder(steps=1000):
         equals = (ids == vocabulary["="]).long()
         answer = equals.cumsum(1) > equals  # behind the "=": the question is given, not learned
         labels = ids.masked_fill(~answer | padding, -100)
-        optimizer.param_groups[0]["lr"] = 1e-2 * min((step + 1) / 50, 1 - step / steps)
-        optimizer.zero_grad()
+        optimizer.param_groups[0]["lr"] = 3e-2 * min((step + 1) / 50, 1 - step / steps)
+        model.zero_grad()
         model(ids, labels=labels, use_cache=False).loss.backward()  # it shifts the labels itself
-        clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     save(model, tokenizer, folder)
     return folder

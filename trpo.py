@@ -5,32 +5,33 @@ rewards into advantages A_t, how much better than expected an action was. Then a
 
     max_θ L = mean_t r_t A_t   subject to   mean_t KL(π_old ‖ π) ≤ δ
     r_t = π(a_t | s_t) / π_old(a_t | s_t)
-    A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)
+    A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)    (up to the episode's end)
 
-From log π to the ratio r_t: Σ_a π_old r A = Σ_a π A, so L, a mean over what π_old did, estimates
-how much better π would do in the same states (r_t is called an importance weight). At π = π_old,
-∇r = ∇π / π_old = ∇log π: there g = ∇L is actor-critic's gradient.
+Why r_t, where actor-critic has log π? As Σ_a π_old r A = Σ_a π A, the mean L over π_old's actions
+estimates how much better π would do in the same states (r_t is called an importance weight). At
+π = π_old, ∇r = ∇π / π_old = ∇log π: there g = ∇L is actor-critic's gradient, with A_t for δ_t.
 
-KL(π_old ‖ π) = Σ_a π_old log(π_old / π) measures in nats how far π is from π_old. At π = π_old it
-is 0, its minimum, so its gradient is 0, too; what remains for a short step d in θ is ½ dᵀF d, where
-the Hessian F is called the Fisher matrix. The best such step with KL = δ (--max-kl) is
-d = √(2δ / sᵀF s) s with F s = g; s is the natural gradient. F, a number for each pair of weights,
-is never built: conjugate gradients need only products F v, and F v is the gradient of ∇KL · v.
-(They add --damping times v, as F may be singular.) Then a line search halves d until L has grown
-and the KL is at most δ.
+KL(π_old ‖ π) = Σ_a π_old log(π_old / π) measures in nats how far π is from π_old. At π = π_old the
+KL has its minimum, 0, and its gradient is 0. So for a short step d in θ the KL is about ½ dᵀF d,
+where F, its Hessian, is called the Fisher matrix. To gain most, gᵀd, at this KL = δ (--max-kl), d
+must solve F d ∝ g (Lagrange): d = √(2δ / sᵀF s) s with F s = g; s is the natural gradient. F, a
+number for each pair of weights, is never built: conjugate gradients, an iterative solver, needs
+only products F v, and F v is the gradient of ∇KL · v. (Each product adds --damping times v, as F
+may be singular.) Then a line search halves d until L has grown and the KL is at most δ.
 
 A_t is GAE, generalized advantage estimation. λ = 0 leaves actor-critic's TD error δ_t, which is
 biased by V's mistakes; λ = 1 gives Σ_l γ^l R_{t+l} − V(s_t), REINFORCE's noisy return minus its
-baseline. V(s_t) + A_t mixes both in the same way (the λ-return), and is the critic's target.
+baseline (V adds what a rollout cuts off). V(s_t) + A_t mixes both in the same way (the λ-return),
+and is the critic's target: mostly rewards, so that its scale needs no Pop-Art.
 
 Why: a learning rate bounds a step in the weights θ, where the same length can mean nothing or ruin
 the policy. TRPO bounds it in the policy itself.
 
 Weakness: it takes some twenty passes over a rollout to make one step of the policy. L is valid
 only near π_old, whose states it uses. The proof that no step makes the policy worse (section 3 of
-the paper) needs exact advantages, the largest KL of any state, and far smaller steps; with samples
-and a mean KL there is no such guarantee. The next file needs r_t and GAE, but neither F nor s: you
-may skip them and read `diff actor_critic.py ppo.py`.
+the paper) needs exact advantages, a bound on the KL in every state, and far smaller steps; with
+samples and a mean KL there is no such guarantee. The next file, ppo.py, needs r_t and GAE, but
+neither F nor s: you may skip these and read `diff actor_critic.py ppo.py`.
 
     python trpo.py                                                             # CartPole-v1
     python trpo.py --env-id Pendulum-v1 --gamma 0.9                            # continuous actions
@@ -62,7 +63,7 @@ class Args:
     max_kl: float = 0.01  # δ, most that a step may change π: mean KL divergence from π_old, in nats
     cg_steps: int = 10  # iterations of conjugate gradients, at most
     damping: float = 0.1  # added to the diagonal of the Fisher matrix F
-    update_epochs: int = 4  # epochs of the critic over each rollout, the steps between two updates
+    update_epochs: int = 4  # the critic's epochs: its passes over the steps of each rollout
     num_minibatches: int = 4  # optimizer steps per epoch
     gae_lambda: float = 0.98  # λ of GAE: 0 trusts the critic, 1 the rewards; 0.95 is usual
     gamma: float = 0.99  # γ, the discount factor
@@ -84,13 +85,14 @@ class Args:
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
     """GAE(γ, λ) and the critic's targets, for a rollout (see `rollouts`): all (T, N)."""
-    # Nothing follows a termination. An episode cut off by a time limit would have gone on, and
-    # V(s_{t+1}) stands for the rest of it.
+    # Nothing follows a termination. An episode cut off by a time limit, or by the rollout's end,
+    # would have gone on, and V(s_{t+1}) stands for the rest of it.
     next_values = next_values * ~rollout["terminated"]
     delta = rollout["rewards"] + args.gamma * next_values - values
     advantages = torch.zeros_like(delta)
     following = 0.0
     for t in reversed(range(len(delta))):
+        # After `done` the next row is another episode's.
         following = delta[t] + args.gamma * args.gae_lambda * following * ~rollout["done"][t]
         advantages[t] = following
     return advantages, values + advantages

@@ -8,14 +8,19 @@ flag and import that has changed is merged. The docstring stays. So does a part 
 conflicts: it is the sister's own. The command also writes the numbers of lines in README.md.
 """
 
+import ast
+import difflib
 import re
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import tyro
-from lineage import CLASSIC, FAMILY, LLM, MARKER, PATHS, ROOT, changed, parts, source
+from lineage import CLASSIC, FAMILY, LLM, MARKER, PATHS, ROOT, parts, source
+
+output = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
 
 
 def merge(*texts):
@@ -24,13 +29,13 @@ def merge(*texts):
         files = [Path(folder, str(number)) for number in range(3)]
         for file, text in zip(files, texts, strict=True):
             file.write_text(text)
-        done = subprocess.run(["git", "merge-file", "-p", *files], capture_output=True, text=True)
+        done = output(["git", "merge-file", "-p", *files])
     return done.stdout if done.returncode == 0 else None
 
 
-def carry(sister, theirs, base, edited):
-    """Their text with the edit in it."""
-    theirs, base, edited = map(parts, (theirs, base, edited))
+def carry(sister, *texts):
+    """Their text with the edit in it, from theirs, base and edited."""
+    theirs, base, edited = map(parts, texts)
     names, before = list(theirs), "__doc__"
     for name in dict.fromkeys([*edited, *base]):
         was, now = base.get(name, ""), edited.get(name, "")
@@ -46,13 +51,26 @@ def carry(sister, theirs, base, edited):
     return "".join(theirs[name] for name in names)
 
 
+def code(name):
+    """The lines of a script's code, without docstrings and, as unparse omits them, comments."""
+    text = re.sub('""".*?"""', "pass", source(name), flags=re.S)
+    return ast.unparse(ast.parse(text)).splitlines()
+
+
+def changed(child):
+    """The number of lines in the diff to the parent, and in brackets those of code."""
+    if not FAMILY[child]:
+        return "–"
+    diff = output(["diff", PATHS[FAMILY[child]], PATHS[child]]).stdout
+    of_code = sum(line[0] in "+-" for line in difflib.ndiff(code(FAMILY[child]), code(child)))
+    return f"{len(re.findall('^[<>]', diff, re.M))} ({of_code})"
+
+
 def write_counts():
     """README's numbers of lines: two cells of each row of the map, and where a function ends."""
 
     def row(match):
-        name = match[1]
-        differ = "{} ({})".format(*changed(name)) if FAMILY[name] else "–"
-        counts = iter([str(source(name).count("\n")), differ])
+        counts = iter([str(source(match[1]).count("\n")), changed(match[1])])
         return re.sub(r"(?<=\| )(\d+|\d+ \(\d+\)|–)(?= \|)", lambda _: next(counts), match[0])
 
     def end(match):
@@ -66,8 +84,7 @@ def write_counts():
 
 def main(script: tyro.conf.Positional[Path], base: str = "HEAD"):
     name = script.stem
-    command = ["git", "show", f"{base}:./{PATHS.get(name, script)}"]
-    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    shown = output(["git", "show", f"{base}:./{PATHS.get(name, script)}"])
     if name not in FAMILY or shown.returncode:
         sys.exit(f"{script} is not in {base}, or has no row in FAMILY of tests/lineage.py")
     for sister in LLM if name in LLM else CLASSIC:

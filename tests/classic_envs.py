@@ -22,13 +22,8 @@ class Diary(gym.Env):
 
     def step(self, action):
         self.t += 1
-        return (
-            np.array([self.episode, self.t], np.float32),
-            float(self.np_random.normal()),
-            bool(self.np_random.random() < 0.2),
-            False,
-            {},
-        )
+        obs, reward = np.array([self.episode, self.t], np.float32), self.np_random.normal()
+        return obs, float(reward), bool(self.np_random.random() < 0.2), False, {}
 
 
 class Mirror(gym.Env):
@@ -47,15 +42,15 @@ class Mirror(gym.Env):
 
 
 class Guess(gym.Env):
-    """A point for the action whose sign or number is that of the coin just shown; a new coin each
-    step, 8 steps to the end."""
+    """A point, worth `scale`, for the action whose sign or number is that of the coin just shown; a
+    new coin each step, 8 steps to the end."""
 
     observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
 
-    def __init__(self, continuous=False):
-        self.action_space = (
-            gym.spaces.Box(-1, 1, (1,), np.float32) if continuous else gym.spaces.Discrete(2)
-        )
+    def __init__(self, continuous=False, scale=1.0):
+        self.scale, self.action_space = scale, gym.spaces.Discrete(2)
+        if continuous:
+            self.action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
 
     def _coin(self):
         self.coin = int(self.np_random.integers(2))
@@ -68,7 +63,7 @@ class Guess(gym.Env):
 
     def step(self, action):
         self.t += 1
-        reward = float((float(np.ravel(action)[0]) > 0) == bool(self.coin))
+        reward = self.scale * float((float(np.ravel(action)[0]) > 0) == bool(self.coin))
         return self._coin(), reward, self.t == 8, False, {}
 
 
@@ -119,18 +114,6 @@ class Filmed(Diary):
         return np.full((40, 60, 3), 40 * self.t, np.uint8) if self.frames else None
 
 
-class Paid(Guess):
-    """Guess, but a point is worth `scale`."""
-
-    def __init__(self, scale):
-        super().__init__()
-        self.scale = scale
-
-    def step(self, action):
-        obs, reward, *rest = super().step(action)
-        return obs, self.scale * reward, *rest
-
-
 class Spaces(gym.Env):
     """Whatever spaces are asked for; an observation is any of its space."""
 
@@ -151,7 +134,7 @@ gym.register("Filmed-v0", Filmed, max_episode_steps=6)
 gym.register("NoFrames-v0", Filmed, max_episode_steps=6, kwargs={"frames": False})
 gym.register("Mirror-v0", Mirror, max_episode_steps=5)
 gym.register("Guess-v0", Guess)
-gym.register("Paid-v0", Paid, kwargs={"scale": 1e-6})
+gym.register("Paid-v0", Guess, kwargs={"scale": 1e-6})
 gym.register("GuessBox-v0", Guess, kwargs={"continuous": True})
 gym.register("Endless-v0", Endless, max_episode_steps=10)
 gym.register("Forever-v0", Endless)

@@ -1,10 +1,8 @@
 """Small models, tokenizers and helpers that the tests share, and the option --slow.
 
-Marked slow, and run with --slow only, is what repeats a quick test at full length (learning over 30
-steps in all five scripts, memory over 300 steps) or by the real command, whose imports alone take
-seconds (torchrun, every command of the README). Each of these behaviours keeps a quick guard that
-always runs. `python -m pytest -q tests --slow` runs everything, `python -m pytest -q tests --slow
--m slow` the slow ones alone.
+A test marked slow runs with --slow only. It repeats a quick test at full length, by the real
+command, or with another script whose text is the same (quick_for). `python -m pytest -q tests
+--slow` runs everything, and `python -m pytest -q tests --slow -m slow` the slow tests alone.
 
 What would be paid in every test is paid once: the imports of the scripts' processes (launch.py) and
 the warm start of the tiny model. With -n 2 (pytest-xdist) two workers share the tests, and the
@@ -64,6 +62,16 @@ def script(name: str):
     return importlib.import_module(name)
 
 
+# train_step has four texts: GSPO's and CISPO's is GRPO's.
+OWN_STEPS = ("rloo_llm", "grpo_llm", "dapo_llm", "ppo_llm")
+
+
+def quick_for(*quick):
+    """All LLM scripts, to parametrize a test: these are quick, the others run with --slow."""
+    slow = [pytest.param(name, marks=pytest.mark.slow) for name in LLM_SCRIPTS if name not in quick]
+    return [*quick, *slow]
+
+
 def random_model(kind="llama", vocab=11, stops=(1,), pad=0, seed=0, **more):
     """A random causal LM of peaked distributions, so that a wrong position or shift cannot hide."""
     torch.manual_seed(seed)
@@ -121,17 +129,15 @@ def quick(tmp_path, tiny_model):
 
 @pytest.fixture
 def refused(capsys):
-    """Call it with a function: that must end with exit status 2 and one line on stderr, which is
-    returned."""
+    """Call it with a function that must end with exit status 2; returns its line on stderr."""
 
     def check(function, *args):
         capsys.readouterr()
         with pytest.raises(SystemExit) as caught:
             function(*args)
         assert caught.value.code == 2
-        errors = [
-            line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")
-        ]
+        lines = capsys.readouterr().err.splitlines()
+        errors = [line for line in lines if line.startswith("error: ")]
         assert len(errors) == 1
         return errors[0]
 
@@ -147,14 +153,11 @@ def pretrained(tmp_path_factory):
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=special,
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-    )
-    backend.train_from_iterator(
-        ["What is 12 + 34? Reason step by step, then end with #### and the number."] * 9, trainer
-    )
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    options = {"special_tokens": special, "initial_alphabet": alphabet}
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, **options)
+    text = "What is 12 + 34? Reason step by step, then end with #### and the number."
+    backend.train_from_iterator([text] * 9, trainer)
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )

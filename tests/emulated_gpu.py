@@ -1,6 +1,6 @@
 """A second device, emulated on the CPU: its tensors may not meet those of the host.
 
-    python tests/emulated_gpu.py    # two steps of all LLM scripts, there and on the host
+    python tests/emulated_gpu.py grpo_llm …    # two steps of these scripts, there and on the host
 
 A tensor of the device wraps one of the host, on which every operation is carried out, so that the
 results must be those of the host, but for attention's rounding. An operation on tensors of both is
@@ -10,11 +10,12 @@ nothing of kernels, bf16 or speed.
 """
 
 import random
+import sys
 from contextlib import nullcontext
 from unittest.mock import Mock
 
 import torch
-from conftest import LLM_SCRIPTS, draws, script, with_critic
+from conftest import draws, script, with_critic
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -98,7 +99,8 @@ def move(model):
 
 def two_steps(script, there):
     """What two steps and an evaluation measure."""
-    args = script.Args(steps=2, prompts_per_step=4, group_size=4, eval_problems=8)
+    small = {"prompts_per_step": 4, "group_size": 4, "eval_problems": 4, "max_new_tokens": 6}
+    args = script.Args(steps=2, beta=0.1, **small)
     model, tokenizer = script.load_policy(args, HOST)
     torch.manual_seed(0)
     model = with_critic(script.SCRIPT, model)
@@ -126,10 +128,10 @@ def autocast(model):
     return nullcontext()
 
 
-def main():
+def main(names):
     _setup_privateuseone_for_python_backend("second")  # before any backward pass
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(…) makes its tensor on the host first
-    for module in map(script, LLM_SCRIPTS):
+    for module in map(script, names):
         module.autocast = autocast
         alone = two_steps(module, False)
         with Device():
@@ -141,4 +143,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

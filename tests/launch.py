@@ -53,6 +53,7 @@ def become(command: list[str], environment: dict, files: list[Path]):
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", 1)
     os.environ.clear()
     os.environ.update(environment)
+    multiprocessing.current_process()._config["daemon"] = False  # it may start processes itself
     torch.set_num_threads(1)  # two threads in each of two processes would wait for each other
     tqdm.set_lock(threading.RLock())  # its own is a semaphore, which a killed process leaves behind
     os.chdir(ROOT)

@@ -1,9 +1,6 @@
 """The scripts, their families, and the parts of a script's text."""
 
 import ast
-import difflib
-import re
-import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -20,27 +17,6 @@ CLASSIC_SCRIPTS, LLM_SCRIPTS, SCRIPTS = list(CLASSIC), list(LLM), list(FAMILY)
 
 def source(script):
     return (ROOT / PATHS[script]).read_text()
-
-
-def is_docstring(node):
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-
-
-def changed(child):
-    """The number of lines in the diff to the parent, and of those the lines of code."""
-
-    def code(name):
-        tree = ast.parse(source(name))
-        for node in ast.walk(tree):
-            body = getattr(node, "body", [])
-            if isinstance(body, list) and body and is_docstring(body[0]):
-                body[0] = ast.Pass()
-        return ast.unparse(tree).splitlines()  # it leaves out comments
-
-    command = ["diff", PATHS[FAMILY[child]], PATHS[child]]
-    diff = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
-    of_code = difflib.ndiff(code(FAMILY[child]), code(child))
-    return len(re.findall("^[<>]", diff, re.M)), sum(line[0] in "+-" for line in of_code)
 
 
 def parts(text):

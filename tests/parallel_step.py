@@ -1,13 +1,16 @@
-"""Run by test_llm_parallel.py, alone or in two processes: steps and an evaluation of each method,
-on samples that do not depend on who draws."""
+"""Run by test_llm_parallel.py, alone or in two processes: steps and an evaluation of each script,
+on samples that do not depend on who draws.
 
+    python parallel_step.py OUT SCRIPT…"""
+
+import os
 import random
 import sys
 import zlib
 
 import torch
 import torch.distributed as dist
-from conftest import LLM_SCRIPTS, Characters, draws, random_model, script, with_critic
+from conftest import Characters, draws, random_model, script, with_critic
 from torch.nn.utils.rnn import pad_sequence
 
 # The second of two processes has every other one; DAPO keeps three.
@@ -42,9 +45,9 @@ def asked_alone(module, lengths):
 
 
 def trained(name, own):
-    """Weights after two passes over a step, and what was measured: all with a KL; where one of two
-    processes has nothing to do; and where both have not. And the scores on as many problems as
-    processes have not evenly, and on one alone. `own` gives a process its share of problems."""
+    """Weights and metrics after two epochs with a KL; where one of two processes has nothing to do;
+    and where neither has. And scores on three problems, and on one. `own` gives a process its share
+    of problems."""
     module, results, lengths = script(name), {}, []
     module.generate = asked_alone(module, lengths)
     module.load_verifier = lambda name: verify
@@ -74,14 +77,14 @@ def trained(name, own):
     return results
 
 
-def main(out: str):
+def main(out, *names):
     torch.set_num_threads(1)
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    results = {name: trained(name, lambda problems: problems[rank::world]) for name in LLM_SCRIPTS}
+    results = {name: trained(name, lambda problems: problems[rank::world]) for name in names}
     torch.save(results, f"{out}-{rank}-of-{world}.pt")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
+    if "WORLD_SIZE" in os.environ:
         dist.init_process_group("gloo")
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -140,16 +140,16 @@ METHODS = [("reinforce", None), ("actor_critic", None)]
 METHODS += [(name, lam) for name in ("trpo", "ppo") for lam in (0.0, 0.9, 1.0)]
 
 
+WRONG = torch.linspace(-1, 3, 16).double()  # values that are not V
+
+
 @BOTH
-@pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("name,lam", METHODS)
-def test_mean_advantage_and_target(name, lam, exact, slippery):
-    """With the exact V, Q − V in every state for every action, and the mean target is V. With a
-    wrong one these are what λ makes of the error: it decides how much of the wrong V remains."""
-    V = exact_values(slippery, 0.9)
-    values = V if exact else torch.linspace(-1, 3, 16).double()
-    agent, rollout = make_agent(name, slippery, values), all_walks(slippery)
-    batch = script(name).prepare(agent, rollout, make_args(name, slippery, 0.9, lam))
+def test_mean_advantage_and_target(name, lam, slippery):
+    """The values are wrong. λ decides how much of the error remains in advantages and targets."""
+    values, rollout = WRONG, all_walks(slippery)
+    agent, args = make_agent(name, slippery, values), make_args(name, slippery, 0.9, lam)
+    batch = script(name).prepare(agent, rollout, args)
     steps, states = rollout["mask"].nonzero()[:, 0], batch["obs"].argmax(1)
     advantages, counts = means(batch["advantages"], steps, states, batch["actions"])
     targets, _ = means(batch["targets"], steps, states)
@@ -163,10 +163,6 @@ def test_mean_advantage_and_target(name, lam, exact, slippery):
         assert seen.sum() >= 9 and not lake(slippery)[2][: len(seen)][seen].any()
         assert torch.allclose(advantages[t, seen], expected[: len(seen)][seen], atol=1e-12)
         assert torch.allclose(targets[t, seen], target[: len(seen)][seen], atol=1e-12)
-        if exact:
-            exactly = bellman(slippery, V, 0.9) - V[:, None]
-            assert torch.allclose(advantages[t, seen], exactly[: len(seen)][seen], atol=1e-12)
-            assert torch.allclose(targets[t, seen], V[: len(seen)][seen], atol=1e-12)
 
 
 def gradients(name, agent, batch, args, monkeypatch):
@@ -193,7 +189,7 @@ def gradients(name, agent, batch, args, monkeypatch):
 @pytest.mark.parametrize("name,lam", METHODS)
 def test_the_critic_s_gradient(name, lam, slippery, monkeypatch):
     """Σ_s d(s) (V(s) − target(s)), where d is how often a state is visited: 0 for the exact V."""
-    for values in exact_values(slippery, 0.9), torch.linspace(-1, 3, 16).double():
+    for values in exact_values(slippery, 0.9), WRONG:
         agent, args = make_agent(name, slippery, values), make_args(name, slippery, 0.9, lam)
         batch = script(name).prepare(agent, all_walks(slippery), args)
         _, found = gradients(name, agent, batch, args, monkeypatch)
@@ -247,20 +243,19 @@ def test_the_policy_s_gradient(name, lam, psi, gamma, slippery, monkeypatch):
         assert torch.allclose(of_a_walk * found, exact, atol=1e-12)
 
 
-@BOTH
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
-def test_mean_advantage_in_the_real_environment(name, slippery):
+def test_mean_advantage_in_the_real_environment(name):
     """Sampled, and with all that lies between: observations, autoreset, the time limit. A rollout's
     sum of A − (Q − V) has mean 0, whatever came before it: five standard errors."""
-    module, V = script(name), exact_values(slippery, 0.95)
-    expected = (bellman(slippery, V, 0.95) - V[:, None]).float()
+    module, V = script(name), exact_values(True, 0.95)
+    expected = (bellman(True, V, 0.95) - V[:, None]).float()
     torch.manual_seed(0)
-    envs = lake_envs(module, slippery, 16)
-    agent = make_agent(name, slippery, V).float()
+    envs = lake_envs(module, True, 16)
+    agent = make_agent(name, True, V).float()
     args = module.Args(num_envs=16, gamma=0.95)
     args.num_steps = 40
     stream, errors, counts = module.rollouts(envs, agent, args), [], torch.zeros(16, 4)
-    for _ in range(50):
+    for _ in range(40 if name == "reinforce" else 15):  # whose rollouts are shorter
         batch = module.prepare(agent, next(stream)[0], args)
         at = batch["obs"].argmax(1), batch["actions"]
         assert torch.equal(batch["obs"], torch.eye(16)[at[0]])
@@ -270,4 +265,4 @@ def test_mean_advantage_in_the_real_environment(name, slippery):
     errors = torch.stack(errors)
     bound = 5 * errors.square().sum(0).sqrt() + 1e-5 * counts  # what rounding adds
     assert (errors.sum(0).abs() <= bound).all()
-    assert (counts > 20).sum() > 20 and not counts[lake(slippery)[2]].any()
+    assert (counts > 20).sum() > 20 and not counts[lake(True)[2]].any()

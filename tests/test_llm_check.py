@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, random_model, script
+from conftest import quick_for, random_model, script
 
 grpo = script("grpo_llm")
 
@@ -17,11 +17,10 @@ def test_it_changes_neither_randomness_nor_weights():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("name", LLM_SCRIPTS)
+@pytest.mark.parametrize("name", quick_for("grpo_llm"))
 @pytest.mark.parametrize("wrong", ["sampler", "token_logprobs", "both"])
 def test_a_wrong_cache_is_one_line(name, wrong, refused, monkeypatch, quick):
-    """Positions counted from the padding, in one of the two or in both alike, as a model would
-    that keeps its own count."""
+    """Positions are counted from the padding, in one of the two or in both."""
     module = script(name)
     real, state = module.forward, {"training": False}
 

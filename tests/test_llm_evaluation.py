@@ -9,14 +9,12 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, equal, last_checkpoint, scalars, script, spy, weights
+from conftest import equal, last_checkpoint, scalars, script, spy, weights
 from launch import ROOT, flags, run
 
 grpo = script("grpo_llm")
 SCORES = ["pass@1", "pass@8", "pass@1_greedy", "mean_length", "clipped_ratio"]
 SCORES += ["frac_reward_zero_std", "pass@1_flexible"]
-
-
 ROW = re.compile(r" {6}reward (\S+), advantage (\S+): (.*)")
 
 
@@ -43,20 +41,11 @@ def test_zero_steps_print_every_score_and_change_nothing(quick, tmp_path, capsys
     assert not list(Path(found["folder"]).glob("step-*"))
 
 
-@pytest.mark.parametrize("name", LLM_SCRIPTS)
-def test_zero_steps_of_each_script_take_no_step(name, quick, monkeypatch):
-    module = script(name)
-    monkeypatch.setattr(module, "train_step", None)
-    result = module.main(module.Args(**quick | {"steps": 0, "beta": 0.1}))
-    assert result["eval/pass@1"] == result["eval/pass@1_initial"] > 0
-
-
 # -------------------------------------------------------------------------------------- the console
 
 
 def test_console(quick):
-    """All flags, the folder, a line and a group for each evaluation, no bar in a log file, and the
-    result."""
+    """A run prints its flags, its folder, each evaluation and the result, and no bar in a file."""
     done = run("grpo_llm.py", *flags(quick | {"steps": 2, "eval_every": 1}))
     chosen, folder_line, *lines = done.stdout.splitlines()
     (folder,) = Path(quick["output_dir"]).iterdir()
@@ -73,8 +62,9 @@ def test_console(quick):
     assert "it/s" not in done.stderr and "%|" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_terminal_that_knows_ascii_alone(quick):
-    """The last line has an arrow. A fork keeps the encoding, so this is a real command."""
+    """The last line has an arrow; a fork keeps the encoding, so this is a real command."""
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "grpo_llm.py", *flags(quick | {"steps": 1})]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=120)
@@ -96,8 +86,7 @@ def shown(completions, rewards, problems, monkeypatch, capsys):
 
 
 def test_the_group_shown_is_of_the_evaluation(monkeypatch, capsys):
-    """The group whose rewards differ most: its question, and its best and worst completion, each
-    with its own reward and advantage."""
+    """Of the group whose rewards differ most, the best and the worst completion are shown."""
     completions = [f"#{i}" for i in range(24)]
     rewards = torch.zeros(3, 8)
     rewards[1, 2], rewards[1, 5], rewards[2, 0] = 1.5, -0.5, 1.0
@@ -126,19 +115,13 @@ def test_long_and_hostile_texts_do_not_break_the_terminal(monkeypatch, capsys):
 
 
 def test_scores_are_means_of_any_reward(quick, monkeypatch):
-    """pass@1: of all samples, drawn at the policy's temperature; pass@8: of each problem's best;
-    greedy: of another rollout."""
-    rollouts, real = [], grpo.rollout
+    """pass@1 is of all samples, pass@8 of each problem's best, and greedy of another rollout."""
 
     def verify(completion, answer):
         return len(completion) ** 2 / -7
 
-    def rollout(*args):
-        rollouts.append((args, real(*args)))
-        return rollouts[-1][1]
-
     monkeypatch.setattr(grpo, "load_verifier", lambda _: verify)
-    monkeypatch.setattr(grpo, "rollout", rollout)
+    rollouts = spy(monkeypatch, grpo, "rollout")
     args = grpo.Args(**quick | {"steps": 0, "temperature": 1.5, "prompts_per_step": 8})
     result = grpo.main(args)
     (sampled, (_, completions, rewards)), (most_likely, (_, greedy, _)) = rollouts
@@ -151,16 +134,13 @@ def test_scores_are_means_of_any_reward(quick, monkeypatch):
     assert result["eval/pass@1_greedy"] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("verifier,scored", [("strict", True), ("flexible", True), (None, False)])
-def test_flexible_is_scored_where_answers_are_numbers(verifier, scored, quick, tmp_path):
-    """By the flexible verifier, whichever the run has."""
-    if verifier is None:
-        verifier = str(tmp_path / "own.py")
-        Path(verifier).write_text("def verify(completion, answer):\n    return 1.0\n")
-    result = grpo.main(grpo.Args(**quick | {"steps": 0, "verifier": verifier}))
-    assert ("eval/pass@1_flexible" in result) == scored
-    if verifier == "flexible":
-        assert result["eval/pass@1_flexible"] == pytest.approx(result["eval/pass@1"])
+def test_flexible_is_scored_where_answers_are_numbers(quick, tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text("def verify(completion, answer):\n    return 1.0\n")
+    result = grpo.main(grpo.Args(**quick | {"steps": 0, "verifier": str(own)}))
+    assert "eval/pass@1_flexible" not in result
+    result = grpo.main(grpo.Args(**quick | {"steps": 0, "verifier": "flexible"}))
+    assert result["eval/pass@1_flexible"] == pytest.approx(result["eval/pass@1"])
 
 
 # --------------------------------------------------------------------------------- what is wrong
@@ -169,8 +149,7 @@ FORM, HARD, CUT, SAME = "--verifier flexible", "--dataset", "--max-new-tokens", 
 
 
 def test_a_run_says_what_is_wrong(quick, monkeypatch, capsys):
-    """One line after each evaluation, that names the flag: the numbers are right, but never after
-    a `#`."""
+    """Where numbers are right, but never after a `#`, one line after each evaluation says so."""
     monkeypatch.setattr(grpo, "load_verifier", lambda _: lambda *texts: 0.0)
     grpo.main(grpo.Args(**quick | {"steps": 1}))
     _, *evaluations = capsys.readouterr().out.split(": eval/pass@1 ")

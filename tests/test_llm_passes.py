@@ -6,9 +6,9 @@ import random
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, Characters, draws, random_model, script, spy, with_critic
+from conftest import OWN_STEPS, Characters, draws, quick_for, random_model, script, spy, with_critic
 
-GROUPED = [name for name in LLM_SCRIPTS if name != "ppo_llm"]  # its critic learns at every step
+GAP = "sampling/sampling_logp_difference/mean"
 
 
 def rows_of_minibatches(name, monkeypatch, num_groups, rng, **flags):
@@ -31,17 +31,15 @@ def rows_of_minibatches(name, monkeypatch, num_groups, rng, **flags):
     with monkeypatch.context() as patch:
         patch.setattr(module, "rollout", rollout)
         patch.setattr(module, "train_minibatch", train_minibatch)
-        assert "loss" not in module.train_step(
-            *given, draws([("1+2", "3")] * 99, num_groups), rng, args
-        )
+        problems = draws([("1+2", "3")] * 99, num_groups)
+        assert "loss" not in module.train_step(*given, problems, rng, args)
     return found
 
 
 @pytest.mark.parametrize("num_groups,sizes", [(8, [2] * 4), (9, [3, 2, 2, 2]), (3, [1] * 3)])
-@pytest.mark.parametrize("name", LLM_SCRIPTS)
+@pytest.mark.parametrize("name", quick_for(*OWN_STEPS))
 def test_each_group_is_used_once_in_a_pass(monkeypatch, name, num_groups, sizes):
-    """As a whole; also where the number of groups is no multiple of that of the minibatches, or
-    less, as DAPO's may be."""
+    """Groups stay whole, also where their number is no multiple of --minibatches, or less."""
     flags = {"minibatches": 4, "update_epochs": 3}
     found = rows_of_minibatches(name, monkeypatch, num_groups, random.Random(0), **flags)
     assert [len(rows) // 3 for rows in found] == sizes * 3
@@ -55,9 +53,9 @@ def test_each_group_is_used_once_in_a_pass(monkeypatch, name, num_groups, sizes)
         assert len(set(map(tuple, epochs))) == 3 and list(range(3 * num_groups)) not in epochs
 
 
-@pytest.mark.parametrize("name", LLM_SCRIPTS)
+@pytest.mark.parametrize("name", quick_for(*OWN_STEPS))
 def test_the_order_is_drawn_from_rng_alone(monkeypatch, name):
-    """torch's own differs between processes, and a resumed run has drawn from it otherwise."""
+    """torch's own differs between processes, and after --resume."""
 
     def order(seed):
         random.seed(seed)
@@ -94,16 +92,39 @@ def toy(name="grpo_llm", in_bf16=False):
     return with_critic(name, model), reference
 
 
+def off_by(module, monkeypatch, nats):
+    """A sampler that rounds otherwise than token_logprobs, as any but a toy's does."""
+    real = module.generate
+
+    def generate(*args):
+        batch = real(*args)
+        return batch | {"old_logprobs": batch["old_logprobs"] - nats * batch["mask"]}
+
+    monkeypatch.setattr(module, "generate", generate)
+
+
 @pytest.mark.parametrize("in_bf16", [False, True])
-@pytest.mark.parametrize("name", LLM_SCRIPTS)
-def test_pi_old_stays_that_of_the_rollout_in_all_epochs(monkeypatch, name, in_bf16):
-    """If it were taken again in each epoch, the policy could wander without a bound. Each row comes
-    three times, always with the same numbers, and those of π_ref stay too, as do advantages and
-    returns."""
-    steps, seen = spy(monkeypatch, script(name), "train_minibatch"), {}
-    model, reference = toy(name, in_bf16)
+@pytest.mark.parametrize("name", quick_for(*OWN_STEPS))
+def test_what_a_rollout_measured_stays_in_all_epochs(monkeypatch, name, in_bf16):
+    """In bf16 alone log π_old is recomputed, once and before all else; the first ratios are 1."""
+    module, (model, reference) = script(name), toy(name, in_bf16)
+    if in_bf16:
+        off_by(module, monkeypatch, 0.01)
+    steps = spy(monkeypatch, module, "train_minibatch")
+    passes = spy(monkeypatch, module, "batch_logprobs")
+    bounds = {"clip_low": 3e-4, "clip_high": 4e-4}  # those of GSPO's paper
+    flags = {key: value for key, value in bounds.items() if hasattr(module.Args, key)}
+    flags |= {"update_epochs": 3, "micro_batch_size": 3}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    take_step(name, monkeypatch, verify_some, model, reference, optimizer, update_epochs=3)
+    metrics = take_step(name, monkeypatch, verify_some, model, reference, optimizer, **flags)
+
+    assert [args[0] for args, _ in passes] == [model, reference][not in_bf16 :]
+    assert metrics["kl"] == pytest.approx(0, abs=0 if in_bf16 else 1e-6)
+    if in_bf16:
+        assert metrics[GAP] == pytest.approx(0.01, abs=2e-3)  # of tokens: padding has none
+    first = next(logged for _, logged in steps if logged)
+    assert first["grad_norm"] > 0 and first["clip_ratio"] == 0 and first["approx_kl"] < 1e-8
+    seen = {}
     for (_, _, batch, _), _ in steps:
         for i in range(len(batch["mask"])):
             row = tuple(batch["prompt_ids"][i].tolist() + batch["completion_ids"][i].tolist())
@@ -117,35 +138,36 @@ def test_pi_old_stays_that_of_the_rollout_in_all_epochs(monkeypatch, name, in_bf
 
 # ---------------------------------------------------------------------------------------- no signal
 
+RLOO = {"beta": 0.01}  # its default: a β of 0.1 would make a signal of rounding
+EQUAL = [
+    ("grpo_llm", {}, True),
+    ("dapo_llm", {}, False),
+    ("rloo_llm", RLOO | {"baseline": "leave-one-out"}, False),
+    ("rloo_llm", RLOO | {"baseline": "mean"}, True),
+    pytest.param("gspo_llm", {}, False, marks=pytest.mark.slow),
+    pytest.param("cispo_llm", {}, True, marks=pytest.mark.slow),
+]
 
-EQUAL = [(name, {}) for name in GROUPED if name != "rloo_llm"]
-EQUAL += [("rloo_llm", {"baseline": name, "beta": 0.01}) for name in ("leave-one-out", "mean")]
 
-
-@pytest.mark.parametrize("in_bf16", [False, True])
-@pytest.mark.parametrize("reward", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("name,flags", EQUAL)
-def test_equal_rewards_move_nothing(monkeypatch, name, flags, reward, in_bf16):
-    """Not a bit of the weights, nor of Adam's momentum from a step before. Adam would make a full
-    step of what noise is left in advantages or KL. RLOO's reference is the policy itself, since its
-    KL is a reward, and β its default: times 0.1, rounding would pass for a signal. The others'
-    reference is somewhere else."""
+@pytest.mark.parametrize("name,flags,in_bf16", EQUAL)
+def test_equal_rewards_move_nothing(monkeypatch, name, flags, in_bf16):
+    """Weights and Adam's momentum stay as they are; Adam would turn any noise into a full step."""
     model, reference = toy(name, in_bf16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     first = take_step(name, monkeypatch, verify_some, model, reference, optimizer)
     assert first["grad_norm"] > 0
-    if name == "rloo_llm":
+    if name == "rloo_llm":  # its KL is a reward: without a KL, rewards are equal
         reference.load_state_dict(model.state_dict())
     before = copy.deepcopy([model.state_dict(), optimizer.state_dict()["state"]])
-    given = (lambda *_: reward, model, reference, optimizer)
+    given = (lambda *_: 0.7, model, reference, optimizer)
     metrics = take_step(name, monkeypatch, *given, **flags)
     after = [model.state_dict(), optimizer.state_dict()["state"]]
     torch.testing.assert_close(after, before, rtol=0, atol=0)
-    assert metrics["reward"] == pytest.approx(reward)
+    assert metrics["reward"] == pytest.approx(0.7)
     assert not {"loss", "grad_norm", "approx_kl", "clip_ratio"} & set(metrics)
 
 
-@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize("name", OWN_STEPS[:3])  # PPO's critic learns from each
 def test_minibatches_without_a_step_are_not_in_the_averages(monkeypatch, name):
     """One live group of six: two of the three minibatches take no step, and log nothing."""
     rng, (model, _) = random.Random(0), toy()

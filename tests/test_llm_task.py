@@ -6,7 +6,7 @@ import zlib
 from itertools import islice
 
 import pytest
-from conftest import LLM_SCRIPTS, script
+from conftest import quick_for, script
 
 grpo = script("grpo_llm")
 
@@ -21,11 +21,9 @@ def test_sums_are_right_and_sides_are_disjoint():
         assert 2 <= len(terms) <= 4 and sum(map(int, terms)) == int(answer)
 
 
-@pytest.mark.parametrize("name", LLM_SCRIPTS)
+@pytest.mark.parametrize("name", quick_for("grpo_llm"))
 def test_held_out_sums_are_what_they_have_always_been(name):
-    """The rule, written out: questions were "3+8+5=" when their checksums parted them. Without the
-    "=" in the checksum the tiny model would meet held-out sums in its warm start, and no score
-    could be compared with one from before."""
+    """The checksum is of the question with a "=", or old and new scores could not be compared."""
     rng, expected = random.Random(0), []
     while len(expected) < 256:
         terms = [rng.randint(0, 9) for _ in range(rng.randint(2, 4))]
@@ -37,22 +35,17 @@ def test_held_out_sums_are_what_they_have_always_been(name):
 
 
 def write(path, rows, mark=""):
-    path.write_text(
-        mark + "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows),
-        encoding="utf-8",
-        errors="surrogateescape",
-    )
+    text = mark + "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows)
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
     return str(path)
 
 
 def gsm(n, offset=0):
-    return [
-        {
-            "question": f"What is {i} + {i}?",
-            "answer": f"{i}+{i}=<<{i}+{i}={2 * i}>>{2 * i}\n#### {2 * i:,}",
-        }
-        for i in range(offset, offset + n)
-    ]
+    rows = []
+    for i in range(offset, offset + n):
+        answer = f"{i}+{i}=<<{i}+{i}={2 * i}>>{2 * i}\n#### {2 * i:,}"
+        rows.append({"question": f"What is {i} + {i}?", "answer": answer})
+    return rows
 
 
 def args_for(**kwargs):
@@ -60,17 +53,13 @@ def args_for(**kwargs):
 
 
 def test_jsonl_split_is_fixed_and_disjoint(tmp_path):
-    """Held out: the tenth of the questions with the smallest checksums, wherever they stand and
-    however few of them are evaluated. One that stands twice counts once, with its last answer.
-    Numbers are answers, too, blank lines are none, and the file may begin with a byte-order mark.
-    """
+    """The tenth with the smallest checksums is held out; a question that comes twice has its last
+    answer, blank lines are skipped, and the file may begin with a byte-order mark."""
     wrong = [{"question": row["question"], "answer": 0} for row in gsm(20, 600)]
     path = write(tmp_path / "d.jsonl", [*wrong, "", "  ", *gsm(500, 600), ""], mark="\ufeff")
     train, held_out = grpo.load_data(args_for(dataset=path))
-    questions = sorted(
-        (f"What is {i} + {i}?" for i in range(600, 1100)),
-        key=lambda question: zlib.crc32(question.encode()),
-    )
+    questions = [f"What is {i} + {i}?" for i in range(600, 1100)]
+    questions.sort(key=lambda question: zlib.crc32(question.encode()))
     assert {q for q, _ in held_out} == {*questions[:50]} and len(held_out) == 50
     assert {q for q, _ in train} == {*questions[50:]} and len(train) == 450
     assert ("What is 600 + 600?", "1,200") in train + held_out
@@ -78,7 +67,7 @@ def test_jsonl_split_is_fixed_and_disjoint(tmp_path):
     assert grpo.load_data(args) == (train, held_out[:10])
 
 
-@pytest.mark.parametrize("name", LLM_SCRIPTS)
+@pytest.mark.parametrize("name", quick_for("grpo_llm"))
 def test_each_pass_over_a_file_has_every_question_once(name):
     """In an order of its own, which follows from the seed."""
     problem_stream, train = script(name).problem_stream, [(f"{i}?", str(i)) for i in range(20)]
@@ -96,11 +85,9 @@ def test_two_questions_or_one_for_both_sides_are_enough(tmp_path):
 
 
 def test_eval_dataset_takes_nothing_out_of_training(tmp_path, capsys):
-    names = {
-        "dataset": write(tmp_path / "t.jsonl", gsm(20)),
-        "eval_dataset": write(tmp_path / "e.jsonl", gsm(10, 15)),
-    }
-    train, held_out = grpo.load_data(args_for(**names, eval_problems=7))
+    own = {"dataset": write(tmp_path / "t.jsonl", gsm(20)), "eval_problems": 7}
+    own["eval_dataset"] = write(tmp_path / "e.jsonl", gsm(10, 15))
+    train, held_out = grpo.load_data(args_for(**own))
     assert len(train) == 20 and len(held_out) == 7
     assert "5 questions are in both" in capsys.readouterr().out
 
@@ -114,10 +101,8 @@ BAD += ["[" * 100_000, '{"question": "' + "\udce9" * 5000 + '", "answer": 1}']  
 
 @pytest.mark.parametrize("line", BAD, ids=range(len(BAD)))
 def test_bad_line_is_named_by_its_number(tmp_path, refused, line):
-    good, path = (
-        write(tmp_path / f"{name}.jsonl", gsm(2) + lines + gsm(2))
-        for name, lines in (("good", []), ("bad", [line]))
-    )
+    good = write(tmp_path / "good.jsonl", gsm(4))
+    path = write(tmp_path / "bad.jsonl", gsm(2) + [line] + gsm(2))
     error = refused(grpo.load_data, args_for(dataset=path))
     assert f"--dataset {path}, line 3: " in error and len(error) < 420
     error = refused(grpo.load_data, args_for(dataset=good, eval_dataset=path))

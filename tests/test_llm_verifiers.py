@@ -50,13 +50,6 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("cases,reward", [(RIGHT, 1.0), (WRONG, 0.0)])
-def test_right_wrong_and_hostile_completions(cases, reward):
-    for answer, completions in cases.items():
-        for completion in completions.split("~"):
-            assert grpo.verify(completion, answer) == reward, (completion, answer)
-
-
 FLEXIBLE = {
     "16": "the answer is 16~11,16#16~11,16~first 17, then 16.~#### 17\nno, 16~#### 16 #~5+11=16~"
     "**16**~\\boxed{16}.~16%~016~16.0~16e~x16y",
@@ -75,11 +68,15 @@ NOT_FLEXIBLE = {
 }
 
 
-@pytest.mark.parametrize("cases,reward", [(FLEXIBLE, 1.0), (NOT_FLEXIBLE, 0.0)])
-def test_flexible_reads_the_last_number(cases, reward):
+READ = [("strict", RIGHT, 1.0), ("strict", WRONG, 0.0)]
+READ += [("flexible", FLEXIBLE, 1.0), ("flexible", NOT_FLEXIBLE, 0.0)]
+
+
+@pytest.mark.parametrize("name,cases,reward", READ)
+def test_right_wrong_and_hostile_completions(name, cases, reward):
     for answer, completions in cases.items():
         for completion in completions.split("~"):
-            assert grpo.verify(completion, answer, True) == reward, (completion, answer)
+            assert grpo.load_verifier(name)(completion, answer) == reward, (completion, answer)
 
 
 LONG = ["7", "#", "#7", "1,", "1,234", " ", "\\boxed{", "{", "*", "7.", "-", "$", "0", "\n#"]
@@ -88,29 +85,25 @@ LONG += ["2003-", "2003-07-2", ".", "[", '{"answer":', '"']
 
 @pytest.mark.parametrize("piece", LONG)
 def test_linear_in_the_length(piece):
-    """200,000 characters of any of these in well under a second; a quadratic reader needs many. And
-    what is nested too deep, or a number with too many digits, raises nothing."""
+    """200,000 characters take less than a second of CPU time, and deep nesting raises nothing."""
     text = piece * (200_000 // len(piece))
     completions = [text, "#" + text, text + "x", "#" + text + "#1x"]
     completions += [f'{{"answer": {text}}}', f'{{"answer": "{text}"}}']
     verifiers = [grpo.load_verifier("strict"), grpo.load_verifier("flexible")]
     verifiers += [grpo.load_verifier(str(path)) for path in EXAMPLES.glob("*.py")]
     for verify, completion in product(verifiers, completions):
-        start = time.perf_counter()
+        start = time.process_time()
         verify(completion, "7")
-        assert time.perf_counter() - start < 1.0
+        assert time.process_time() - start < 1.0
 
 
-@pytest.mark.parametrize(
-    "alphabet,count",
-    [
-        ("0123,.$*{- \nx٣", 100_000),
-        pytest.param("0123,.$*{- \nx٣７²e}\x00🙂", 1_000_000, marks=pytest.mark.slow),
-    ],
-)
+ALPHABETS = [("0123,.$*{- \nx٣", 40_000)]
+ALPHABETS += [pytest.param("0123,.$*{- \nx٣７²e}\x00🙂", 1_000_000, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("alphabet,count", ALPHABETS)
 def test_fuzz_never_raises_and_agrees_with_gsm8ks_own_regex(alphabet, count):
-    """Random strings of the verifier's alphabet. Where the regex that came with GSM8K finds the
-    right number after the last marker, so do we; where we find it, it stands there."""
+    """On random strings we find all that GSM8K's regex finds, and only what stands there."""
     official = re.compile(r"#### (\-?[0-9\.\,]+)")
     rng, rewarded, agreed = random.Random(0), 0, 0
     for _ in range(count):
@@ -143,18 +136,11 @@ def own(tmp_path):
     return write
 
 
-def test_strict_and_flexible_by_name():
-    strict, flexible = map(grpo.load_verifier, ("strict", "flexible"))
-    assert strict("it is 5", "5") == 0 and flexible("it is 5", "5") == 1
-    assert strict("#5", "5") == flexible("#5", "5") == 1
-
-
 ANSWERS = ["blue", "#### 5", 5, 2.5, ["a", "b"], {"x": [1, None]}, " spaces ", "", True, [], 0]
 
 
-def test_a_file_gets_answers_of_any_json_type_unchanged(own, tmp_path):
-    """Not the number at their end, as with strict and flexible, and not as text: a list of right
-    answers stays a list."""
+def test_a_file_gets_answers_of_any_json_type_unchanged(own, tmp_path, refused):
+    """A list of right answers stays a list."""
     data = tmp_path / "d.jsonl"
     rows = [{"question": f"q{i}", "answer": answer} for i, answer in enumerate(ANSWERS)]
     data.write_text("\n".join(map(json.dumps, rows)))
@@ -162,23 +148,18 @@ def test_a_file_gets_answers_of_any_json_type_unchanged(own, tmp_path):
     args = grpo.Args(verifier=own(source), dataset=str(data))
     problems = grpo.load_jsonl("--dataset", str(data), args)
     assert problems == [(f"q{i}", answer) for i, answer in enumerate(ANSWERS)]
+    rows[7]["answer"] = None
+    data.write_text("\n".join(map(json.dumps, rows)))
+    line = refused(grpo.load_jsonl, "--dataset", str(data), args)
+    assert f"--dataset {data}, line 8: " in line and "null" in line
     grpo.rollout(random_model(), Characters(), problems, 2, 1.0, args)
     seen = grpo.load_verifier(args.verifier).__globals__["seen"]
     assert seen == [answer for answer in ANSWERS for _ in range(2)]
     assert list(map(type, seen)) == [type(answer) for answer in ANSWERS for _ in range(2)]
 
 
-def test_an_answer_of_null_is_refused_with_its_line(own, tmp_path, refused):
-    data = tmp_path / "d.jsonl"
-    data.write_text('{"question": "1", "answer": "1"}\n{"question": "2", "answer": null}\n')
-    args = grpo.Args(verifier=own("def verify(completion, answer):\n    return 1"))
-    line = refused(grpo.load_jsonl, "--dataset", str(data), args)
-    assert f"--dataset {data}, line 2: " in line and "null" in line
-
-
 def test_a_file_is_run_once(own, tmp_path):
-    """Not again at every rollout: it may load a model, or open a sandbox. Nor does the path of what
-    it may import grow."""
+    """It may load a model or open a sandbox, so it runs once, and sys.path grows once."""
     log = tmp_path / "log"
     source = f"open({str(log)!r}, 'a').write('x')\ndef verify(completion, answer):\n    return 0"
     name = own(source)
@@ -205,7 +186,7 @@ def test_a_file_under_a_link_on_the_path(tmp_path, monkeypatch):
 
 
 def test_a_file_may_import_another_beside_it_and_start_processes(tmp_path):
-    """A process that it starts finds its functions by the name of its file."""
+    """A new process finds the verifier's functions by the name of its file."""
     (tmp_path / "beside_the_verifier.py").write_text("HALF = 0.5\n")
     path = tmp_path / "verifier_with_a_pool.py"
     path.write_text("""
@@ -225,7 +206,7 @@ def verify(completion, answer):
 
 @pytest.mark.parametrize("name", ["json", "time", "os"])
 def test_a_file_named_as_another_module_ends_in_one_line(name, tmp_path, refused):
-    """Of the library: a file, one that is built in, and one that is frozen."""
+    """The other module may be a file, built in, or frozen."""
     path, before = tmp_path / f"{name}.py", sys.modules[name]
     path.write_text("def verify(completion, answer):\n    return 1.0\n")
     line = refused(grpo.load_verifier, str(path))
@@ -234,7 +215,6 @@ def test_a_file_named_as_another_module_ends_in_one_line(name, tmp_path, refused
 
 
 def test_what_verify_raises_is_its_owners_traceback(own):
-    """Not a line of ours, which would hide where it went wrong."""
     args = grpo.Args(verifier=own("def verify(completion, answer):\n    return 1 / 0"))
     with pytest.raises(ZeroDivisionError):
         grpo.rollout(random_model(), Characters(), [("1+2", "3")], 2, 1.0, args)
@@ -245,7 +225,6 @@ RETURNED = ["None", "'right' * 9999", "[1.0]", "10**400", "float('nan')", "float
 
 @pytest.mark.parametrize("returned", RETURNED)
 def test_what_is_no_finite_number_ends_in_one_line(returned, own, refused):
-    """A forgotten `return`, for example, or a number beyond floats."""
     name = own(f"def verify(completion, answer):\n    return {returned}")
     args = grpo.Args(verifier=name)
     error = refused(grpo.rollout, random_model(), Characters(), [("1+2", "3")], 2, 1.0, args)

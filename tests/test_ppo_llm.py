@@ -17,8 +17,8 @@ LENGTHS = [5, 1, 3, 5, 2]
 
 
 def made_up(seed=0, T=5):
-    """Rewards and values of the tokens of five completions, and their mask. In the padding stand
-    values that no advantage may have to do with."""
+    """Rewards and values of the tokens of five completions, and their mask. The values in the
+    padding may not enter any advantage."""
     g = torch.Generator().manual_seed(seed)
     mask = (torch.arange(T) < torch.tensor(LENGTHS)[:, None]).double()
     rewards, values = torch.randn(2, len(LENGTHS), T, generator=g, dtype=torch.double)
@@ -34,7 +34,7 @@ def args_of(decays, **flags):
 
 @pytest.mark.parametrize("decays", DECAYS)
 def test_gae_against_its_definition(decays):
-    """Token by token, as a sum over all δ to come; and nothing comes after the last token."""
+    """GAE is a sum over all δ to come, and nothing comes after the last token."""
     (rewards, values, mask), args = made_up(), args_of(decays)
     found = ppo.compute_advantages(rewards, values, mask, args)
     for i, length in enumerate(LENGTHS):
@@ -73,7 +73,7 @@ def seen_in_a_step(monkeypatch, drift=None, **flags):
 
 
 def test_kl_is_in_the_reward_of_its_own_token(monkeypatch):
-    """−β (log π_old − log π_ref) at each, and the verifier's reward on top at the last."""
+    """Each token gets −β (log π_old − log π_ref), and the last the verifier's reward, too."""
     drift = torch.rand(24, 6, generator=torch.Generator().manual_seed(0))
     seen, mask, metrics = seen_in_a_step(monkeypatch, drift, beta=0.5)
     total, count = 0.0, 0
@@ -90,8 +90,7 @@ def test_kl_is_in_the_reward_of_its_own_token(monkeypatch):
 
 @pytest.mark.parametrize("lam", [1.0, 0.5])
 def test_a_cut_off_answer_gets_its_reward_and_nothing_more(monkeypatch, lam):
-    """As one that has stopped: the critic is not asked what would have followed. So the target of
-    the last token is the reward."""
+    """The critic is not asked what would have followed: the last token's target is the reward."""
     seen, mask, _ = seen_in_a_step(monkeypatch, beta=0.0, gae_lambda=lam, max_new_tokens=3)
     ended = seen["batch"]["ended"].tolist()
     assert 2 < sum(ended) < 22
@@ -102,8 +101,7 @@ def test_a_cut_off_answer_gets_its_reward_and_nothing_more(monkeypatch, lam):
 
 
 def test_what_reaches_the_update(monkeypatch):
-    """Advantages whitened over the whole rollout, equal ones to 0; returns not. V is that of the
-    rollout."""
+    """Advantages are whitened over the whole rollout, equal ones to 0; targets are not."""
     seen, mask, metrics = seen_in_a_step(monkeypatch, beta=0.0, gae_lambda=0.5)
     batch, values = seen["batch"], seen["values"]
     advantages = ppo.compute_advantages(seen["shaped"], values, mask, ppo.Args(gae_lambda=0.5))
@@ -118,7 +116,7 @@ def test_what_reaches_the_update(monkeypatch):
 
 
 def test_equal_rewards_teach_the_critic(monkeypatch):
-    """There is always a step, unlike in its sisters: V moves to the reward that all have."""
+    """There is always a step: V moves to the reward that all have."""
     model = with_critic("ppo_llm", random_model("qwen2", vocab=50))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     losses = []
@@ -135,7 +133,7 @@ def test_equal_rewards_teach_the_critic(monkeypatch):
 @torch.no_grad()
 @pytest.mark.parametrize("kind", COMMON)
 def test_values_are_those_of_single_rows(kind):
-    """V of a token is read before it: of all kinds of layers, with padding and shared prompts."""
+    """V of a token is read before the token, in every kind of layer."""
     model = with_critic("ppo_llm", toy(kind))
     torch.manual_seed(1)
     batch = ppo.generate(model, [[3, 4, 5, 6, 7, 8, 9], [10, 11], [12]], 3, 12, 1.0)
@@ -148,7 +146,7 @@ def test_values_are_those_of_single_rows(kind):
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
 def test_a_critic_is_a_copy_that_says_0(kind):
-    """As large as the policy, with weights of its own: GPT-2's embeddings are tied to its head."""
+    """It has weights of its own, also where embeddings are tied to the head, as in GPT-2."""
     model = random_model(kind)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     ppo.add_critic(model)
@@ -164,14 +162,17 @@ def test_a_critic_is_a_copy_that_says_0(kind):
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
 
 
-@pytest.mark.parametrize("model", ["tiny", "pretrained"])
-def test_the_saved_model_is_the_policy_alone(model, pretrained, gsm_file, quick, capfd):
-    """Loaded without a word about weights too many or too few; the critic is in the state, trained;
-    and there is none beside the reference."""
+def test_the_saved_model_is_the_policy_alone(pretrained, gsm_file, quick, capfd, monkeypatch):
+    """The critic is in the optimizer and in the checkpoint's state, and the reference has none."""
     own = {"steps": 1, "minibatches": 1, "learning_rate": 1e-2, "max_new_tokens": 4}
-    if model == "pretrained":
-        own |= {"model": pretrained, "dataset": gsm_file, "verifier": "flexible"}
+    own |= {"model": pretrained, "dataset": gsm_file, "verifier": "flexible"}
+    calls = spy(monkeypatch, ppo, "train_step")
     folder = ppo.main(ppo.Args(**quick | own))["folder"]
+    (((model, reference, _, optimizer, *_), _),) = calls
+    assert not hasattr(reference, "critic")
+    trained = {p.data_ptr() for p in optimizer.param_groups[0]["params"]}
+    assert trained == {p.data_ptr() for p in model.parameters()}
+    assert {p.data_ptr() for p in model.critic.parameters()} < trained
     capfd.readouterr()
     saved = transformers.AutoModelForCausalLM.from_pretrained(last_checkpoint(folder))
     assert "critic" not in capfd.readouterr().err
@@ -182,22 +183,8 @@ def test_the_saved_model_is_the_policy_alone(model, pretrained, gsm_file, quick,
     assert any(tensor.any() for name, tensor in critic.items() if name.startswith("lm_head"))
 
 
-def test_only_the_policy_has_a_critic(quick, monkeypatch):
-    """Not the reference, which is as large as it is; and one optimizer has both halves."""
-    calls = spy(monkeypatch, ppo, "train_step")
-    ppo.main(ppo.Args(**quick | {"steps": 1}))
-    (((model, reference, _, optimizer, *_), _),) = calls
-    assert not hasattr(reference, "critic")
-    trained = {p.data_ptr() for p in optimizer.param_groups[0]["params"]}
-    assert trained == {p.data_ptr() for p in model.parameters()}
-    assert {p.data_ptr() for p in model.critic.parameters()} < trained
-
-
-# ---------------------------------------------------------------------------------------- the flags
-
-
 def test_one_completion_of_each_question(quick):
-    """What no method of groups can do. All that is logged is a number; completions are shown."""
+    """Only a critic allows this, and every metric stays a number."""
     own = {"group_size": 1, "prompts_per_step": 16, "micro_batch_size": 3, "steps": 2}
     folder = ppo.main(ppo.Args(**quick | own))["folder"]
     for name in ("reward", "reward_std", "loss", "value_loss", "explained_variance", "grad_norm"):

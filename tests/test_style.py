@@ -1,4 +1,4 @@
-"""How the scripts are written: short functions, the order, help texts, dependencies."""
+"""How the scripts are written: short functions, help texts, dependencies."""
 
 import ast
 import re
@@ -13,15 +13,6 @@ def test_no_function_is_longer_than_a_screen(name):
     functions = [n for n in ast.walk(ast.parse(source(name))) if isinstance(n, ast.FunctionDef)]
     lines = {node.name: node.end_lineno - node.lineno + 1 for node in functions}
     assert max(lines.values()) <= 55, max(lines, key=lines.get)
-
-
-@pytest.mark.parametrize("name", LLM_SCRIPTS)
-def test_the_algorithm_stands_first(name):
-    """Flags, algorithm, update and main stand first, and below them what they call."""
-    order = ["seed", "compute_advantages", "token_weights", "surrogate", "train_minibatch"]
-    order += ["train_step", "main", "token_logprobs", "generate", "evaluate", "verify"]
-    found = [part.removeprefix("Args.") for part in parts(source(name))]
-    assert sorted(order, key=found.index) == order
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -2,8 +2,8 @@
 
 import contextlib
 import io
-import json
 import math
+import multiprocessing
 import os
 import platform
 import subprocess
@@ -73,13 +73,10 @@ def spread(values, form=".2f"):
     return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
-def own_process(file, **job):
-    """Run `python FILE --job {…}` and return the JSON of the last line that it prints."""
-    command = [sys.executable, file, "--job", json.dumps(job)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(done.stderr[-3000:])
-    return json.loads(done.stdout.splitlines()[-1])
+def own_process(function, **job):
+    """Call the function in a new process and return its result."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, kwds=job)
 
 
 def run_script(script, *flags, launcher=(), root=ROOT, **environment):

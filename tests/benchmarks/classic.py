@@ -17,7 +17,6 @@ import importlib
 import json
 import operator
 import os
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -80,7 +79,7 @@ class Watch:
         return solved
 
 
-def ours(watch, begun, script: str, env_id: str, seed: int, steps: int, flags: str = ""):
+def ours(watch, script: str, begun: float, env_id: str, seed: int, steps: int, flags: str = ""):
     """Run a script by its main() and return its greedy and its sampled return."""
     module = importlib.import_module(script)
     rollouts = module.rollouts
@@ -99,7 +98,7 @@ def ours(watch, begun, script: str, env_id: str, seed: int, steps: int, flags: s
     return found["eval/return"], found["eval/return_stochastic"]
 
 
-def theirs(watch, begun, algorithm: str, env_id: str, seed: int, steps: int, settings: dict):
+def theirs(watch, algorithm: str, begun: float, env_id: str, seed: int, steps: int, settings: dict):
     """Run Stable-Baselines3 and return its greedy and its sampled return.
 
     On CartPole the run ends as soon as it is solved.
@@ -140,19 +139,18 @@ def theirs(watch, begun, algorithm: str, env_id: str, seed: int, steps: int, set
     return [evaluate_policy(model, fresh, 100, deterministic=greedy)[0] for greedy in (True, False)]
 
 
-def run_job(**job):
-    """Run a job in this new process. The last line that it prints is the result."""
+def run(side: str, **job) -> dict:
+    """Run a script or a peer."""
     torch.set_num_threads(1)  # for theirs, too
     watch = Watch()
-    greedy, sampled = ours(watch, **job) if "script" in job else theirs(watch, **job)
-    found = {"eval/return": float(greedy), "eval/return_stochastic": float(sampled)}
-    print(json.dumps(watch.found | found))
+    greedy, sampled = (ours if side in CLASSIC else theirs)(watch, side, **job)
+    return watch.found | {"eval/return": float(greedy), "eval/return_stochastic": float(sampled)}
 
 
 def measure(side: str, seed: int, steps: int, env_id: str = "CartPole-v1", **more) -> dict:
     """Run a script or a peer in a new process and return the result."""
-    job = {"script" if side in CLASSIC else "algorithm": side, "env_id": env_id, "seed": seed}
-    found = own_process(__file__, begun=time.time(), steps=steps, **job, **more)
+    job = {"env_id": env_id, "seed": seed, "steps": steps, "begun": time.time()}
+    found = own_process(run, side=side, **job, **more)
     print(side, env_id, seed, found, flush=True)
     return found
 
@@ -301,7 +299,4 @@ def main(
 WORK = {"cartpole": cartpole, "seeds": cartpole, "shapes": shapes, "beyond": beyond}
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--job"]:
-        run_job(**json.loads(sys.argv[2]))
-    else:
-        tyro.cli(main)
+    tyro.cli(main)

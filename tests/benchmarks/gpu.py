@@ -19,10 +19,11 @@ from statistics import median
 import torch
 import tyro
 from bench import CPU, LLM, run_main, run_script, table, write_table
-from paired_timings import TORCHRUN
 from torch.nn.utils import parameters_to_vector
 
 import grpo_llm
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 def one_step(script, model, in_bf16, device, rewards, batch):

@@ -3,23 +3,16 @@
     python tests/benchmarks/llm_compare.py     # five seeds each; half an hour
 
 At the end grpo_llm.py runs once more with an empty cache, so that it also makes the tiny model. The
-table goes into results/llm_compare.md, the curves of every run into llm_curves.json, and a picture
-of the curves into curves_llm.png.
+table goes into results/llm_compare.md.
 """
 
-import json
 import tempfile
 from math import nan
 from statistics import mean, median
 
 import tyro
-from bench import LLM, RESULTS, footer, run_script, table, write_table
-from harness import Panel, draw
+from bench import LLM, run_script, table, write_table
 
-CURVES = {
-    "reward": "share of right completions",
-    "completions/mean_length": "tokens per completion",
-}
 COLUMNS = {  # each column, and the format of its numbers
     "pass@1 before": ".3f",
     "at step 50": ".3f",
@@ -45,26 +38,12 @@ def run(script, *flags, **environment):
     return found
 
 
-def draw_curves(curves):
-    """README's figure of training: the first 60 steps of every run."""
-    runs, panels = [], []
-    for name, seeds in curves.items():
-        runs += [({"run": name}, {key: seed[key][:60] for key in CURVES}) for seed in seeds]
-    for key, title in CURVES.items():
-        lines = {name.removesuffix("_llm").upper(): ({"run": name}, key) for name in curves}
-        panels.append(Panel("", lines, ("training steps, the first 60 of 200", title), smooth=3))
-    draw(panels, runs, RESULTS / "curves_llm.png")
-
-
 def main(seeds: int = 5, smoke: bool = False):
     """With --smoke two of the scripts take two steps each, and nothing is written."""
     flags = ["--steps", 2, "--eval-every", 1, "--eval-problems", 8] if smoke else []
     runs = {}
     for script in LLM[:2] if smoke else LLM:
         runs[script] = [run(script, "--seed", seed, *flags) for seed in range(1, seeds + 1)]
-    curves = {}
-    for name, found in runs.items():
-        curves[name] = [{key: one["log"][key] for key in CURVES} for one in found]
     with tempfile.TemporaryDirectory() as cache:
         if not smoke:
             runs["grpo_llm, empty cache"] = [run("grpo_llm", TORCH_HOME=cache)]
@@ -75,10 +54,6 @@ def main(seeds: int = 5, smoke: bool = False):
             cells.append(format(median(one[column] for one in found), form).replace("nan", "–"))
         rows.append(cells)
     lines = table(["run", "n", "worst after", *COLUMNS], rows)
-    if not smoke:
-        found = {"where": footer("transformers"), "curves": curves}
-        (RESULTS / "llm_curves.json").write_text(json.dumps(found) + "\n")
-        draw_curves(curves)
     write_table("llm_compare", lines, "transformers", note="medians over the seeds", smoke=smoke)
 
 

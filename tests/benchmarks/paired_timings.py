@@ -3,9 +3,8 @@
     python tests/benchmarks/paired_timings.py WHAT [--model FOLDER]
 
 revision --checkout FOLDER: a training step there, and here. runs: two runs at the same time; one
-run alone. starts: as runs, but each run makes the tiny model first. processes: a step of one
-process; of two processes. shared: reading a prompt per row; once a group. bf16: matrix products in
-float32; in bf16.
+run alone. starts: as runs, but each run makes the tiny model first. shared: reading a prompt per
+row; once a group. bf16: matrix products in float32; in bf16.
 
 The two sides take turns, so that a slow minute of the machine slows both. The table goes into
 results/paired_….md. With --smoke all sizes are tiny and nothing is written.
@@ -29,17 +28,14 @@ from bench import CPU, ROOT, run_script, table, train, write_table
 
 import grpo_llm
 
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 HEADER = ["", "first, s", "second, s", "first / second: median", "lowest", "highest", "n"]
 
 
 @dataclass
 class Options:
     # what is compared
-    what: Annotated[
-        Literal["revision", "runs", "starts", "processes", "shared", "bf16"], tyro.conf.Positional
-    ]
-    script: str = "grpo_llm"  # the script that revision, runs, starts and processes measure
+    what: Annotated[Literal["revision", "runs", "starts", "shared", "bf16"], tyro.conf.Positional]
+    script: str = "grpo_llm"  # the script that revision, runs and starts measure
     checkout: Path = ROOT  # a git checkout; revision compares its script with ours
     model: str = "tiny"  # the model that shared and bf16 use: tiny, or a folder
     rounds: int = 10  # measurements of each side
@@ -90,17 +86,6 @@ def runs(options):
     return f"two {options.what}, one", seconds, 2, 1
 
 
-def processes(options):
-    """The median time of a run's training steps, with one process; with two."""
-
-    def seconds(launcher):
-        flags = ["--steps", 2 if options.smoke else 40, "--eval-problems", 8]
-        found = run_script(options.script, *flags, launcher=launcher)
-        return median(found["log"]["step_time"])
-
-    return "one process, two", seconds, (), TORCHRUN
-
-
 def plain_logprobs(model, batch, temperature):
     """The result of grpo_llm.token_logprobs, without sharing: every row reads its own prompt."""
     ids, mask = batch["completion_ids"], batch["mask"]
@@ -135,7 +120,7 @@ def passes(options):
     return "each, once", seconds, (plain_logprobs, False), shared
 
 
-WORK = {"revision": revision, "runs": runs, "starts": runs, "processes": processes}
+WORK = {"revision": revision, "runs": runs, "starts": runs}
 WORK |= {"shared": passes, "bf16": passes}
 
 

@@ -224,8 +224,8 @@ COLUMNS = {"seconds": ".1f", "rollouts": ".0f", RATE: ".1f", "share trained on":
 COLUMNS |= {"tokens per completion": ".1f", "MB above imports": ".0f"}
 
 
-def run_job(name: str, side: str, flags: dict, target: float | None, rollouts: int):
-    """Run a job in this new process. The last line that it prints is the result."""
+def run(name: str, side: str, flags: dict, target: float | None, rollouts: int) -> dict:
+    """One run of one side."""
     script = importlib.import_module(name)
     if WITH_TRL:  # both sides have the same imports, so that their memory compares
         importlib.import_module("trl.trainer.grpo_trainer")
@@ -234,7 +234,7 @@ def run_job(name: str, side: str, flags: dict, target: float | None, rollouts: i
     clock = SIDES[side](script, args, target, rollouts)
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     drawn = args.prompts_per_step * args.group_size
-    found = {
+    return {
         "seconds": sum(clock.laps) if clock.met or not target else inf,
         "rollouts": len(clock.laps),
         RATE: drawn / median(clock.laps[1:] or clock.laps),
@@ -242,7 +242,6 @@ def run_job(name: str, side: str, flags: dict, target: float | None, rollouts: i
         "tokens per completion": fmean(clock.lengths),
         "MB above imports": (after - before) / 1024,
     }
-    print(json.dumps(found))
 
 
 def cells(name: str, side: str, runs: dict) -> list[str]:
@@ -274,7 +273,7 @@ def main(options: Options):
         for seed, name, side in product(seeds, options.scripts, sides):
             chosen = flags | {"seed": seed, "micro_batch_size": micro[side == "TRL"]}
             job = {"name": name, "side": side, "flags": chosen, "target": target}
-            runs[name, side].append(own_process(__file__, **job, rollouts=most))
+            runs[name, side].append(own_process(run, **job, rollouts=most))
             print(name, side, seed, runs[name, side][-1], flush=True)
     header = [f"to {target} held out" if target else "", "n", *COLUMNS]
     header += ["seconds: this / ours", "completions per second: ours / this"]
@@ -287,7 +286,4 @@ def main(options: Options):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--job"]:
-        run_job(**json.loads(sys.argv[2]))
-    else:
-        main(tyro.cli(Options))
+    main(tyro.cli(Options))

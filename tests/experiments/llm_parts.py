@@ -53,7 +53,7 @@ def load(folder):
 
 
 def imitate(config, tokenizer, habit, steps):
-    """A new model, trained as in tiny_model_folder."""
+    """A new model, trained with AdamW; the share of guesses rises linearly to guess_rate."""
     guess_rate, options = HABITS[habit]
     torch.manual_seed(0)
     rng = random.Random(0)
