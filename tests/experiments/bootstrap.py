@@ -40,7 +40,7 @@ CLAIM = "With the TD error a policy is learned from fewer steps than with the re
 JOBS = grid(12, place=["seen, 0.5", "seen, 2", "hidden"], psi=PSIS)
 JOBS += grid(20, place=["CartPole"], psi=PSIS)
 SMOKE = grid(1, place=["seen, 0.5", "seen, 2", "hidden", "CartPole"], psi=PSIS, steps=[2500])
-SECONDS = 6
+SECONDS = 5
 PRIMARIES = [
     [contrast("seen, 0.5", 0.03), contrast("seen, 2", 0.03)],
     [contrast("hidden", 0.03), contrast("CartPole", 20)],

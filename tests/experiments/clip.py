@@ -1,6 +1,6 @@
 """Many epochs over a rollout: PPO with its clip, without, and with the adaptive KL penalty.
 
-python tests/experiments/clip.py prints what the rates below were chosen from.
+`PYTHONPATH=. python tests/experiments/clip.py` prints what the rates below were chosen from.
 """
 
 from statistics import mean
@@ -12,7 +12,7 @@ from verdicts import SHOWN, Contrast
 import ppo
 
 FORMS = {"clip": {}, "no clip": {"clip_coef": 1e9}, "penalty": {"surrogate": "penalty"}}
-# (form, epochs): the rate with the highest mean over training on seeds 101 to 104, of 3e-4 to 3e-3
+# (form, epochs): the rate with the highest mean over training on seeds 101 to 103, of 1e-4 to 3e-3
 BEST = {
     ("clip", 1): 3e-3,
     ("clip", 10): 3e-3,
@@ -33,8 +33,8 @@ def run(form, epochs, rate, seed, steps=60_000):
 
 def tune():
     for form, epochs in BEST:
-        for rate in (3e-4, 1e-3, 3e-3):
-            learned = [run(form, epochs, rate, seed)["learned"] for seed in range(101, 105)]
+        for rate in (1e-4, 3e-4, 1e-3, 3e-3):
+            learned = [run(form, epochs, rate, seed)["learned"] for seed in range(101, 104)]
             print(form, epochs, rate, round(mean(learned)), flush=True)
 
 
@@ -53,10 +53,10 @@ SMOKE = jobs(1, steps=2500)
 SECONDS = 6
 PRIMARIES = [
     [
-        Contrast(f"{e} epochs, return: clip − no clip", arm("clip", e), arm("no clip", e), 30, True)
+        Contrast(f"{e} epochs, return: clip − no clip", arm("clip", e), arm("no clip", e), 30)
         for e in (10, 20)
     ],
-    [Contrast("clip, return: 10 epochs − 1", arm("clip", 10), arm("clip", 1), 30, True)],
+    [Contrast("clip, return: 10 epochs − 1", arm("clip", 10), arm("clip", 1), 30)],
 ]
 
 # The page
@@ -80,9 +80,9 @@ def words(runs):
         return runs.mean("kl", ".2f", form=form, epochs=20)
 
     return f"""
-    Each form has the learning rate that suits it best, chosen among 0.0003, 0.001 and 0.003 on
-    seeds that are not used here. The mean return of CartPole over 60,000 steps of training is, with
-    10 epochs over each rollout, {learned("clip", 10)} with the clip, {learned("no clip", 10)}
+    Each form has the learning rate that suits it best, chosen among 0.0001, 0.0003, 0.001 and 0.003
+    on seeds that are not used here. With 10 epochs over each rollout the mean return of CartPole
+    over 60,000 steps of training is {learned("clip", 10)} with the clip, {learned("no clip", 10)}
     without it and {learned("penalty", 10)} with the penalty on the KL in its place; with 20 epochs
     it is {learned("clip", 20)}, {learned("no clip", 20)} and {learned("penalty", 20)}; with a
     single epoch and the clip it is {learned("clip", 1)}. In a run with 20 epochs the largest KL

@@ -52,7 +52,7 @@ METHODS = ["TRPO", "PPO", "gradient of the same KL"]
 HOME, CORRIDOR = "CartPole", "seen, 2"
 JOBS = grid(14, method=METHODS, place=[HOME, CORRIDOR])
 SMOKE = grid(1, method=METHODS, place=[HOME, CORRIDOR], steps=[8000], episodes=[2])
-SECONDS = 9
+SECONDS = 10
 
 
 def contrast(place):

@@ -74,7 +74,7 @@ CLAIM = "Reward-to-go, a baseline, the TD error: each varies less; the last pays
 JOBS = grid(14) + grid(20, learn=PSIS[:3])
 SMOKE = [{"seed": 1, "half_trained": 2000, "rollouts": 4}]
 SMOKE += grid(1, learn=PSIS[:3], steps=[2000])
-SECONDS = 6
+SECONDS = 7
 ROUGH = ({}, "bias² / gradient², rough critic")
 VARIANCES = {psi: ({}, f"log variance, {psi}, better critic") for psi in PSIS}
 SMALLEST = math.log(1.25)

@@ -60,7 +60,7 @@ CLAIM = "A trust region, exact or clipped, widens the range of step sizes that w
 FORMS = ["plain step", "TRPO", "no clip", "PPO"]
 JOBS = grid(12, form=FORMS)
 SMOKE = grid(1, form=FORMS, steps=[2500])
-SECONDS = 25
+SECONDS = 22
 ADAMS, CLIPS = "one step: TRPO − Adam, decades", "16 steps of Adam: PPO's clip − none, decades"
 ARMS = arms("decades", "form", FORMS)
 PRIMARIES = [
