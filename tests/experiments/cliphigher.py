@@ -7,8 +7,6 @@ from llm_parts import load, mean, warm_start
 
 import dapo_llm
 
-CLIPS = [0.2, 0.28, 0.5]
-
 
 @torch.no_grad()
 def share_worked_out(model, tokenizer):

@@ -30,7 +30,6 @@ METHODS = {  # the script, its flags, and what stands in for its surrogate
     "RLOO in GRPO": (grpo_llm, {}, rloo_llm.surrogate),
     "GRPO, no ratio": (grpo_llm, {}, clip_alone),
 }
-SCRIPTS = ["RLOO", "GRPO, no clip", "GRPO", "GSPO", "CISPO"]
 
 
 def run(method, passes, rate, seed, steps=40, prompts=32):

@@ -81,4 +81,4 @@ def words(runs):
     other samples may still move it."""
 
 
-NOT_TRIED = "nothing, as this is arithmetic."
+NOT_TRIED = "other bounds than the defaults of the scripts."
