@@ -100,6 +100,7 @@ def move(model):
 def two_steps(script, there):
     """What two steps and an evaluation measure."""
     small = {"prompts_per_step": 4, "group_size": 4, "eval_problems": 4, "max_new_tokens": 6}
+    small |= {"minibatches": 2}
     args = script.Args(steps=2, beta=0.1, **small)
     model, tokenizer = script.load_policy(args, HOST)
     torch.manual_seed(0)
@@ -138,7 +139,8 @@ def main(names):
             found = two_steps(module, True)
         for here, there in zip(alone, found, strict=True):
             assert here.keys() == there.keys()
-            assert all(abs(here[name] - there[name]) < 1e-5 for name in here)
+            for name, value in here.items():  # ppo_llm.py's grad_norm is 3
+                assert abs(value - there[name]) < 1e-5 * max(1, abs(value)), name
         print(f"{module.SCRIPT}: the same numbers on both devices")
 
 

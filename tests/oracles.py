@@ -15,11 +15,11 @@ from torch.autograd.graph import allow_mutation_on_saved_tensors
 
 
 class Oracle(NamedTuple):
-    advantages: Callable  # rewards of a group, args → as many numbers; PPO: see gae
-    share: (
-        Callable  # |o_i|, the lengths of all completions, args → the weight of each of its tokens
-    )
-    # r of the token, s of its completion, log π, A, args → objective, its derivative by log π
+    # Rewards of a group, args → as many numbers; PPO: see gae.
+    advantages: Callable
+    # |o_i|, the lengths of all completions, args → the weight of each token.
+    share: Callable
+    # r of the token, s of its completion, log π, A, args → objective, its derivative by log π.
     token: Callable
 
 

@@ -103,8 +103,9 @@ def test_running_norm_is_mean_and_deviation_of_all_rows():
     assert torch.equal(loaded.mean, norm.mean) and torch.equal(loaded.std, norm.std)
 
 
-def test_actions_are_clipped_for_the_environment_alone():
-    module, agent, args, rounds = play("ppo", "Mirror-v0")
+@BOTH_KINDS
+def test_actions_are_clipped_for_the_environment_alone(name):
+    module, agent, args, rounds = play(name, "Mirror-v0")
     rollout = rounds[0][0]
     mask, actions = rollout["mask"], rollout["actions"]
     assert actions.shape[2:] == (3,) and (actions.abs() > 1).any()

@@ -119,7 +119,7 @@ def test_one_environment_one_step(name, tmp_path):
     assert rows == last[0] and (last[0] == 29 if name == "ppo" else 20 < last[0] < 30)
 
 
-@SHARED
+@pytest.mark.parametrize("name", ["ppo", slow("reinforce")])
 def test_saved_agent_replays(name, tmp_path):
     """Without training, and with a film; of an agent that was updated, not that of the seed. Greedy
     and sampled are not confused: only the former is the same again, and the film is as long."""

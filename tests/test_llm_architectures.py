@@ -150,9 +150,6 @@ def test_values_and_gradients_are_those_of_single_rows(kind):
     torch.testing.assert_close(batch["old_logprobs"], alone, rtol=0, atol=2e-5)
 
 
-# ----------------------------------------------------------------------------------- a run of main
-
-
 @pytest.fixture
 def saved(tmp_path, quick):
     """Call it for flags of a run of one step on a toy, saved as a base model of the hub: without a

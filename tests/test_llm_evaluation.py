@@ -18,9 +18,6 @@ SCORES += ["frac_reward_zero_std", "pass@1_flexible"]
 ROW = re.compile(r" {6}reward (\S+), advantage (\S+): (.*)")
 
 
-# --------------------------------------------------------------------------------------- --steps 0
-
-
 def test_zero_steps_print_every_score_and_change_nothing(quick, tmp_path, capsys, monkeypatch):
     """Of a model that a run has saved, with the scores that this run measured."""
     trained = grpo.main(grpo.Args(**quick))
@@ -39,9 +36,6 @@ def test_zero_steps_print_every_score_and_change_nothing(quick, tmp_path, capsys
     ((_, (policy, _)),) = loaded  # no reference
     assert equal(policy.state_dict(), before) and equal(weights(trained["folder"]), before)
     assert not list(Path(found["folder"]).glob("step-*"))
-
-
-# -------------------------------------------------------------------------------------- the console
 
 
 def test_console(quick):
@@ -69,9 +63,6 @@ def test_a_terminal_that_knows_ascii_alone(quick):
     command = [sys.executable, "grpo_llm.py", *flags(quick | {"steps": 1})]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=120)
     assert done.returncode == 0 and b"; model and logs in " in done.stdout, done.stderr[-2000:]
-
-
-# ---------------------------------------------------------------------------------------- the group
 
 
 def shown(completions, rewards, problems, monkeypatch, capsys):
@@ -111,9 +102,6 @@ def test_long_and_hostile_texts_do_not_break_the_terminal(monkeypatch, capsys):
     assert all(line.isprintable() for line in out.split("\n"))
 
 
-# ----------------------------------------------------------------------------------------- scores
-
-
 def test_scores_are_means_of_any_reward(quick, monkeypatch):
     """pass@1 is of all samples, pass@8 of each problem's best, and greedy of another rollout."""
 
@@ -143,8 +131,6 @@ def test_flexible_is_scored_where_answers_are_numbers(quick, tmp_path):
     assert result["eval/pass@1_flexible"] == pytest.approx(result["eval/pass@1"])
 
 
-# --------------------------------------------------------------------------------- what is wrong
-
 FORM, HARD, CUT, SAME = "--verifier flexible", "--dataset", "--max-new-tokens", "--temperature"
 
 
@@ -170,12 +156,7 @@ def test_hints_come_in_order_and_one_at_a_time():
     for hint, flag in zip(hints, [FORM, CUT, HARD, FORM, SAME], strict=False):
         assert flag in hint and hint.count("\n") == 1
     assert hints[5] == ""
-
-
-def test_hints_without_the_flexible_score():
-    """A verifier of the reader's own."""
-    scores = {"eval/pass@1": 0.0, "eval/pass@8": 0.0}
-    scores |= {"eval/clipped_ratio": 0.0, "eval/frac_reward_zero_std": 0.9}
-    assert HARD in grpo.hint(scores) and not grpo.hint(scores | {"eval/pass@8": 0.1})
-    below = {"eval/pass@1": -0.75, "eval/pass@8": -0.1}  # rewards of which 0 is the best
-    assert not grpo.hint(scores | below)
+    own = {"eval/pass@1": 0.0, "eval/pass@8": 0.0}  # a verifier of the user's own
+    own |= {"eval/clipped_ratio": 0.0, "eval/frac_reward_zero_std": 0.9}
+    assert HARD in grpo.hint(own) and not grpo.hint(own | {"eval/pass@8": 0.1})
+    assert not grpo.hint(own | {"eval/pass@1": -0.75, "eval/pass@8": -0.1})  # 0 is the best

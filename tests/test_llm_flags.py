@@ -7,8 +7,6 @@ from conftest import LLM_SCRIPTS, equal, quick_for, scalars, script, weights
 grpo = script("grpo_llm")
 pytestmark = pytest.mark.usefixtures("tiny_model")
 
-# ----------------------------------------------------------------------- defaults that follow
-
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
 def test_defaults_follow_from_model_and_data_unless_given(name):
@@ -63,9 +61,6 @@ def test_which_numbers_may_be_zero(name, refused):
         assert f"--{flag.replace('_', '-')} -1: " in line
 
 
-# ---------------------------------------------------------------------------- learning rate
-
-
 @pytest.mark.parametrize("steps,warmup", [(1, 10), (5, 10), (5, 2), (4, 0)])
 def test_rates_by_hand(steps, warmup, quick, monkeypatch):
     """Up to the peak in the warm-up, or in all steps if these are fewer, and down towards 0."""
@@ -83,8 +78,6 @@ def test_rates_by_hand(steps, warmup, quick, monkeypatch):
     assert taken == pytest.approx([2 * rate for rate in rates[steps, warmup]])
     assert scalars(result["folder"], "learning_rate") == pytest.approx(taken)
 
-
-# --------------------------------------------------------------------------------------- --dtype
 
 GAP = "sampling/sampling_logp_difference"
 

@@ -66,9 +66,6 @@ def test_the_order_is_drawn_from_rng_alone(monkeypatch, name):
     assert order(0) == order(1) != order(2)
 
 
-# -------------------------------------------------------------------------------- a step as a whole
-
-
 def take_step(name, monkeypatch, verify, model, reference, optimizer, answers="1" * 99, **flags):
     """A training step on two minibatches of three groups; what it logs."""
     module = script(name)
@@ -135,8 +132,6 @@ def test_what_a_rollout_measured_stays_in_all_epochs(monkeypatch, name, in_bf16)
     for given in seen.values():
         assert len(given) % 3 == 0 and all(torch.equal(each, given[0]) for each in given)
 
-
-# ---------------------------------------------------------------------------------------- no signal
 
 RLOO = {"beta": 0.01}  # its default: a β of 0.1 would make a signal of rounding
 EQUAL = [

@@ -73,9 +73,6 @@ def test_prompt_is_read_once_and_finished_rows_leave(monkeypatch):
     assert rows == [3, *(int((lengths > t).sum()) for t in range(1, batch["mask"].shape[1]))]
 
 
-# ----------------------------------------------------------------------------- a rollout as a whole
-
-
 def test_rewards_are_those_of_their_completions(monkeypatch):
     """Question by question, each G times; text by text, and rewards of any size."""
     given, tokenizer = [], Characters()

@@ -35,9 +35,9 @@ pytestmark = pytest.mark.usefixtures("tiny_model")
 
 @pytest.fixture(scope="session")
 def learned(tmp_path_factory, tiny_model):
-    """The default warm start and 30 of the default's 200 steps."""
+    """The default warm start and a run of 16 steps."""
     folder = str(tmp_path_factory.mktemp("runs"))
-    return grpo.main(grpo.Args(steps=30, eval_every=15, eval_problems=128, output_dir=folder))
+    return grpo.main(grpo.Args(steps=16, eval_every=8, eval_problems=128, output_dir=folder))
 
 
 def test_learns(learned):
@@ -52,8 +52,8 @@ def test_learns(learned):
 def test_each_script_learns(name, tmp_path):
     module = script(name)
     result = module.main(module.Args(steps=30, eval_problems=128, output_dir=str(tmp_path)))
-    assert result["eval/pass@1_initial"] == pytest.approx(0.2, abs=0.06)
-    assert result["eval/pass@1"] > 0.45
+    assert result["eval/pass@1_initial"] == pytest.approx(0.27, abs=0.06)
+    assert result["eval/pass@1"] > 0.8
 
 
 def test_clip_is_live_and_logs_are_complete(learned):
@@ -62,8 +62,8 @@ def test_clip_is_live_and_logs_are_complete(learned):
     names += " tokens_per_second loss eval/pass@1 eval/pass@1_flexible eval/pass@8"
     logged = {name: scalars(learned["folder"], name) for name in names.split()}
     for name, values in logged.items():
-        assert len(values) == (3 if name.startswith("eval") else 30), name
-    assert 0 < sum(logged["clip_ratio"]) / 30 < 0.5
+        assert len(values) == (3 if name.startswith("eval") else 16), name
+    assert 0 < sum(logged["clip_ratio"]) / 16 < 0.5
     assert abs(logged["kl"][0]) < 1e-8 < 1e-3 < logged["kl"][-1]  # it begins as the reference
     assert logged["approx_kl"][-1] > 0 and logged["learning_rate"][9] == pytest.approx(4e-4)
     assert min(logged["num_tokens"]) > 0 and max(logged["num_tokens"]) < 256 * 24, "of one step"
@@ -92,7 +92,8 @@ def untrained(monkeypatch, tmp_path):
 def test_same_seed_same_run_with_and_without_cache(quick, untrained, monkeypatch):
     """The second run takes the warm start from the cache; the third has another seed."""
     monkeypatch.setattr(grpo, "load_verifier", lambda _: lambda completion, _: len(completion) % 3)
-    runs = [grpo.main(grpo.Args(**quick, seed=seed)) for seed in (1, 1, 2)]
+    own = quick | {"max_new_tokens": 6}
+    runs = [grpo.main(grpo.Args(**own, seed=seed)) for seed in (1, 1, 2)]
     first, second, other = runs
     a, b, c = (weights(run["folder"]) for run in runs)
     assert equal(a, b) and not equal(a, c)
@@ -384,7 +385,7 @@ def test_a_run_leaves_nothing_outside_its_folder(quick, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     before = {*ROOT.iterdir(), ROOT / "__pycache__"}
-    grpo.main(grpo.Args(**quick | {"output_dir": "runs"}))
+    grpo.main(grpo.Args(**quick | {"output_dir": "runs", "steps": 1}))
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
     assert len([*tmp_path.glob("runs/*")]) == 1 and {*ROOT.iterdir()} <= before
 

@@ -89,9 +89,6 @@ def test_max_grad_norm():
     assert (after - before).norm().item() == pytest.approx(1e-3, rel=1e-2)
 
 
-# ---------------------------------------------------------------------------- the KL, in its place
-
-
 def run_one_step(module, monkeypatch, drift):
     """A training step without a reward, the reference `drift` nats away on each token: what reached
     the advantages, the lengths of the completions, and what is logged."""

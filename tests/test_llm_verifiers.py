@@ -121,9 +121,6 @@ def test_fuzz_never_raises_and_agrees_with_gsm8ks_own_regex(alphabet, count):
     assert rewarded > 50 and agreed > 20
 
 
-# ---------------------------------------------------------------------------------- --verifier
-
-
 @pytest.fixture
 def own(tmp_path):
     """Call it with a source: the path of a verifier's file, whose name no other test has."""
@@ -230,8 +227,6 @@ def test_what_is_no_finite_number_ends_in_one_line(returned, own, refused):
     error = refused(grpo.rollout, random_model(), Characters(), [("1+2", "3")], 2, 1.0, args)
     assert f"--verifier {name}: verify must return a finite number" in error and len(error) < 420
 
-
-# ----------------------------------------------------------------- the files of tests/examples
 
 # File: rows of an answer, a reward, and completions that earn it, with ~ between them.
 CASES = {

@@ -29,9 +29,6 @@ def args_of(decays, **flags):
     return ppo.Args(gamma=decays[0], gae_lambda=decays[1], **flags)
 
 
-# --------------------------------------------------------------------------------------- advantages
-
-
 @pytest.mark.parametrize("decays", DECAYS)
 def test_gae_against_its_definition(decays):
     """GAE is a sum over all δ to come, and nothing comes after the last token."""
@@ -41,9 +38,6 @@ def test_gae_against_its_definition(decays):
         expected = gae(rewards[i, :length].tolist(), values[i, :length].tolist(), args)
         assert found[i, :length].tolist() == pytest.approx(expected)
         assert not found[i, length:].any()
-
-
-# ------------------------------------------------------------------------------- a step as a whole
 
 
 def seen_in_a_step(monkeypatch, drift=None, **flags):
@@ -125,9 +119,6 @@ def test_equal_rewards_teach_the_critic(monkeypatch):
         step = take_step("ppo_llm", monkeypatch, lambda *_: 0.7, model, None, optimizer, **flags)
         losses.append(step["value_loss"])
     assert losses[-1] < 0.1 * losses[0]
-
-
-# -------------------------------------------------------------------------------------- the critic
 
 
 @torch.no_grad()

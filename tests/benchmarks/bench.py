@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -75,8 +76,8 @@ def spread(values, form=".2f"):
 
 def own_process(function, **job):
     """Call the function in a new process and return its result."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(function, kwds=job)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, **job).result()
 
 
 def run_script(script, *flags, launcher=(), root=ROOT, **environment):

@@ -80,10 +80,9 @@ def steps(device, flags):
 
     run_main(grpo_llm, args, train_step=train_step)
     yield from rows[1:]
-    launchers = {"one": (), "two": TORCHRUN}
-    if torch.cuda.device_count() == 1:
-        launchers.pop("two")  # NCCL needs one GPU per process
-    for number, launcher in launchers.items():
+    for number, launcher in {"one": (), "two": TORCHRUN}.items():
+        if number == "two" and torch.cuda.device_count() == 1:
+            continue  # NCCL needs one GPU per process
         seconds = run_script("grpo_llm", *flags, launcher=launcher)["log"]["step_time"]
         yield [f"processes: {number}; seconds per step", f"{median(seconds[1:]):.2f}"]
 

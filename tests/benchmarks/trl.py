@@ -29,7 +29,7 @@ import tempfile
 import time
 from collections import defaultdict
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from itertools import islice, product
 from math import inf
 from pathlib import Path
@@ -41,9 +41,9 @@ import tyro
 from bench import CPU, Enough, evaluate, own_process, run_main, spread, table, write_table
 from paired_timings import plain_logprobs
 
-HERE = Path(__file__).resolve().parent
-sys.path[:] = [path for path in sys.path if Path(path).resolve() != HERE]  # `trl` is the package
-WITH_TRL = find_spec("trl") is not None
+# Without this folder, in which `trl` is this file, not the package.
+PATH = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
+WITH_TRL = PathFinder.find_spec("trl", PATH) is not None
 EVERY = 2  # rollouts between two evaluations
 TRL = {  # the trainer, and settings where TRL's defaults differ from the published algorithm
     "grpo_llm": ("GRPO", {"loss_type": "grpo", "use_bias_correction_kl": False}),
@@ -67,7 +67,6 @@ class Options:
     scripts: tuple[str, ...] = ("grpo_llm", "rloo_llm")  # our scripts to measure
     seeds: tuple[int, ...] = (11, 12, 13)  # one run for each
     rollouts: int = 0  # rollouts of a run, which is then not scored; 0: until the target; long: 4
-    own_micro: bool = False  # give TRL its default micro-batches of 8
     smoke: bool = False  # try it at toy size and write nothing
 
 
@@ -225,7 +224,8 @@ COLUMNS |= {"tokens per completion": ".1f", "MB above imports": ".0f"}
 
 
 def run(name: str, side: str, flags: dict, target: float | None, rollouts: int) -> dict:
-    """One run of one side."""
+    """One run of one side, in this new process."""
+    sys.path[:] = PATH
     script = importlib.import_module(name)
     if WITH_TRL:  # both sides have the same imports, so that their memory compares
         importlib.import_module("trl.trainer.grpo_trainer")
@@ -260,10 +260,9 @@ def main(options: Options):
     target = {"tiny": 0.90, "real": 0.80, "long": None}[options.what]
     sides = ["ours", "TRL"] if WITH_TRL else ["ours"]
     sides += ["ours, prompts not shared"] * (options.what == "long")
-    micro = (MICRO[options.what][0], 8) if options.own_micro else MICRO[options.what]
     if options.rollouts:
         target = None
-    seeds = options.seeds[:1] if options.smoke else options.seeds
+    micro, seeds = MICRO[options.what], options.seeds[:1] if options.smoke else options.seeds
     runs = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         flags = task(options, Path(folder))
@@ -280,7 +279,7 @@ def main(options: Options):
     lines = table(header, [cells(*key, runs) for key in runs])
     note = f"seeds {options.seeds}, micro-batches of {micro[0]} and {micro[1]}, "
     note += f"OMP_NUM_THREADS {THREADS or 'not set'}"
-    name = f"trl_{options.what}" + "_rate" * bool(options.rollouts) + "_own" * options.own_micro
+    name = f"trl_{options.what}" + "_rate" * bool(options.rollouts)
     name += f"_{THREADS}_threads" * bool(THREADS)
     write_table(name, lines, "transformers", "trl", note=note, smoke=options.smoke)
 
