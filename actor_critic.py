@@ -9,7 +9,7 @@ and next state:
 expected. If R_t = 1, γ = 0.99, V(s_t) = 40 and V(s_{t+1}) = 41, then δ_t = 1 + 40.59 − 40 = 1.59,
 and a_t becomes likelier. Then V takes several epochs over the same steps to reduce δ_t². Its target
 R_t + γ V(s_{t+1}) is recomputed each time, but no gradient flows through it. (The mean over steps,
-where REINFORCE sums over an episode, only changes the scale.)
+where REINFORCE sums over an episode, only changes the weight of the entropy bonus.)
 
 Why: REINFORCE waits for whole episodes, and credits every action with all that came after it. The
 TD error depends on one reward and one step of the environment, so it varies far less, and a rollout
@@ -47,14 +47,14 @@ from tqdm import tqdm
 class Args:
     update_epochs: int = 4  # the critic's epochs: its passes over the steps of each rollout
     num_minibatches: int = 4  # optimizer steps per epoch
-    ent_coef: float = 0.01  # weight of a bonus for π's entropy, to explore; decays linearly to 0
+    ent_coef: float = 0.01  # weight of an entropy bonus, to keep π random; decays linearly to 0
     gamma: float = 0.99  # γ, the discount factor
     num_steps: int = 64  # T, steps per rollout in each environment; few, so that π steps often
     num_envs: int = 16  # N, environments stepped in parallel
     # Adam's learning rate, for one step of π per rollout; no decay, so late setbacks can heal
     learning_rate: float = 2e-3
     max_grad_norm: float = 1.0  # the gradients of actor and critic are each clipped to this norm
-    # steps over all environments (the last rollout is not learned from); 0 to only evaluate --load
+    # steps over all environments (the last rollout trains nothing); 0: only evaluate --load's agent
     total_timesteps: int = 200_000
     env_id: str = "CartPole-v1"  # any gymnasium environment with Discrete or Box actions
     init_std: float = 1.0  # initial standard deviation of a Gaussian policy (Box actions)
@@ -62,7 +62,7 @@ class Args:
     seed: int = 1  # the same seed gives the same run, to the last digit
     load: str = ""  # start from the agent in this file, the agent.pt of an earlier run
     record: bool = False  # save one greedy episode as a GIF next to the agent
-    output_dir: str = "runs"  # folder in which each run makes its own, for its logs and agent.pt
+    output_dir: str = "runs"  # each run makes a folder in here for its logs and agent.pt
 
 
 # -------------------------------------------------------------------------------------- Algorithm
@@ -113,6 +113,7 @@ def update(agent, optimizer, batch, progress_remaining, args):
     loss = policy_loss - args.ent_coef * progress_remaining * entropy
     optimizer.zero_grad()
     loss.backward()
+    # Clipped, as a TD error can be very large while V is still wrong.
     nn.utils.clip_grad_norm_(agent.actor.parameters(), args.max_grad_norm)
     optimizer.step()
     stats = {"policy_loss": policy_loss.item(), "entropy": entropy.item()}

@@ -11,7 +11,7 @@ and the tokens before it.
     r_it = π_θ(o_it) / π_old(o_it)                    1 at first; each step on a rollout moves it
 
 sg[…] is a stop-gradient: autograd sees a plain number. The mean over all tokens replaces GRPO's
-mean per completion, too. Only the gradient of J counts; its value says nothing.
+mean per completion, too. Only J's gradient counts; the value of J says nothing.
 
 Why. PPO's clip, in GRPO and DAPO alike, takes the gradient from a token whose ratio has left the
 band in the direction that A_i favours. The paper saw that rare tokens, such as the "wait" that
@@ -91,15 +91,15 @@ class Args:
     # strict: the number after the last #, as in GSM8K; flexible: the last number anywhere; or
     # FILE.py, where verify(completion, answer) returns the reward, any number
     verifier: str = "strict"
-    prompt: str | None = None  # text around {question}; if not given, by dataset and verifier
+    prompt: str | None = None  # text around {question}; the default depends on data and verifier
     device: str = "auto"  # cpu, cuda, mps …; auto: the CPU for the tiny model, else a GPU if any
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # for matmuls; auto: bf16 if CUDA has it
-    micro_batch_size: int | None = None  # completions per forward pass; default: tiny 256, else 8
+    micro_batch_size: int | None = None  # rows per forward pass; if not given, 256 for tiny, else 8
     eval_every: int = 50  # training steps between evaluations, and between checkpoints
     eval_problems: int = 256  # questions per evaluation, at most
     resume: str = ""  # checkpoint to continue, with its flags except those given now
     seed: int = 1  # same seed, same run, bit for bit (on a CPU)
-    output_dir: str = "runs"  # each run gets a folder of its own in here, for log and checkpoints
+    output_dir: str = "runs"  # each run makes a folder in here for its log and checkpoints
 
     def __post_init__(self):
         tiny, sums = self.model == "tiny", self.dataset == "arithmetic"
@@ -159,10 +159,10 @@ def kl_k3(logprobs, other_logprobs):
 def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch, generate's tensors and advantages (B,); returns what to log.
 
-    Rows with an advantage of 0, as in a group of equal rewards, have no gradient but that of a KL
-    term. If there are no others, no step is taken: Adam divides a gradient by its own recent size,
-    so mere rounding noise would become a full step. approx_kl and clip_ratio are means over the
-    tokens trained on.
+    Rows with an advantage of 0, as in a group of equal rewards (RLOO: equal R'), have no gradient
+    but that of a KL term. If there are no others, no step is taken, not for the KL alone either:
+    Adam divides a gradient by its own recent size, so mere noise would become a full step.
+    approx_kl and clip_ratio (clipped tokens) are means over the tokens trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
     # the gradient is the same however the rows are split.

@@ -11,14 +11,14 @@ and the tokens before it.
     r_it = π_θ(o_it) / π_old(o_it)                    1 at first; each step on a rollout moves it
     R'_i = R_i + a penalty ≤ 0 near the length limit  only groups whose R_i differ are trained on
 
-Only the gradient of J counts; its value says nothing.
+Only J's gradient counts; the value of J says nothing.
 
-Why. With ε = 0.2 and A_i > 0, a token of probability 0.01 is pushed up to 0.012, but one of 0.9 up
-to 1, so ε_high > ε_low lets rare tokens grow more (clip-higher). A mean per completion
-discounts the tokens of long completions, so J is a mean over all tokens (here of the minibatch, in
-the paper of a question's group). To count each cut-off completion as wrong adds noise, so a penalty
-grows towards the length limit (overlong). Groups that are all right or all wrong have no gradient,
-so DAPO draws until enough groups have one (dynamic sampling). It also drops GRPO's KL term.
+Why. With ε = 0.2 and A_i > 0, the clip stops a token of probability 0.01 at 0.012, but one of 0.9
+only at 1, so ε_high > ε_low lets rare tokens grow more (clip-higher). A mean per completion
+underweights the tokens of long completions, so J is a mean over all tokens (here of the minibatch,
+in the paper of a question's group). Counting every cut-off completion as wrong adds noise, so
+DAPO's penalty grows towards the length limit (overlong). All-right and all-wrong groups have no
+gradient, so DAPO draws until enough groups have one (dynamic sampling). It also drops GRPO's KL.
 
 Weakness. The better the policy, the more samples are drawn and thrown away.
 
@@ -92,15 +92,15 @@ class Args:
     # strict: the number after the last #, as in GSM8K; flexible: the last number anywhere; or
     # FILE.py, where verify(completion, answer) returns the reward, any number
     verifier: str = "strict"
-    prompt: str | None = None  # text around {question}; if not given, by dataset and verifier
+    prompt: str | None = None  # text around {question}; the default depends on data and verifier
     device: str = "auto"  # cpu, cuda, mps …; auto: the CPU for the tiny model, else a GPU if any
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # for matmuls; auto: bf16 if CUDA has it
-    micro_batch_size: int | None = None  # completions per forward pass; default: tiny 256, else 8
+    micro_batch_size: int | None = None  # rows per forward pass; if not given, 256 for tiny, else 8
     eval_every: int = 50  # training steps between evaluations, and between checkpoints
     eval_problems: int = 256  # questions per evaluation, at most
     resume: str = ""  # checkpoint to continue, with its flags except those given now
     seed: int = 1  # same seed, same run, bit for bit (on a CPU)
-    output_dir: str = "runs"  # each run gets a folder of its own in here, for log and checkpoints
+    output_dir: str = "runs"  # each run makes a folder in here for its log and checkpoints
 
     def __post_init__(self):
         tiny, sums = self.model == "tiny", self.dataset == "arithmetic"
@@ -182,10 +182,10 @@ def overlong_penalty(lengths, ended, args):
 def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch, generate's tensors and advantages (B,); returns what to log.
 
-    Rows with an advantage of 0, as in a group of equal rewards, have no gradient but that of a KL
-    term. If there are no others, no step is taken: Adam divides a gradient by its own recent size,
-    so mere rounding noise would become a full step. approx_kl and clip_ratio are means over the
-    tokens trained on.
+    Rows with an advantage of 0, as in a group of equal rewards (RLOO: equal R'), have no gradient
+    but that of a KL term. If there are no others, no step is taken, not for the KL alone either:
+    Adam divides a gradient by its own recent size, so mere noise would become a full step.
+    approx_kl and clip_ratio (clipped tokens) are means over the tokens trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
     # the gradient is the same however the rows are split.

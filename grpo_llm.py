@@ -11,20 +11,22 @@ and the tokens before it.
     r_it = π_θ(o_it) / π_old(o_it)                    1 at first; each step on a rollout moves it
     k3   = e^d − d − 1,   d = log π_ref − log π_θ     π_ref is the model before training
 
-Only the gradient of J counts. Its value stays near 0, since the A_i of a group sum to 0.
+Only J's gradient counts. J itself stays near 0, since the A_i of a group sum to 0.
 
-Why. PPO trains a value network as large as the policy to predict the reward; here the group's mean
+Why. To predict the reward, PPO trains a critic as large as the policy; here the group's mean
 predicts it. RLOO has such a baseline too, but no clip. PPO's clip lets a rollout serve several
 epochs (--update-epochs); the default is one epoch of four steps, each on a quarter of the groups
 (paper: one step, G = 64, β = 0.04). RLOO's KL penalty moves from the reward to the loss, per token.
-In a loss the plain log ratio −d would hold nothing back, as its gradient ∇log π_θ has mean 0 (see
-reinforce.py). k3 has the mean of −d, is never negative, and its gradient pulls π_θ back to π_ref.
-r_it must divide by the probability with which o_it was drawn, so there is no top-p and no top-k.
+In a loss the plain log ratio −d would not restrain π_θ: at π_θ = π_old its gradient ∇log π_θ has
+mean 0 (see reinforce.py). k3 has the mean of −d, is never negative, and its gradient pulls π_θ back
+to π_ref. r_it must divide by the probability with which o_it was drawn (but for rounding in bf16),
+so there is no top-p and no top-k.
 
-Weakness. Subtracting mean R only scales the expected gradient, by (G − 1)/G, but dividing by std R
-biases it: questions solved nearly always or hardly ever weigh more, and rewards a hair apart count
-as much as right and wrong. With 1/|o_i|, the longer a wrong completion, the less each token is
-punished. Dr. GRPO, a variant, has neither: --no-scale-rewards --length-norm constant --beta 0.
+Weakness. Subtracting mean R only scales the expected gradient, as R_i − mean R is (G − 1)/G times
+RLOO's A_i. But dividing by std R biases it: questions solved nearly always or hardly ever weigh
+more, and a tiny difference in reward counts as much as right against wrong. With 1/|o_i|, the
+longer a wrong completion, the less each token is punished. Dr. GRPO, a variant, drops std R,
+1/|o_i| and the KL: --no-scale-rewards --length-norm constant --beta 0.
 
 Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
@@ -97,15 +99,15 @@ class Args:
     # strict: the number after the last #, as in GSM8K; flexible: the last number anywhere; or
     # FILE.py, where verify(completion, answer) returns the reward, any number
     verifier: str = "strict"
-    prompt: str | None = None  # text around {question}; if not given, by dataset and verifier
+    prompt: str | None = None  # text around {question}; the default depends on data and verifier
     device: str = "auto"  # cpu, cuda, mps …; auto: the CPU for the tiny model, else a GPU if any
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # for matmuls; auto: bf16 if CUDA has it
-    micro_batch_size: int | None = None  # completions per forward pass; default: tiny 256, else 8
+    micro_batch_size: int | None = None  # rows per forward pass; if not given, 256 for tiny, else 8
     eval_every: int = 50  # training steps between evaluations, and between checkpoints
     eval_problems: int = 256  # questions per evaluation, at most
     resume: str = ""  # checkpoint to continue, with its flags except those given now
     seed: int = 1  # same seed, same run, bit for bit (on a CPU)
-    output_dir: str = "runs"  # each run gets a folder of its own in here, for log and checkpoints
+    output_dir: str = "runs"  # each run makes a folder in here for its log and checkpoints
 
     def __post_init__(self):
         tiny, sums = self.model == "tiny", self.dataset == "arithmetic"
@@ -172,10 +174,10 @@ def kl_k3(logprobs, other_logprobs):
 def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch, generate's tensors and advantages (B,); returns what to log.
 
-    Rows with an advantage of 0, as in a group of equal rewards, have no gradient but that of a KL
-    term. If there are no others, no step is taken: Adam divides a gradient by its own recent size,
-    so mere rounding noise would become a full step. approx_kl and clip_ratio are means over the
-    tokens trained on.
+    Rows with an advantage of 0, as in a group of equal rewards (RLOO: equal R'), have no gradient
+    but that of a KL term. If there are no others, no step is taken, not for the KL alone either:
+    Adam divides a gradient by its own recent size, so mere noise would become a full step.
+    approx_kl and clip_ratio (clipped tokens) are means over the tokens trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
     # the gradient is the same however the rows are split.

@@ -11,7 +11,7 @@ and the tokens before it.
     s_i  = (Π_t π_θ(o_it) / π_old(o_it))^(1/|o_i|)    the geometric mean of the token ratios
 
 GRPO's 1/|o_i| Σ_t is still in the code: s_i stands at each of |o_i| tokens, and the two cancel.
-Only the gradient of J counts. Its value stays near 0, since the A_i of a group sum to 0.
+Only J's gradient counts. J itself stays near 0, since the A_i of a group sum to 0.
 
 Why. GRPO weighs each token by a ratio of its own, which says little about how the distribution that
 it was drawn from has moved: mostly noise, says the paper. The ratio of a whole completion would be
@@ -20,8 +20,8 @@ The paper adds that GSPO steadies mixture-of-experts models, where an update may
 other experts, so that its ratio jumps (not tested here).
 
 Weakness. A completion is clipped as a whole or not at all, and 1/|o_i| survives inside s_i: the
-longer a wrong completion, the less each token is punished. The
-paper clips at 3e-4 and 4e-4; the tiny model moves further per step, so its bounds are wider.
+longer a wrong completion, the less each token is punished. The paper clips at 3e-4 and 4e-4; the
+tiny model moves further per step, so its bounds are wider.
 
 Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
@@ -91,15 +91,15 @@ class Args:
     # strict: the number after the last #, as in GSM8K; flexible: the last number anywhere; or
     # FILE.py, where verify(completion, answer) returns the reward, any number
     verifier: str = "strict"
-    prompt: str | None = None  # text around {question}; if not given, by dataset and verifier
+    prompt: str | None = None  # text around {question}; the default depends on data and verifier
     device: str = "auto"  # cpu, cuda, mps …; auto: the CPU for the tiny model, else a GPU if any
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # for matmuls; auto: bf16 if CUDA has it
-    micro_batch_size: int | None = None  # completions per forward pass; default: tiny 256, else 8
+    micro_batch_size: int | None = None  # rows per forward pass; if not given, 256 for tiny, else 8
     eval_every: int = 50  # training steps between evaluations, and between checkpoints
     eval_problems: int = 256  # questions per evaluation, at most
     resume: str = ""  # checkpoint to continue, with its flags except those given now
     seed: int = 1  # same seed, same run, bit for bit (on a CPU)
-    output_dir: str = "runs"  # each run gets a folder of its own in here, for log and checkpoints
+    output_dir: str = "runs"  # each run makes a folder in here for its log and checkpoints
 
     def __post_init__(self):
         tiny, sums = self.model == "tiny", self.dataset == "arithmetic"
@@ -166,10 +166,10 @@ def kl_k3(logprobs, other_logprobs):
 def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch, generate's tensors and advantages (B,); returns what to log.
 
-    Rows with an advantage of 0, as in a group of equal rewards, have no gradient but that of a KL
-    term. If there are no others, no step is taken: Adam divides a gradient by its own recent size,
-    so mere rounding noise would become a full step. approx_kl and clip_ratio are means over the
-    tokens trained on.
+    Rows with an advantage of 0, as in a group of equal rewards (RLOO: equal R'), have no gradient
+    but that of a KL term. If there are no others, no step is taken, not for the KL alone either:
+    Adam divides a gradient by its own recent size, so mere noise would become a full step.
+    approx_kl and clip_ratio (clipped tokens) are means over the tokens trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
     # the gradient is the same however the rows are split.

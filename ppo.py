@@ -57,11 +57,11 @@ class Args:
     surrogate: Literal["clip", "penalty"] = "clip"  # clip the ratio, or penalize the KL instead
     clip_coef: float = 0.2  # ε, the ratio is clipped to 1 ± ε
     beta: float = 1.0  # β, initial weight of the KL penalty; adapted after each rollout
-    # clip: end a rollout's epochs once the KL exceeds this; penalty: KL to aim at (unset: 0.01)
+    # with clip, a KL above this ends a rollout's epochs; with penalty, the KL to aim at (or 0.01)
     target_kl: float | None = None
     update_epochs: int = 4  # epochs: passes over the steps of each rollout
     num_minibatches: int = 4  # optimizer steps per epoch
-    # weight of the entropy bonus, for an undecided π; decays linearly to 0; CartPole needs none
+    # weight of an entropy bonus, to keep π random; decays linearly to 0; CartPole needs none
     ent_coef: float = 0.0
     gae_lambda: float = 0.98  # λ of GAE: 0 trusts the critic, 1 the rewards; 0.95 is usual
     gamma: float = 0.99  # γ, the discount factor
@@ -69,7 +69,7 @@ class Args:
     num_envs: int = 16  # N, environments stepped in parallel
     learning_rate: float = 3e-3  # Adam's learning rate; decays linearly to 0
     max_grad_norm: float = 1.0  # the gradients of actor and critic are each clipped to this norm
-    # steps over all environments (the last rollout is not learned from); 0 to only evaluate --load
+    # steps over all environments (the last rollout trains nothing); 0: only evaluate --load's agent
     total_timesteps: int = 200_000
     env_id: str = "CartPole-v1"  # any gymnasium environment with Discrete or Box actions
     init_std: float = 1.0  # initial standard deviation of a Gaussian policy (Box actions)
@@ -77,7 +77,7 @@ class Args:
     seed: int = 1  # the same seed gives the same run, to the last digit
     load: str = ""  # start from the agent in this file, the agent.pt of an earlier run
     record: bool = False  # save one greedy episode as a GIF next to the agent
-    output_dir: str = "runs"  # folder in which each run makes its own, for its logs and agent.pt
+    output_dir: str = "runs"  # each run makes a folder in here for its logs and agent.pt
 
 
 # -------------------------------------------------------------------------------------- Algorithm
@@ -90,7 +90,7 @@ def compute_advantages(rollout, values, next_values, args):
     advantages = torch.zeros_like(delta)
     following = 0.0
     for t in reversed(range(len(delta))):
-        # After `done` the next row is another episode's.
+        # After `done` come the environment's reset and another episode.
         following = delta[t] + args.gamma * args.gae_lambda * following * ~rollout["done"][t]
         advantages[t] = following
     return advantages, values + advantages

@@ -61,13 +61,13 @@ class Args:
     psi: Literal["return", "reward-to-go", "baseline"] = "baseline"
     update_epochs: int = 4  # the critic's epochs: its passes over the steps of each rollout
     num_minibatches: int = 4  # optimizer steps per epoch
-    ent_coef: float = 0.01  # weight of a bonus for π's entropy, to explore; decays linearly to 0
+    ent_coef: float = 0.01  # weight of an entropy bonus, to keep π random; decays linearly to 0
     gamma: float = 0.99  # γ, the discount factor
     num_envs: int = 24  # N, environments stepped in parallel; many, as whole returns are noisy
     # Adam's learning rate, for one step of π per rollout; no decay, so late setbacks can heal
     learning_rate: float = 4e-3
     max_grad_norm: float = 1.0  # the critic's gradient is clipped to this norm
-    # steps over all environments (the last rollout is not learned from); 0 to only evaluate --load
+    # steps over all environments (the last rollout trains nothing); 0: only evaluate --load's agent
     total_timesteps: int = 200_000
     env_id: str = "CartPole-v1"  # any gymnasium environment with Discrete or Box actions
     init_std: float = 1.0  # initial standard deviation of a Gaussian policy (Box actions)
@@ -75,7 +75,7 @@ class Args:
     seed: int = 1  # the same seed gives the same run, to the last digit
     load: str = ""  # start from the agent in this file, the agent.pt of an earlier run
     record: bool = False  # save one greedy episode as a GIF next to the agent
-    output_dir: str = "runs"  # folder in which each run makes its own, for its logs and agent.pt
+    output_dir: str = "runs"  # each run makes a folder in here for its logs and agent.pt
 
 
 # -------------------------------------------------------------------------------------- Algorithm

@@ -8,9 +8,9 @@ and the tokens before it.
 
     J    = Σ_i Σ_t A_i log π_θ(o_it) / Σ_i |o_i|      over the minibatch
     A_i  = R'_i − mean of R'_j over the others, j ≠ i
-    R'_i = R_i − β Σ_t (log π_old − log π_ref)        the KL to π_ref, the model before training
+    R'_i = R_i − β Σ_t (log π_old − log π_ref)        π_ref is the model before training
 
-Only the gradient of J counts; its value says nothing. ∇J is reinforce.py's, a mean over tokens;
+Only J's gradient counts; the value of J says nothing. ∇J is reinforce.py's, a mean over tokens:
 
     a state is the question and the tokens so far     an action is the next token
     a step appends the token to the text              its reward is 0, and R_i after the last token
@@ -19,9 +19,10 @@ Only the gradient of J counts; its value says nothing. ∇J is reinforce.py's, a
 
 Why. PPO needs a critic, a second language model, though the only reward comes at the end. RLOO uses
 the mean reward of the other G − 1 completions instead: it says how hard the question is, and adds
-no bias, as o_i has no part in its own baseline. The KL penalty keeps the policy near where it
-began. The paper treats a completion as one action, whose log π is the sum over its tokens; dividing
-that sum by Σ|o_i|, as we do here, does add a little bias where lengths differ.
+no bias, as o_i has no part in its own baseline. The sum of log-ratios, whose mean is the KL, a
+measure of how far π_old is from π_ref, keeps the policy near where it began. The paper treats a
+completion as one action, whose log π is the sum over its tokens; dividing that sum by Σ|o_i|, which
+depends on the samples, does add a little bias.
 
 Weakness. No clip limits a token's push, so a rollout allows one gradient step, or a few small ones.
 The KL penalty, a sum over the completion, hits all its tokens alike. Forerunner: REINFORCE,
@@ -95,15 +96,15 @@ class Args:
     # strict: the number after the last #, as in GSM8K; flexible: the last number anywhere; or
     # FILE.py, where verify(completion, answer) returns the reward, any number
     verifier: str = "strict"
-    prompt: str | None = None  # text around {question}; if not given, by dataset and verifier
+    prompt: str | None = None  # text around {question}; the default depends on data and verifier
     device: str = "auto"  # cpu, cuda, mps …; auto: the CPU for the tiny model, else a GPU if any
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # for matmuls; auto: bf16 if CUDA has it
-    micro_batch_size: int | None = None  # completions per forward pass; default: tiny 256, else 8
+    micro_batch_size: int | None = None  # rows per forward pass; if not given, 256 for tiny, else 8
     eval_every: int = 50  # training steps between evaluations, and between checkpoints
     eval_problems: int = 256  # questions per evaluation, at most
     resume: str = ""  # checkpoint to continue, with its flags except those given now
     seed: int = 1  # same seed, same run, bit for bit (on a CPU)
-    output_dir: str = "runs"  # each run gets a folder of its own in here, for log and checkpoints
+    output_dir: str = "runs"  # each run makes a folder in here for its log and checkpoints
 
     def __post_init__(self):
         tiny, sums = self.model == "tiny", self.dataset == "arithmetic"
@@ -162,10 +163,10 @@ def kl_k3(logprobs, other_logprobs):
 def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch, generate's tensors and advantages (B,); returns what to log.
 
-    Rows with an advantage of 0, as in a group of equal rewards, have no gradient but that of a KL
-    term. If there are no others, no step is taken: Adam divides a gradient by its own recent size,
-    so mere rounding noise would become a full step. approx_kl and clip_ratio are means over the
-    tokens trained on.
+    Rows with an advantage of 0, as in a group of equal rewards (RLOO: equal R'), have no gradient
+    but that of a KL term. If there are no others, no step is taken, not for the KL alone either:
+    Adam divides a gradient by its own recent size, so mere noise would become a full step.
+    approx_kl and clip_ratio (clipped tokens) are means over the tokens trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
     # the gradient is the same however the rows are split.

@@ -4,25 +4,27 @@ The current policy π_old plays T steps in each of N environments, and the criti
 rewards into advantages A_t, how much better than expected an action was. Then a single step solves
 
     max_θ L = mean_t r_t A_t   subject to   mean_t KL(π_old ‖ π) ≤ δ
-    r_t = π(a_t | s_t) / π_old(a_t | s_t)
+    r_t = π(a_t | s_t) / π_old(a_t | s_t)       (R_t is a reward, δ_t a TD error, δ a bound)
     A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)    (up to the episode's end)
 
-Why r_t, where actor-critic has log π? As Σ_a π_old r A = Σ_a π A, the mean L over π_old's actions
-estimates how much better π would do in the same states (r_t is called an importance weight). At
-π = π_old, ∇r = ∇π / π_old = ∇log π: there g = ∇L is actor-critic's gradient, with A_t for δ_t.
+Why r_t, where actor-critic has log π? Since Σ_a π_old r A = Σ_a π A, L, a mean over π_old's
+actions, estimates how much better π would do in the same states (r_t is called an importance
+weight). At π = π_old, ∇r = ∇π / π_old = ∇log π, so g = ∇L is actor-critic's gradient there, with
+A_t in place of δ_t.
 
-KL(π_old ‖ π) = Σ_a π_old log(π_old / π) measures in nats how far π is from π_old. At π = π_old the
-KL has its minimum, 0, and its gradient is 0. So for a short step d in θ the KL is about ½ dᵀF d,
-where F, its Hessian, is called the Fisher matrix. To gain most, gᵀd, at this KL = δ (--max-kl), d
-must solve F d ∝ g (Lagrange): d = √(2δ / sᵀF s) s with F s = g; s is the natural gradient. F, a
-number for each pair of weights, is never built: conjugate gradients, an iterative solver, needs
-only products F v, and F v is the gradient of ∇KL · v. (Each product adds --damping times v, as F
-may be singular.) Then a line search halves d until L has grown and the KL is at most δ.
+KL(π_old ‖ π) = Σ_a π_old log(π_old / π) measures in nats how far π is from π_old in a state. At
+π = π_old the KL has its minimum, 0, and its gradient is 0. So for a short step d in θ the KL is
+about ½ dᵀF d, where F, its Hessian, is called the Fisher matrix. The d with the largest gain gᵀd at
+a KL of δ (--max-kl) has ∇_d (gᵀd − μ ½ dᵀF d) = 0 for some number μ, so F d ∝ g. This gives
+d = √(2δ / sᵀF s) s with F s = g; s is the natural gradient. F, a number for each pair of weights,
+is never built: the conjugate-gradient method solves F s = g step by step from products F v alone,
+and F v is the gradient of ∇KL · v. (Each product adds --damping times v, as F may be singular.)
+Then a line search halves d, nine times at most, until L has grown and the KL is at most δ.
 
 A_t is GAE, generalized advantage estimation. λ = 0 leaves actor-critic's TD error δ_t, which is
 biased by V's mistakes; λ = 1 gives Σ_l γ^l R_{t+l} − V(s_t), REINFORCE's noisy return minus its
-baseline (V adds what a rollout cuts off). V(s_t) + A_t mixes both in the same way (the λ-return),
-and is the critic's target: mostly rewards, so that its scale needs no Pop-Art.
+baseline (V stands for rewards after the rollout's end). The critic's target is V(s_t) + A_t, the
+λ-return: mostly rewards, so it does not need actor_critic.py's Pop-Art. TRPO has no entropy bonus.
 
 Why: a learning rate bounds a step in the weights θ, where the same length can mean nothing or ruin
 the policy. TRPO bounds it in the policy itself.
@@ -71,7 +73,7 @@ class Args:
     num_envs: int = 16  # N, environments stepped in parallel
     learning_rate: float = 3e-3  # the critic's learning rate (Adam); decays linearly to 0
     max_grad_norm: float = 1.0  # the critic's gradient is clipped to this norm
-    # steps over all environments (the last rollout is not learned from); 0 to only evaluate --load
+    # steps over all environments (the last rollout trains nothing); 0: only evaluate --load's agent
     total_timesteps: int = 200_000
     env_id: str = "CartPole-v1"  # any gymnasium environment with Discrete or Box actions
     init_std: float = 1.0  # initial standard deviation of a Gaussian policy (Box actions)
@@ -79,7 +81,7 @@ class Args:
     seed: int = 1  # the same seed gives the same run, to the last digit
     load: str = ""  # start from the agent in this file, the agent.pt of an earlier run
     record: bool = False  # save one greedy episode as a GIF next to the agent
-    output_dir: str = "runs"  # folder in which each run makes its own, for its logs and agent.pt
+    output_dir: str = "runs"  # each run makes a folder in here for its logs and agent.pt
 
 
 # -------------------------------------------------------------------------------------- Algorithm
@@ -92,7 +94,7 @@ def compute_advantages(rollout, values, next_values, args):
     advantages = torch.zeros_like(delta)
     following = 0.0
     for t in reversed(range(len(delta))):
-        # After `done` the next row is another episode's.
+        # After `done` come the environment's reset and another episode.
         following = delta[t] + args.gamma * args.gae_lambda * following * ~rollout["done"][t]
         advantages[t] = following
     return advantages, values + advantages

@@ -110,7 +110,7 @@ def two_steps(script, there):
     if there:
         move(model)
         move(reference)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0, fused=True)
     problems = draws(script.problem_stream(None, 1), 4)
     torch.manual_seed(1)
     found = []

@@ -3,8 +3,8 @@
 
 import pytest
 import torch
-from conftest import quick_for, script
-from test_llm_passes import take_step, toy, verify_some
+from conftest import script
+from test_llm_passes import toy
 
 grpo = script("grpo_llm")
 PROMPTS = [[3, 4], [5, 6, 7, 8, 9], [10]]
@@ -35,17 +35,6 @@ def test_all_else_stays_in_float32():
     tensors += [tensor for p in model.parameters() for tensor in (p, p.grad)]
     tensors += [tensor for state in optimizer.state.values() for tensor in state.values()]
     assert {tensor.dtype for tensor in tensors} == {torch.float32}
-
-
-@pytest.mark.parametrize("name", quick_for("grpo_llm"))
-def test_small_updates_reach_the_weights(monkeypatch, name):
-    """A step of 1e-6 is lost in weights of bf16: their spacing at 0.4 is 2e-3."""
-    model, reference = toy(name, in_bf16=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0)
-    before = torch.cat([p.detach().flatten() for p in model.parameters()])
-    take_step(name, monkeypatch, verify_some, model, reference, optimizer)
-    after = torch.cat([p.detach().flatten() for p in model.parameters()])
-    assert (after != before).float().mean() > 0.8 and (after - before).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,6 @@ from conftest import quick_for, random_model, script
 grpo = script("grpo_llm")
 
 
-def test_it_changes_neither_randomness_nor_weights():
-    model = random_model()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    randomness = torch.get_rng_state()
-    grpo.check_exact(model, "it")
-    assert torch.equal(torch.get_rng_state(), randomness)
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
 @pytest.mark.parametrize("name", quick_for("grpo_llm"))
 @pytest.mark.parametrize("wrong", ["sampler", "token_logprobs", "both"])
 def test_a_wrong_cache_is_one_line(name, wrong, refused, monkeypatch, quick):
@@ -40,19 +30,6 @@ def test_a_wrong_cache_is_one_line(name, wrong, refused, monkeypatch, quick):
     monkeypatch.setattr(module, "token_logprobs", token_logprobs)
     line = refused(module.main, module.Args(**quick))
     assert line.startswith("error: --model ") and "cache is not exact" in line
-
-
-def test_a_model_that_fails_is_one_line(refused, monkeypatch, quick):
-    """Whatever it raises, whether it samples or trains."""
-
-    def fail(*_):
-        raise NotImplementedError("no cache\nof this kind")
-
-    for part in ("prefill", "token_logprobs"):
-        with monkeypatch.context() as patched:
-            patched.setattr(grpo, part, fail)
-            line = refused(grpo.main, grpo.Args(**quick))
-        assert line.startswith("error: --model ") and "no cache of this kind" in line
 
 
 def test_not_a_number_is_not_exact(refused):

@@ -143,7 +143,7 @@ def test_a_run_says_what_is_wrong(quick, monkeypatch, capsys):
 
 
 def test_hints_come_in_order_and_one_at_a_time():
-    """Four faults at once. Each is removed before the next hint is read."""
+    """Each of four faults is removed before the next hint is read."""
     scores = {"pass@1": 0.0, "pass@8": 0.0, "pass@1_flexible": 0.0}
     scores |= {"clipped_ratio": 0.51, "frac_reward_zero_std": 1.0}
     removed = [{"pass@1_flexible": 0.01}, {"pass@1_flexible": 0.0}, {"clipped_ratio": 0.5}]

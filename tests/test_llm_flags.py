@@ -1,8 +1,8 @@
-"""What the flags of the LLM scripts do: defaults that follow, learning rates, bfloat16, --help."""
+"""What the flags of the LLM scripts do: defaults that follow, learning rates."""
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, equal, quick_for, scalars, script, weights
+from conftest import LLM_SCRIPTS, quick_for, scalars, script
 
 grpo = script("grpo_llm")
 pytestmark = pytest.mark.usefixtures("tiny_model")
@@ -77,24 +77,3 @@ def test_rates_by_hand(steps, warmup, quick, monkeypatch):
     result = grpo.main(grpo.Args(**quick | own))
     assert taken == pytest.approx([2 * rate for rate in rates[steps, warmup]])
     assert scalars(result["folder"], "learning_rate") == pytest.approx(taken)
-
-
-GAP = "sampling/sampling_logp_difference"
-
-
-def test_bfloat16_by_a_whole_run(pretrained, gsm_file, quick, tmp_path):
-    """The weights stay in float32; the gap between sampler and loss is logged in bf16 alone."""
-    own = tmp_path / "parity.py"
-    own.write_text("def verify(completion, answer):\n    return float(len(completion) % 2)\n")
-    quick |= {"model": pretrained, "dataset": gsm_file, "verifier": str(own)}
-    quick |= {"max_new_tokens": 6, "learning_rate": 1e-3}
-    logged, after = {}, {}
-    for dtype in ("bfloat16", "auto"):
-        folder = grpo.main(grpo.Args(**quick, dtype=dtype))["folder"]
-        after[dtype], logged[dtype] = weights(folder), folder
-    assert not equal(after["auto"], after["bfloat16"])
-    assert {tensor.dtype for tensor in after["bfloat16"].values()} == {torch.float32}
-    assert all(0 < mean < 0.5 for mean in scalars(logged["bfloat16"], f"{GAP}/mean"))
-    with pytest.raises(KeyError):
-        scalars(logged["auto"], f"{GAP}/mean")
-    assert scalars(logged["bfloat16"], "kl")[0] == 0, "at first, it is its own reference"

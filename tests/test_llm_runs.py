@@ -12,7 +12,6 @@ import tokenizers
 import torch
 import transformers
 from conftest import (
-    LLM_SCRIPTS,
     ROOT,
     Characters,
     equal,
@@ -30,9 +29,6 @@ grpo = script("grpo_llm")
 pytestmark = pytest.mark.usefixtures("tiny_model")
 
 
-# ----------------------------------------------------------------------------------------- learning
-
-
 @pytest.fixture(scope="session")
 def learned(tmp_path_factory, tiny_model):
     """The default warm start and a run of 16 steps."""
@@ -47,8 +43,7 @@ def test_learns(learned):
     assert min(learned["eval/pass@8"], learned["eval/pass@1_flexible"]) >= learned["eval/pass@1"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LLM_SCRIPTS)
+@pytest.mark.parametrize("name", quick_for())
 def test_each_script_learns(name, tmp_path):
     module = script(name)
     result = module.main(module.Args(steps=30, eval_problems=128, output_dir=str(tmp_path)))
@@ -75,9 +70,6 @@ def test_saved_model_loads_and_solves(learned):
     inputs = tokenizer("3+8+5=", return_tensors="pt")
     output = model.generate(input_ids=inputs["input_ids"], do_sample=False, max_new_tokens=20)
     assert tokenizer.decode(output[0], skip_special_tokens=True) == "3+8+5=11,16#16"
-
-
-# -------------------------------------------------------------------------- repeatability and cache
 
 
 @pytest.fixture
@@ -174,9 +166,6 @@ def test_two_first_starts_leave_one_model_and_nothing_else(tmp_path, monkeypatch
     assert names[0] == names[1]
 
 
-# ---------------------------------------------------------------------------- reference and dropout
-
-
 def test_reference_stays_and_is_not_loaded_without_kl(quick, monkeypatch):
     seen, real = [], grpo.batch_logprobs
     loaded = spy(monkeypatch, grpo, "load_policy")
@@ -191,9 +180,6 @@ def test_reference_stays_and_is_not_loaded_without_kl(quick, monkeypatch):
     assert not equal(seen[0], weights(run["folder"]))
     grpo.main(grpo.Args(**quick | {"beta": 0.0, "output_dir": quick["output_dir"] + "2"}))
     assert len(seen) == 3 and len(loaded) == 3
-
-
-# ----------------------------------------------------------------------------- real models and data
 
 
 PROBLEMS = [("1+2", "3"), ("2+5", "7")]
@@ -239,49 +225,20 @@ def test_default_prompts(pretrained):
         assert asked(prompt="Q: {question} {A}:") == "Q: 3+8 {A}:"
 
 
-def test_bos_comes_once(pretrained):
+def test_bos_comes_once_and_no_end(pretrained):
+    """A tokenizer may begin and end every text; the end may not stand before the completion."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
     tokenizer.add_special_tokens({"bos_token": "<s>"})
-    bos = tokenizer.bos_token_id
-    post = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
+    special = {name: tokenizer.convert_tokens_to_ids(name) for name in ("<s>", "<|im_end|>")}
+    post = tokenizers.processors.TemplateProcessing(
+        single="<s> $A <|im_end|>", special_tokens=list(special.items())
+    )
     tokenizer.backend_tokenizer.post_processor = post
-    for template in (None, "{{ bos_token }}" + tokenizer.chat_template):
+    assert tokenizer("1")["input_ids"][-1] == tokenizer.eos_token_id
+    for template in ("{{ bos_token }}" + tokenizer.chat_template, None):
         tokenizer.chat_template = template
         (ids,) = grpo.encode_prompts([("1 + 1", "2")], tokenizer, grpo.Args())
-        assert ids.count(bos) == 1
-
-
-def test_a_tokenizer_that_ends_every_text(pretrained):
-    """Without a chat template, the end would stand before the completion."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
-    tokenizer.chat_template = None
-    plain = grpo.encode_prompts(PROBLEMS, tokenizer, grpo.Args())
-    end = tokenizer.eos_token
-    tokenizer.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-        single=f"$A {end}", special_tokens=[(end, tokenizer.eos_token_id)]
-    )
-    assert tokenizer("1")["input_ids"][-1] == tokenizer.eos_token_id
-    assert grpo.encode_prompts(PROBLEMS, tokenizer, grpo.Args()) == plain
-
-
-def test_prompts_are_tokenized_in_one_call(monkeypatch):
-    calls = spy(monkeypatch, Characters, "__call__")
-    grpo.encode_prompts(PROBLEMS * 50, Characters(), grpo.Args())
-    assert len(calls) == 1
-
-
-def test_a_pad_id_outside_the_embedding_is_no_matter(copied):
-    """As in tokenizers whose pad token was added without a row for it."""
-    folder, tokenizer = copied
-    tokenizer.add_special_tokens({"pad_token": "<|added|>"})
-    tokenizer.save_pretrained(folder)
-    args = grpo.Args(model=folder, max_new_tokens=4)
-    model, tokenizer = grpo.load_policy(args, torch.device("cpu"))
-    assert tokenizer.pad_token_id >= model.get_input_embeddings().num_embeddings
-    problems = [("1", "1"), ("1 + 2 + 3 + 4", "10")]  # of two lengths
-    grpo.check_prompts(problems, model, tokenizer, args)
-    batch, _, _ = grpo.rollout(model, tokenizer, problems, 2, 1.0, args)
-    assert grpo.token_logprobs(model, batch, 1.0).isfinite().all()
+        assert ids.count(special["<s>"]) == 1 and ids[-1] != tokenizer.eos_token_id
 
 
 def test_a_model_without_an_end_token_leaves_a_checkpoint_that_generates(copied, quick):
@@ -296,9 +253,6 @@ def test_a_model_without_an_end_token_leaves_a_checkpoint_that_generates(copied,
     assert result["eval/clipped_ratio"] == 1
     saved = transformers.AutoModelForCausalLM.from_pretrained(last_checkpoint(result["folder"]))
     assert saved.generate(torch.tensor([[5, 6]]), max_new_tokens=3).shape == (1, 5)
-
-
-# ---------------------------------------------------------------------------------------- bad input
 
 
 def test_a_chat_template_that_raises_is_one_line(pretrained, refused):

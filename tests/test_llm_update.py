@@ -120,15 +120,3 @@ def test_kl_is_not_in_the_reward_of_grpo(monkeypatch):
     rewards, _, metrics = run_one_step(grpo, monkeypatch, drift=0.2)
     assert not rewards.any() and "grad_norm" not in metrics
     assert metrics["kl"] == pytest.approx(math.exp(-0.2) + 0.2 - 1, rel=1e-3)
-
-
-def test_parameters_that_are_never_used_get_no_gradient():
-    """Nor do they take memory for Adam's moments."""
-    model = random_model()
-    model.unused = torch.nn.Linear(8, 8)
-    optimizer = torch.optim.AdamW(model.parameters())
-    batch = grpo.generate(model, [[3, 4], [5, 6]], 4, 6, 1.0)
-    batch["advantages"] = torch.linspace(-1, 1, 8)
-    assert grpo.train_minibatch(model, optimizer, batch, grpo.Args())
-    assert model.unused.weight.grad is None and model.unused.weight not in optimizer.state
-    assert model.get_input_embeddings().weight in optimizer.state
