@@ -13,7 +13,7 @@ from conftest import ROOT
 from launch import run
 
 TESTS = ROOT / "tests"
-BENCHMARKS, EXAMPLES, EXPERIMENTS = (TESTS / of for of in ("benchmarks", "examples", "experiments"))
+BENCHMARKS, EXAMPLES = TESTS / "benchmarks", TESTS / "examples"
 
 # Name, command after `python tests/`, and parts that the output must hold, with … between them.
 SMOKE = [
@@ -42,34 +42,6 @@ def test_it_runs_at_smoke_size(name, command, expected, tiny_model, pretrained):
     words = f"tests/{command}".replace("PRETRAINED", pretrained).split()
     shown = run(*words).stdout
     assert all(part in shown for part in expected.split(" … ")), shown
-
-
-def test_p_value_counts_all_ways_to_split_the_numbers():
-    """Four numbers split into two pairs in six ways; two of these separate 1, 2 from 3, 4."""
-    assert harness.p_value([1, 2], [3, 4]) == harness.p_value([4, 3], [1, 2]) == 2 / 6
-    assert harness.p_value([1, 3], [2, 4]) == 4 / 6
-    assert harness.p_value([1, 4], [2, 3]) == harness.p_value([7], [7, 7]) == 1
-    assert harness.p_value(range(5), range(5, 10)) == 2 / 252
-
-
-def test_a_run_is_kept_under_the_text_of_the_code_it_runs():
-    """The text is the experiment's code, without its sentences, and all files that it imports."""
-    texts = harness.texts(EXPERIMENTS / "clip.py", {})
-    assert texts.keys() == {"clip.py", "classic_parts.py", "ppo.py"}
-    assert texts["ppo.py"] == (ROOT / "ppo.py").read_text()
-    assert "def run(" in texts["clip.py"] and "claim=" not in texts["clip.py"]
-    silenced = harness.texts(EXPERIMENTS / "silenced.py", {})
-    assert {"grpo_llm.py", "cispo_llm.py"} <= silenced.keys()
-
-
-def test_the_page_is_what_the_harness_writes_from_the_results():
-    """The page has every experiment, and every experiment has results and a picture."""
-    assert harness.page() == (EXPERIMENTS / "EXPERIMENTS.md").read_text()
-    found = [path for path in EXPERIMENTS.glob("*.py") if "EXPERIMENT = " in path.read_text()]
-    assert {path.stem for path in found} - {"harness"} == set(harness.NAMES)
-    for ending in ("json", "png"):
-        results = EXPERIMENTS.glob(f"results/*.{ending}")
-        assert {path.stem for path in results} == set(harness.NAMES)
 
 
 def test_the_index_names_every_script_and_result():

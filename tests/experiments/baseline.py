@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import torch
 from bench import train
-from harness import PARTLY, Experiment, Panel, grid
+from harness import grid
 from llm_parts import gradients
 
 import rloo_llm
@@ -54,31 +54,7 @@ def run(seed, after=None, baseline=None, steps=60, rollouts=40):
     return {"pass@1": found["pass@1"]}
 
 
-LABELS = dict(zip(["no baseline", "no baseline, R + 1", "leave-one-out"], BASELINES, strict=True))
-NOISES = {label: ({"after": 10}, f"noise, {name}") for label, name in LABELS.items()}
-ENDS = {label: ({"baseline": name}, "pass@1") for label, name in LABELS.items()}
-EXPERIMENT = Experiment(
-    claim="The mean of the group's others as a baseline takes noise out of the gradient.",
-    verdict=PARTLY,
-    run=run,
-    jobs=[*grid(5, after=[10, 30]), *grid(5, baseline=BASELINES)],
-    smoke=[
-        *grid(1, after=[10], rollouts=[2]),
-        *grid(1, baseline=["none"], steps=[2]),
-    ],
-    panels=[
-        Panel("Noise of the gradient", NOISES, ("variance / squared mean", ""), dots=True),
-        Panel("4 questions a rollout, at the end", ENDS, ("share right, pass@1", ""), dots=True),
-    ],
-    finding="""
-    It depends on the reward. Where 1 is added to it, which tells nothing new, the baseline is
-    needed. After 10 rollouts the gradient's variance over its squared mean is
-    {10 / noise, none, R + 1 / range :.2f} without it and {10 / noise, leave-one-out / range :.2f}
-    with it, over five seeds. pass@1 ends at {none, R + 1 / pass@1 / range :.2f} and
-    {leave-one-out / pass@1 / range :.2f} (p = {none, R + 1 ~ leave-one-out / pass@1 / p :.3f}).
-    Rewards of 0 and 1 do not need it: without it their noise is less,
-    {10 / noise, none / range :.2f}, and after 30 rollouts {30 / noise, none :.1f} instead of
-    {30 / noise, leave-one-out :.1f}; pass@1 ends at {none / pass@1 / range :.2f} (p =
-    {none ~ leave-one-out / pass@1 / p :.2f}).
-    """,
-)
+SMOKE = [
+    *grid(1, after=[10], rollouts=[2]),
+    *grid(1, baseline=["none"], steps=[2]),
+]

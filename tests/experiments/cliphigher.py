@@ -2,12 +2,10 @@
 
 import torch
 from bench import train
-from harness import PARTLY, Experiment, Panel, grid
+from harness import grid
 from llm_parts import load, mean, warm_start
 
 import dapo_llm
-
-CLIPS = [0.2, 0.28, 0.5]
 
 
 @torch.no_grad()
@@ -44,31 +42,4 @@ def run(clip_high, seed, minibatches=4, passes=1, steps=24, warm=1000):
     }
 
 
-STEPS, ROLLOUTS = list(range(17)), "rollouts of 16 passes"
-STYLE = {f"ε_high {c}": ({"passes": 16, "clip_high": c}, "worked out") for c in CLIPS}
-ENTROPY = {f"ε_high {c}": ({"passes": 16, "clip_high": c}, "entropy") for c in CLIPS}
-EXPERIMENT = Experiment(
-    claim="A symmetric clip lets likely tokens grow but not rare ones: ε_high > ε_low.",
-    verdict=PARTLY,
-    run=run,
-    jobs=[
-        *grid(5, clip_high=CLIPS, minibatches=[16]),
-        *grid(5, clip_high=CLIPS, passes=[16], steps=[16]),
-    ],
-    smoke=grid(1, clip_high=[0.28], passes=[2], steps=[2], warm=[2]),
-    panels=[
-        Panel("The rare habit grows a little faster", STYLE, (ROLLOUTS, "share"), x=STEPS),
-        Panel("A wider clip keeps no more entropy", ENTROPY, (ROLLOUTS, "entropy, nats")),
-    ],
-    finding="""
-    A rare habit grows faster. After 5 rollouts of 16 passes
-    {0.2, 16, 16 / rare style after 5 / range :.2f} of the answers are worked out with an ε_high of
-    0.2, {0.28, 16, 16 / rare style after 5 / range :.2f} with DAPO's 0.28 (five seeds each, p =
-    {0.2, 16, 16 ~ 0.28, 16, 16 / rare style after 5 / p :.2f}). With one pass of 16 minibatches it
-    is {0.2, 16 / rare style after 5 / range :.3f} and {0.28, 16 / rare style after 5 / range :.3f}
-    (p = {0.2, 16 ~ 0.28, 16 / rare style after 5 / p :.3f}). That is less than one rollout gained.
-    And of entropy, for whose sake DAPO widens the clip, no more is seen to be kept:
-    {0.2, 16, 16 / entropy at the end :.3f} nats with 0.2, {0.28, 16, 16 / entropy at the end :.3f}
-    with 0.28 (p = {0.2, 16, 16 ~ 0.28, 16, 16 / entropy at the end / p :.2f}).
-    """,
-)
+SMOKE = grid(1, clip_high=[0.28], passes=[2], steps=[2], warm=[2])

@@ -6,7 +6,7 @@ from unittest.mock import patch
 import ppo_llm
 import torch
 from bench import train
-from harness import UNDECIDED, Experiment, Panel, grid
+from harness import grid
 from llm_parts import mean, rollouts_to
 
 METHODS = {  # λ = 1; "no groups" asks 256 questions once, not 32 eight times
@@ -47,27 +47,4 @@ def run(method, seed, steps=40):
     }
 
 
-TIMES = {label: ({"method": method}, "rollouts to 0.9") for label, method in METHODS.items()}
-EXPERIMENT = Experiment(
-    claim="Where the only reward comes at the end, a critic is not worth its memory.",
-    verdict=UNDECIDED,
-    run=run,
-    jobs=grid(5, method=list(METHODS.values())),
-    smoke=grid(1, method=list(METHODS.values()), steps=[2]),
-    panels=[
-        Panel("Too easy to tell", TIMES, ("rollouts to 90 % right answers", ""), dots=True),
-    ],
-    finding="""
-    Answers of seven tokens cannot tell. PPO is 90 % right after
-    {PPO 1 / rollouts to 0.9 / range :.0f} rollouts with a critic, after
-    {PPO 1, no critic / rollouts to 0.9 / range :.0f} with the batch's mean instead (five seeds,
-    p = {PPO 1 ~ PPO 1, no critic / rollouts to 0.9 / p :.2f}), and with no critic and no groups,
-    256 questions once each, already after
-    {PPO 1, no critic, no groups / rollouts to 0.9 / range :.0f} (p =
-    {PPO 1 ~ PPO 1, no critic, no groups / rollouts to 0.9 / p :.3f}). The critic explains
-    {PPO 1 / explained at half right :.0%} of the returns' variance when half are right,
-    {PPO 1 / explained at the end :.0%} at the end. Its training state is {PPO 1 / megabytes :.1f}
-    MB instead of {PPO 1, no critic / megabytes :.1f}. For long answers the literature contests the
-    claim (VinePPO, arXiv:2410.01679).
-    """,
-)
+SMOKE = grid(1, method=list(METHODS.values()), steps=[2])

@@ -3,7 +3,7 @@
 import math
 
 from bench import CPU, evaluate, train
-from harness import PARTLY, Experiment, Panel, grid
+from harness import grid
 from llm_parts import mean
 
 import dapo_llm
@@ -42,29 +42,4 @@ def run(method, seed, steps=60, prompts=16):
     }
 
 
-SIGNAL = {when: ({"method": "DAPO"}, f"signal {when}") for when in ("at first", "at last")}
-ENDS = {method: ({"method": method}, "pass@1") for method in METHODS}
-COSTS = {method: ({"method": method}, "completions to .9") for method in METHODS}
-EXPERIMENT = Experiment(
-    claim="Dynamic sampling: where every group has a signal, a step teaches more.",
-    verdict=PARTLY,
-    run=run,
-    jobs=grid(5, method=list(METHODS)),
-    smoke=grid(1, method=list(METHODS), steps=[2], prompts=[4]),
-    panels=[
-        Panel("Groups with a signal get rare", SIGNAL, ("share of those drawn", ""), dots=True),
-        Panel("By step DAPO ends higher", ENDS, ("pass@1 after 60 rollouts", ""), dots=True),
-        Panel("But it needs more samples", COSTS, ("completions to pass@1 0.9", ""), dots=True),
-    ],
-    finding="""
-    Per step yes, per sample no. Of the groups drawn {DAPO / signal at first :.0%} have a signal at
-    first, {DAPO / signal at last :.0%} at last. After 60 steps (five seeds) pass@1 is
-    {DAPO / pass@1 / range :.3f} for DAPO, {DAPO, one draw / pass@1 / range :.3f} for one draw (p =
-    {DAPO ~ DAPO, one draw / pass@1 / p :.3f}). But DAPO draws {DAPO / completions :,.0f}
-    completions, not {GRPO / completions :,.0f}, and takes
-    {DAPO / completions to .9 / range :,.0f} to reach 0.9, one draw only
-    {DAPO, one draw / completions to .9 / range :,.0f} (p = {DAPO ~
-    DAPO, one draw / completions to .9 / p :.3f}). GRPO ends at {GRPO / pass@1 / range :.3f}; it was
-    not tried with as many samples.
-    """,
-)
+SMOKE = grid(1, method=list(METHODS), steps=[2], prompts=[4])

@@ -4,7 +4,7 @@ from unittest.mock import patch
 
 import torch
 from bench import train
-from harness import SHOWN, Experiment, Panel, grid
+from harness import grid
 from llm_parts import load, mean, warm_start
 
 import grpo_llm
@@ -50,33 +50,4 @@ def run(method, beta, seed, steps=40, every=5, warm=1000):
     return points[-1] | curves | {"best true": max(curves["true by then"])}
 
 
-STEPS, CURVES = list(range(0, 41, 5)), {}
-for beta in (0.0, 0.3):
-    CURVES[f"reward, β {beta:g}"] = ({"method": "GRPO", "beta": beta}, "proxy by then")
-    CURVES[f"right, β {beta:g}"] = ({"method": "GRPO", "beta": beta}, "true by then")
-ENDS = {
-    "GRPO, in the loss": ({"method": "GRPO"}, "true"),
-    "RLOO, in the reward": ({"method": "RLOO, 4 steps"}, "true"),
-}
-EXPERIMENT = Experiment(
-    claim="A policy finds the hole in its reward; KL to the reference keeps it from there.",
-    verdict=SHOWN,
-    run=run,
-    jobs=grid(5, method=list(METHODS), beta=[0.0, 0.1, 0.3, 1.0]),
-    smoke=grid(1, method=list(METHODS), beta=[0.0, 0.3], steps=[1], every=[1], warm=[2]),
-    panels=[
-        Panel("Without KL (β 0) right answers fall", CURVES, ("rollouts", "mean"), x=STEPS),
-        Panel("Right answers at the end", ENDS, ("β, weight of the KL", "share"), x="beta"),
-    ],
-    finding="""
-    Each comma pays 0.2. Without KL, GRPO's reward climbs to {GRPO, 0.0 / proxy :.2f}, while the
-    share of right answers, at best {GRPO, 0.0 / best true / range :.2f}, falls to
-    {GRPO, 0.0 / true / range :.2f}, over five seeds. RLOO's falls to
-    {RLOO, 4 steps, 0.0 / true / range :.2f}. With β 0.3 they end at {GRPO, 0.3 / true / range :.2f}
-    (p = {GRPO, 0.0 ~ GRPO, 0.3 / true / p :.3f}) and {RLOO, 4 steps, 0.3 / true / range :.2f} (p =
-    {RLOO, 4 steps, 0.0 ~ RLOO, 4 steps, 0.3 / true / p :.3f}). β 1 keeps the policy from learning,
-    too: {GRPO, 1.0 / true :.2f} and {RLOO, 4 steps, 1.0 / true :.2f}. Without KL, but stopped at
-    its best, GRPO does as well as with β 0.3, RLOO does not:
-    {RLOO, 4 steps, 0.0 / best true / range :.2f}. This is one reward, made for it.
-    """,
-)
+SMOKE = grid(1, method=list(METHODS), beta=[0.0, 0.3], steps=[1], every=[1], warm=[2])

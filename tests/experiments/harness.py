@@ -1,208 +1,261 @@
-"""Every claim tried: settings → runs → a picture, a table and a finding. One file per experiment.
+"""Every claim tested: runs → the verdict of a test declared before them → a section of the page.
 
-    python tests/experiments/harness.py                  # all of them: two hours of one core
-    python tests/experiments/harness.py clip --smoke     # one, at toy size; writes nothing
-    python tests/experiments/harness.py --pages          # page and pictures of what was measured
+    python tests/experiments/harness.py               # says what is left to run, and how long
+    python tests/experiments/harness.py clip step     # runs these; `all` runs everything
+    python tests/experiments/harness.py clip --smoke  # one run of each kind at toy size, not kept
+    python tests/experiments/harness.py --page        # only writes the page and the pictures
 
-A run is kept in ~/.cache/policy-gradients-experiments under its settings and the text of all that
-makes it: its experiment, down to EXPERIMENT, and the files of this repository that this imports.
-From results/NAME.json come the pictures, for which matplotlib is needed, and EXPERIMENTS.md.
+A finished run is kept at once, in results/NAME.json, so stop at any time and start again.
+
+An experiment is a file. Above its line "# The page" it declares the design: run(**settings), which
+returns numbers and lists of numbers by name, JOBS and SMOKE (lists of settings), SECONDS (of CPU
+time, a run), CLAIM and PRIMARIES: at most two tests, each a list of contrasts. Below that line is
+what the page says: LESSON, a verdict and the sentence for it, PANELS, words(runs) and NOT_TRIED.
+
+A checksum of the design and of the scripts it imports is kept with each run, without comments and
+docstrings. If that code changes, the runs no longer count, and the page is not written: run them
+again, or name the experiments with --accept "REASON" if the change cannot matter.
 """
 
+import ast
 import importlib
+import io
 import json
 import multiprocessing
 import os
 import re
 import sys
 import textwrap
+import time
+import tokenize
 import zlib
-from collections.abc import Callable
-from itertools import combinations, cycle
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 import tyro
+from tqdm import tqdm
 from tyro.conf import Positional
 
 HERE = Path(__file__).parent
-RESULTS, TEMPLATE = HERE / "results", (HERE / "page.md").read_text()
-FOLDERS = [HERE, HERE.parents[1], HERE.parent / "benchmarks", HERE.parent / "examples"]
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-CACHE = CACHE / "policy-gradients-experiments"
-sys.path[:0] = map(str, FOLDERS)
+ROOT = HERE.parents[1]
+RESULTS, TEMPLATE, EARLIER = HERE / "results", HERE / "page.md", HERE / "earlier.md"
+for folder in (HERE, ROOT, HERE.parent / "benchmarks", HERE.parent / "examples"):
+    sys.path.insert(0, str(folder))
 
-from bench import footer, spread, table  # noqa: E402
+import verdicts  # noqa: E402
+from bench import footer, revision, table  # noqa: E402
 
-NAMES = re.findall(r"^{(?!index)(\w+)}$", TEMPLATE, re.M)  # in the page's order
-SHOWN, PARTLY = "shown", "partly"
-NOT_SHOWN, UNDECIDED = "not at this size", "undecided at this size"
-
-
-class Panel(NamedTuple):
-    """A part of a picture: medians over the runs with these settings, in bands of all of them."""
-
-    title: str
-    lines: dict[str, tuple[dict, str]]  # label: settings, column
-    axes: tuple[str, str]  # what is along x, and along y
-    x: str | list | None = None  # a setting; or x of each point of a list; None: 1, 2, …
-    xscale: str = "linear"  # or "log"
-    dots: bool = False  # no lines: a row for each label, and in it a dot for each run
-    smooth: int = 1  # points of a list over which a mean is taken
-
-
-class Experiment(NamedTuple):
-    """A claim and what tries it: run(**settings) returns numbers, and lists of numbers, by name."""
-
-    claim: str
-    verdict: str
-    run: Callable[..., dict]
-    jobs: list[dict]
-    smoke: list[dict]
-    panels: list[Panel]
-    finding: str
+NAMES = re.findall(r"^{(?!index)(\w+)}$", TEMPLATE.read_text(), re.M)  # in the page's order
+DECLARED = [name for name in NAMES if "\nPRIMARIES = " in (HERE / f"{name}.py").read_text()]
 
 
 def grid(seeds, **choices):
-    """[{…, "seed": …}]: all combinations of the choices, each a list, for seeds 1, 2, …"""
-    jobs = [{}]
+    """[{"seed": …, …}, …]: all combinations of the choices, each a list, for seeds 1, 2, …"""
+    jobs = [{"seed": seed} for seed in range(1, seeds + 1)]
     for name, values in choices.items():
         jobs = [job | {name: value} for job in jobs for value in values]
-    return [job | {"seed": seed} for job in jobs for seed in range(1, seeds + 1)]
+    return jobs
+
+
+def arms(column, setting, values, **others):
+    """{value: arm} for each value of a setting. An arm is the settings of its runs, and the column
+    in which each has its outcome."""
+    return {str(value): (others | {setting: value}, column) for value in values}
 
 
 def load(name):
-    return importlib.import_module(name).EXPERIMENT
+    return importlib.import_module(name)
 
 
-def texts(path, found):
-    """Enter into found the text of a file, and of all files here that it imports, and so on."""
-    found[path.name] = path.read_text().partition("\nEXPERIMENT = ")[0]
-    for module in re.findall(r"^ *(?:import|from) (\w+)", found[path.name], re.M):
-        for folder in FOLDERS:
-            file = folder / f"{module}.py"
-            if file.exists() and file.name not in [*found, "harness.py"]:
-                texts(file, found)
-    return found
+# ------------------------------------------------------------------------------------------- Runs
+def code(name):
+    """The checksum of an experiment's design and of the files here that it imports."""
+    texts = [(HERE / f"{name}.py").read_text().partition("\n# The page")[0]]
+    for module in re.findall(r"^(?:import|from) (\w+)", texts[0], re.M):
+        for path in (ROOT / f"{module}.py", HERE / f"{module}.py"):
+            if path.exists() and module not in ("harness", "verdicts"):
+                texts.append(path.read_text())
+    return f"{zlib.crc32(''.join(map(without_comments, texts)).encode()):08x}"
 
 
-def work(name, settings):
-    """One run, in a worker process, into its file, unless it is there."""
-    key = json.dumps([settings, texts(HERE / f"{name}.py", {})])
-    path = CACHE / f"{name}-{zlib.crc32(key.encode()):08x}.json"
-    if not path.exists():
-        unfinished = path.with_suffix(f".{os.getpid()}")
-        unfinished.write_text(json.dumps(load(name).run(**settings)))
-        unfinished.rename(path)
-    text = path.read_text()
-    return settings, json.loads(text, parse_float=lambda digits: float(f"{float(digits):.4g}"))
+def without_comments(text):
+    """Python code without its comments, docstrings and empty lines."""
+    lines = text.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    for node in ast.walk(ast.parse(text)):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        if documented and ast.get_docstring(node):
+            first, last = node.body[0].lineno, node.body[0].end_lineno
+            lines[first - 1 : last] = [""] * (last - first + 1)
+    return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
-def measure(name):
-    """All runs of an experiment, and where they were made, into results/."""
-    CACHE.mkdir(parents=True, exist_ok=True)
-    jobs = [(name, job) for job in load(name).jobs]
-    with multiprocessing.get_context("spawn").Pool(maxtasksperchild=8) as pool:
-        runs = pool.starmap(work, jobs, chunksize=1)
-    text = json.dumps({"where": footer("transformers"), "runs": runs})
-    (RESULTS / f"{name}.json").write_text(text + "\n")
+def read(name):
+    """results/NAME.json: {"accepted": …, "runs": {settings as JSON: run}}."""
+    path = RESULTS / f"{name}.json"
+    kept = json.loads(path.read_text()) if path.exists() else {"accepted": {}, "runs": []}
+    return kept | {"runs": {json.dumps(run["settings"]): run for run in kept["runs"]}}
 
 
-def measured(name):
-    return json.loads((RESULTS / f"{name}.json").read_text())
+def write(name, kept):
+    lines = ",\n".join(map(json.dumps, kept["runs"].values()))
+    unfinished = RESULTS / f"{name}.tmp"
+    unfinished.write_text(
+        f'{{"accepted": {json.dumps(kept["accepted"])}, "runs": [\n{lines}\n]}}\n'
+    )
+    unfinished.rename(RESULTS / f"{name}.json")
+
+
+def is_current(name, kept):
+    """Whether the runs were made by the code as it is now, or by code that was accepted as such."""
+    codes = {run["code"] for run in kept["runs"].values()}
+    return codes <= {code(name)} or kept["accepted"].get("code") == code(name)
+
+
+def left(name):
+    """The runs that count, as in results/NAME.json, and the jobs without one."""
+    kept = read(name)
+    if not is_current(name, kept):
+        kept = {"accepted": {}, "runs": {}}
+    return kept, [job for job in load(name).JOBS if json.dumps(job) not in kept["runs"]]
+
+
+def rounded(value):
+    return [rounded(each) for each in value] if isinstance(value, list) else float(f"{value:.5g}")
+
+
+def work(job):
+    """One run, in a worker process."""
+    name, settings = job
+    start = time.process_time()
+    result = load(name).run(**settings)
+    seconds = rounded(time.process_time() - start)
+    result = {column: rounded(value) for column, value in result.items()}
+    return name, {"settings": settings, "code": code(name), "seconds": seconds, "result": result}
+
+
+def measure(names):
+    """Make the runs that are left, on both cores."""
+    machine, now = footer().rpartition(", revision ")[::2]  # before any file is written
+    kept, jobs = {}, []
+    for name in names:
+        kept[name], missing = left(name)
+        jobs += [(name, job) for job in missing]
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        bar = tqdm(pool.imap_unordered(work, jobs), total=len(jobs), unit="run")
+        for name, run in bar:
+            bar.set_description(name)
+            kept[name]["runs"][json.dumps(run["settings"])] = run | {"on": machine, "revision": now}
+            write(name, kept[name])
+
+
+def plan(names):
+    """Say what is left to run, and how long it takes."""
+    total = 0
+    for name in names:
+        number = len(left(name)[1])
+        minutes = number * load(name).SECONDS / 60
+        total += minutes
+        print(f"{name}: {number} of {len(load(name).JOBS)} runs left, {minutes:.0f} minutes")
+    print(f"in all {total:.0f} minutes on one core, {total / 2:.0f} on two")
+    print("to run them: python tests/experiments/harness.py all")
+
+
+def accept_runs(names, reason):
+    """Let the runs of these experiments count as runs of the code as it is now."""
+    for name in names:
+        kept = read(name)
+        kept["accepted"] = {"code": code(name), "revision": revision(), "reason": reason}
+        write(name, kept)
 
 
 def try_out(name):
-    """Runs at toy size: they must give every number that the page and the picture take."""
-    chosen = load(name)
-    given = {column for job in chosen.smoke for column in chosen.run(**job)}
-    taken = {column for panel in chosen.panels for _, column in panel.lines.values()}
-    fields = FIELD.findall(" ".join(chosen.finding.split()))
-    taken |= {column for other, _, column, *_ in fields if not other}
-    if taken - given:
-        sys.exit(f"{name}: no run gives {', '.join(taken - given)}")
-    print(f"{name}: {', '.join(sorted(given))}", flush=True)
+    """Make runs at toy size. If the experiment declares a test, the test, the pictures and the
+    words must find their numbers in them."""
+    module = load(name)
+    rows = [(job, module.run(**job)) for job in module.SMOKE]
+    if name in DECLARED:
+        runs = Runs([(job | {"seed": seed}, result) for job, result in rows for seed in (1, 2)])
+        verdicts.judge({name: module.PRIMARIES}, {name: runs.rows})
+        module.words(runs)
+        for panel in module.PANELS:
+            assert all(runs.find(*arm) for arm in panel.lines.values()), panel
+    print(f"{name}: {', '.join(sorted({column for _, result in rows for column in result}))}")
 
 
-def summary(runs):
-    """{row: {column: its numbers, one for each seed}}; a row is its settings without the seed."""
-    rows = {}
-    for settings, result in runs:
-        row = tuple(pair for pair in settings.items() if pair[0] != "seed")
-        for column, value in result.items():
-            if not isinstance(value, list | None):
-                rows.setdefault(row, {}).setdefault(column, []).append(value)
-    return rows
+# --------------------------------------------------------------------------------------- Pictures
+class Runs:
+    """The runs of an experiment, [(settings, result), …], and what sentences need of them."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def find(self, wanted, column):
+        chosen = [result for settings, result in self.rows if wanted.items() <= settings.items()]
+        return [result[column] for result in chosen if column in result]
+
+    def mean(self, column, spec, /, **wanted):
+        """ "12.1 [11.8, 12.5]": the mean of the runs with these settings, its 95 % interval."""
+        return mean_text(self.find(wanted, column), spec)
 
 
-def p_value(one, other):
-    """Exact permutation test, two-sided: of all ways to deal these numbers into two such groups,
-    the share in which the groups' means are as far apart as they are, or farther."""
-    numbers = np.array([*one, *other], float)
-    groups = list(combinations(range(len(numbers)), len(one)))  # the first is `one` itself
-    distances = abs(numbers[groups].sum(1) - numbers.mean() * len(one))
-    return (distances >= distances[0] * (1 - 1e-9)).mean()
+def minus(text):
+    return text.replace("-", "−").replace("%", " %")
 
 
-MEASURES = {"low": min, "high": max, "p": p_value, None: median}
-FIELD = re.compile(r"\{(?:(\w+): )?([^{}]*?) ?/ ([^{}]+?)(?: / (low|high|range|p))? :([^{}]*)\}")
+def mean_text(values, spec):
+    values = np.array(values, float)
+    if np.ptp(values) == 0:
+        return minus(format(values[0], spec))
+    low, high = verdicts.interval([(values, 0 * values)], paired=True)
+    return minus(f"{values.mean():{spec}} [{low:{spec}}, {high:{spec}}]")
 
 
-def fill(finding, name, rows):
-    """The sentences with their numbers; rows: {(experiment, row): {column: numbers}}.
-    {clip, 4 / return :.0f} is a median; / low, / high or / range may follow. {clip, 4 ~ no clip, 4
-    / return / p :.2f} is a p-value, and {step: ppo, 0.003 / return :.0f} another experiment's.
-    """
+class Panel(NamedTuple):
+    """A part of a picture: a dot or a thin line for each seed, and their mean."""
 
-    def number(match):
-        other, places, column, end, form = match.groups()
-        numbers = [rows[other or name, row][column] for row in places.split(" ~ ")]
-        text = spread(*numbers, form) if end == "range" else format(MEASURES[end](*numbers), form)
-        return text.replace("%", " %").replace("-", "−")
-
-    return FIELD.sub(number, " ".join(finding.split()))
+    title: str
+    lines: dict[str, tuple[dict, str]]  # label: arm
+    axes: tuple[str, str]  # what is along x, and along y
+    x: str | list | None = None  # a setting; or x of each point of a list; None: a row of dots each
 
 
 PALETTE = ["#D55E00", "#0072B2", "#E69F00", "#009E73", "#56B4E9", "#CC79A7"]  # Okabe and Ito's
 STYLE = {"axes.grid": True, "grid.alpha": 0.25, "legend.labelcolor": "linecolor"}
 
 
-def points(panel, runs, column):
-    """x of a line's points, and for each point the numbers of these runs."""
-    if isinstance(panel.x, str):
-        found = {}
-        for settings, result in runs:
-            found.setdefault(f"{settings[panel.x]:g}", []).append(result[column])
-        return list(found), list(found.values())
-    values = np.transpose([result[column] for _, result in runs])
-    ends = range(1, len(values) + 1)
-    return panel.x or ends, [values[max(0, end - panel.smooth) : end].mean(0) for end in ends]
+def draw_line(axes, x, arm, runs, **style):
+    """The mean of an arm over a setting, or over the points of lists; each run beside it."""
+    wanted, column = arm
+    if isinstance(x, list):
+        found = list(zip(*runs.find(wanted, column), strict=True))  # for each point, all runs
+        axes.plot(x, found, alpha=0.25, linewidth=0.5, color=style["color"])
+    else:
+        setting = x
+        x = sorted({settings[setting] for settings, _ in runs.rows if setting in settings})
+        found = [runs.find(wanted | {setting: value}, column) for value in x]
+        axes.plot(x, found, ".", alpha=0.35, markersize=4, color=style["color"])
+    axes.plot(x, [np.mean(values) for values in found], **style)
 
 
 def draw_panel(axes, panel, runs, colors):
     xlabel, ylabel = panel.axes
-    axes.set(title=panel.title, xlabel=xlabel, ylabel=ylabel, xscale=panel.xscale)
-    for row, (label, (wanted, column)) in enumerate(panel.lines.items()):
-        chosen = [run for run in runs if wanted.items() <= run[0].items()]
-        color = colors[label]
-        if panel.dots:
-            values = [result[column] for _, result in chosen]
-            beside = row + (np.arange(len(values)) - (len(values) - 1) / 2) * 0.15
-            axes.plot(values, beside, "o", color=color, alpha=0.5)
-            axes.plot(median(values), row, "|", color=color, markersize=72 / len(panel.lines))
-        else:
-            x, y = points(panel, chosen, column)
-            marker = "." if isinstance(panel.x, str) else ""
-            axes.plot(x, list(map(median, y)), color=color, label=label, marker=marker)
-            axes.fill_between(x, list(map(min, y)), list(map(max, y)), color=color, alpha=0.15)
-    if panel.dots:
+    axes.set(title=panel.title, xlabel=xlabel, ylabel=ylabel)
+    for row, (label, arm) in enumerate(panel.lines.items()):
+        if panel.x is not None:
+            draw_line(axes, panel.x, arm, runs, color=colors[label], label=label)
+            continue
+        values = runs.find(*arm)
+        axes.plot(values, row + np.linspace(-0.2, 0.2, len(values)), ".", color=colors[label])
+        axes.plot(np.mean(values), row, "|", color=colors[label], markersize=24)
+    if panel.x is None:
         axes.set_yticks(range(len(panel.lines)), list(panel.lines))
         axes.set_ylim(len(panel.lines) - 0.5, -0.5)
-        return
-    axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
-    if len(panel.lines) > 1:
+    elif len(panel.lines) > 1:
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
 
 
@@ -212,7 +265,7 @@ def draw(panels, runs, path):
     from matplotlib.figure import Figure
 
     labels = dict.fromkeys(label for panel in panels for label in panel.lines)
-    colors = dict(zip(labels, cycle(PALETTE), strict=False))
+    colors = {label: PALETTE[i % len(PALETTE)] for i, label in enumerate(labels)}
     with rc_context(STYLE):
         figure = Figure(figsize=(5.6, 2.4 * len(panels)))
         for number, panel in enumerate(panels, 1):
@@ -221,55 +274,150 @@ def draw(panels, runs, path):
         figure.savefig(path, dpi=150)
 
 
-def section(name, rows):
-    """Claim, picture, verdict and finding, and below them all numbers, folded away."""
-    chosen = load(name)
-    own = summary(measured(name)["runs"])
-    columns = list(dict.fromkeys(column for numbers in own.values() for column in numbers))
-    cells = []
-    for row, numbers in own.items():
-        label = ", ".join(f"{setting} {value}" for setting, value in row)
-        of = [spread(numbers[each], ".4g") if each in numbers else "–" for each in columns]
-        cells.append([label, max(map(len, numbers.values())), *of])
-    said = f"**{chosen.verdict.capitalize()}.** {fill(chosen.finding, name, rows)}"
+# --------------------------------------------------------------------------------------- The page
+def measured():
+    """{experiment: its Runs, in the order of its jobs}, of those that are complete."""
+    found = {}
+    for name in DECLARED:
+        if not is_current(name, read(name)):
+            wrong = f"{name}: its runs were made by other code than there is now; run it again, or"
+            sys.exit(f'{wrong} if the change cannot matter: {name} --accept "REASON"')
+        kept, missing = left(name)
+        if not missing:
+            runs = [kept["runs"][json.dumps(job)] for job in load(name).JOBS]
+            found[name] = Runs([(run["settings"], run["result"]) for run in runs])
+    return found
+
+
+def primary_table(findings):
+    header = ["more − less", "difference [95 % interval]", "worth naming from", "P(more > less)"]
+    lines = []
+    for found in findings:
+        numbers = (found.difference, *found.interval, found.contrast.smallest)
+        difference, low, high, smallest = (minus(f"{number:.3g}") for number in numbers)
+        p = "< 0.0001" if found.p < 1e-4 else f"{found.p:.2g}"
+        needed = f"; {found.needed:,} runs would do" if found.verdict == verdicts.UNDECIDED else ""
+        cells = [found.contrast.name, f"{difference} [{low}, {high}]", smallest]
+        lines.append([*cells, f"{found.superiority:.2f}", found.n, p, found.verdict + needed])
+    return table([*header, "runs of an arm", "p, adjusted", "verdict"], lines)
+
+
+def all_numbers(runs):
+    """Means over the seeds, a row for each arm."""
+    numbers = {}
+    for settings, result in runs.rows:
+        label = ", ".join(f"{key} {value}" for key, value in settings.items() if key != "seed")
+        for column, value in result.items():
+            if not isinstance(value, list):
+                numbers.setdefault(label, {}).setdefault(column, []).append(value)
+    columns = list(dict.fromkeys(column for row in numbers.values() for column in row))
+    lines = []
+    for label, row in numbers.items():
+        cells = [mean_text(row[each], ".4g") if each in row else "–" for each in columns]
+        lines.append([label, max(map(len, row.values())), *cells])
+    return table(["", "seeds", *columns], lines)
+
+
+def origin(name):
+    """The line below a section: when, where and by which code its runs were made."""
+    kept = read(name)
+    runs, accepted = list(kept["runs"].values()), kept["accepted"]
+    made = {key: ", ".join(sorted({run[key] for run in runs})) for key in ("revision", "code")}
+    minutes = sum(run["seconds"] for run in runs) / 60
+    text = f"{minutes:.0f} minutes of one core; {runs[-1]['on']}; "
+    text += f"revision {made['revision']}, code {made['code']}"
+    if accepted:
+        text += f". The code was changed since, up to {accepted['revision']}, and the runs were not"
+        text += f" made again: {accepted['reason']}"
+    return text
+
+
+def wrap(text):
+    return textwrap.fill(" ".join(text.split()), 140, break_on_hyphens=False) + "\n"
+
+
+def section(name, runs, findings, verdict):
+    """Lesson, claim, verdict, picture, the numbers that carry it, what was not tried."""
+    module = load(name)
+    written_for, lesson = module.LESSON
+    if verdict != written_for:
+        sys.exit(f"{name}: is {verdict}, but LESSON is a sentence for {written_for}: rewrite it")
     return [
-        f'### <a id="{name}"></a>{chosen.claim}\n',
-        f'<img src="results/{name}.png" width="560" alt="{chosen.claim}">\n',
-        textwrap.fill(said, 140, break_on_hyphens=False) + "\n",
-        "<details><summary>All numbers: median (lowest to highest)</summary>\n",
-        *table(["", "seeds", *columns], cells),
-        f"\n{measured(name)['where']}\n</details>",
+        f'### <a id="{name}"></a>{lesson}\n',
+        f"**Claim.** {module.CLAIM} **{verdict.capitalize()}.**\n",
+        f'<img src="results/{name}.png" width="560" alt="{module.CLAIM}">\n',
+        wrap(module.words(runs)),
+        *(primary_table(findings) if findings else ["No tests: nothing is random."]),
+        f"\nNot tried: {module.NOT_TRIED}\n",
+        "<details><summary>All numbers: mean [95 % interval]</summary>\n",
+        *all_numbers(runs),
+        f"\n{origin(name)}\n</details>",
     ]
 
 
-def page():
+def earlier_sections():
+    """{experiment: (claim, verdict, section)}, as they were before this procedure."""
+    form = r'(### <a id="(\w+)"></a>([^\n]+)\n.*?\*\*(.+?)\.\*\*.*?)\s*(?=\n### |\Z)'
+    found = re.findall(form, EARLIER.read_text(), re.S)
+    return {name: (claim, verdict.lower(), text) for text, name, claim, verdict in found}
+
+
+def page_text():
     """EXPERIMENTS.md: page.md, in which each name becomes the section of its experiment."""
-    rows, text, index = {}, TEMPLATE, []
+    runs, sections = measured(), earlier_sections()
+    judged = verdicts.judge(
+        {name: load(name).PRIMARIES for name in DECLARED},
+        {name: each.rows for name, each in runs.items()},
+    )
+    for name in DECLARED:
+        claim = load(name).CLAIM
+        if name in runs:
+            findings = judged[name]
+            verdict = verdicts.combine([found.verdict for found in findings])
+            text = "\n".join(section(name, runs[name], findings, verdict))
+            sections[name] = (claim, verdict, text)
+        elif name not in sections:
+            text = f'### <a id="{name}"></a>{claim}\n\nDeclared, and not run yet.'
+            sections[name] = (claim, "not run yet", text)
+    text = TEMPLATE.read_text()
+    index = []
     for name in NAMES:
-        own = summary(measured(name)["runs"])
-        shared = set.intersection(*map(set, own))
-        for row, numbers in own.items():
-            differing = [str(pair[1]) for pair in row if pair not in shared]
-            rows[name, ", ".join(differing)] = numbers
-    for name in NAMES:
-        text = text.replace(f"{{{name}}}", "\n".join(section(name, rows)))
-        claim = load(name).claim.replace("|", "\\|")
-        index.append([f"[{claim}](#{name})", load(name).verdict])
+        claim, verdict, lines = sections[name]
+        text = text.replace(f"{{{name}}}", lines)
+        index.append([f"[{claim}](#{name})".replace("|", "\\|"), verdict])
     return text.replace("{index}", "\n".join(table(["claim", "verdict"], index)))
 
 
-def main(names: Positional[tuple[str, ...]] = (), smoke: bool = False, pages: bool = False):
-    """Run the experiments of these names, or all; then write EXPERIMENTS.md."""
+def write_page():
+    for name, runs in measured().items():
+        draw(load(name).PANELS, runs, RESULTS / f"{name}.png")
+    (HERE / "EXPERIMENTS.md").write_text(page_text())
+
+
+def main(
+    names: Positional[tuple[str, ...]] = (),  # experiments, or all
+    smoke: bool = False,  # run at toy size, and keep nothing
+    page: bool = False,  # run nothing: write the page and the pictures
+    accept: str = "",  # the reason why runs still count although the code has changed
+):
+    """Run experiments and write their page; without names, say what is left to run."""
+    known = NAMES if smoke else DECLARED
+    chosen = known if names in ((), ("all",)) else names
+    if set(chosen) - set(known):
+        print(f"error: {' '.join(names)}: the experiments are {', '.join(known)}", file=sys.stderr)
+        sys.exit(2)
     os.environ["OMP_NUM_THREADS"] = "1"  # in the workers: one run on each core
-    for name in names or NAMES:
-        if smoke:
+    if smoke:
+        for name in chosen:
             try_out(name)
-        elif not pages:
-            measure(name)
-        if not smoke:
-            draw(load(name).panels, measured(name)["runs"], RESULTS / f"{name}.png")
-    if not smoke:
-        (HERE / "EXPERIMENTS.md").write_text(page())
+    elif accept:
+        accept_runs(chosen, accept)
+    elif names:
+        measure(chosen)
+    elif not page:
+        plan(chosen)
+    if page or names and not smoke:
+        write_page()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from itertools import islice
 
 import torch
 from bench import train
-from harness import PARTLY, Experiment, Panel, grid
+from harness import grid
 from llm_parts import gradients, load, mean, warm_start
 
 import grpo_llm
@@ -73,34 +73,7 @@ def run(seed, method=None, after=None, std=True, steps=40, warm=400, number=256)
     return by_difficulty(after, std, seed, number)
 
 
-WRONG = {"at the start": ({"method": "GRPO"}, "wrong at the start")}
-WRONG |= {name: ({"method": name}, "wrong, second half") for name in FLAGS}
-STD = {"with 1/std": True, "without": False}
-NORMS = {label: ({"after": 8, "std": std}, EXTREME) for label, std in STD.items()}
-EXPERIMENT = Experiment(
-    claim="1/|o_i| makes a long wrong answer cheap, so these grow; 1/std R favours questions that "
-    "are nearly always or never solved.",
-    verdict=PARTLY,
-    run=run,
-    jobs=[*grid(5, method=list(FLAGS)), *grid(5, after=[8, 16], std=[True, False])],
-    smoke=[
-        *grid(1, method=["Dr. GRPO"], steps=[4], warm=[50]),
-        *grid(1, after=[8], number=[16]),
-    ],
-    panels=[
-        Panel("Length of wrong answers", WRONG, ("tokens, second half of training", ""), dots=True),
-        Panel("1 or 7 of 8 right", NORMS, ("gradient / that at 3 to 5 right", ""), dots=True),
-    ],
-    finding="""
-    1/std lifts extreme questions. That 1/|o_i| halves a token's weight in an answer twice as long
-    is arithmetic; that wrong answers grow by it is not seen. After 8 rollouts a question with 1 or
-    7 right answers of 8 has {8, True / norm at 1 or 7 of 8 / at 3 to 5 / range :.2f} times the
-    gradient of one with 3 to 5, without the division
-    {8, False / norm at 1 or 7 of 8 / at 3 to 5 / range :.2f} times: it still has less. Over five
-    seeds GRPO's wrong answers go from {GRPO / wrong at the start :.1f} tokens to
-    {GRPO / wrong, second half / range :.1f}, without 1/|o_i| to
-    {GRPO, constant / wrong, second half / range :.1f} (p =
-    {GRPO ~ GRPO, constant / wrong, second half / p :.2f}), Dr. GRPO's to
-    {Dr. GRPO / wrong, second half :.1f} (p = {GRPO ~ Dr. GRPO / wrong, second half / p :.2f}).
-    """,
-)
+SMOKE = [
+    *grid(1, method=["Dr. GRPO"], steps=[4], warm=[50]),
+    *grid(1, after=[8], number=[16]),
+]

@@ -4,7 +4,7 @@ from unittest.mock import patch
 
 import torch
 from bench import train
-from harness import PARTLY, Experiment, Panel, grid
+from harness import grid
 from llm_parts import mean, warm_start
 
 import grpo_llm
@@ -56,29 +56,4 @@ def run(passes, seed, warm=1000):
     return found
 
 
-STD = {"token (GRPO)": ({}, "token, by pass"), "mean (GSPO)": ({}, "mean, by pass")}
-BEYOND = {
-    "token (GRPO)": ({}, "token beyond GRPO's bounds, by pass"),
-    "mean (GSPO)": ({}, "mean beyond GSPO's bounds, by pass"),
-}
-EXPERIMENT = Experiment(
-    claim="Token ratios are mostly noise; the mean over a completion varies far less.",
-    verdict=PARTLY,
-    run=run,
-    jobs=grid(5, passes=[16]),
-    smoke=grid(1, passes=[2], warm=[50]),
-    panels=[
-        Panel("An answer's mean varies less than a token", STD, ("passes", "std of log-ratio")),
-        Panel("But more are beyond their own bounds", BEYOND, ("passes", "share beyond")),
-    ],
-    finding="""
-    In a GRPO run the mean varies less, but not far less: after 16 passes the log-ratio's standard
-    deviation is {/ token / range :.2f} for tokens, {/ mean / range :.2f} for answers' means, over
-    five seeds. Correlation with the advantage is {/ token with A / range :.2f} for tokens and
-    {/ mean with A / range :.2f} for means. The rest need not be noise: each ratio is exact. But
-    GSPO's bounds are tighter still: {/ mean beyond GSPO's bounds :.0%} of the answers are beyond
-    them, {/ token beyond GRPO's bounds :.0%} of the tokens beyond GRPO's. GSPO [ends](#passes) at
-    {passes: GSPO, 16, 0.0004 / pass@1 / range :.2f}, like GRPO (p =
-    {passes: GSPO, 16, 0.0004 ~ GRPO, 16, 0.0004 / pass@1 / p :.2f}). One setting was tried.
-    """,
-)
+SMOKE = grid(1, passes=[2], warm=[50])

@@ -4,7 +4,7 @@ from unittest.mock import patch
 
 import torch
 from bench import train
-from harness import NOT_SHOWN, Experiment, Panel, grid
+from harness import grid
 from llm_parts import rollouts_to, warm_start
 
 import cispo_llm
@@ -43,30 +43,4 @@ def run(method, seed, guess_rate=0.999, passes=8, steps=40, warm=1000):
     return result
 
 
-HALVES = {name: ({"method": name}, HALF) for name in METHODS}
-TOKENS = {
-    "silenced": ({"method": "GRPO"}, "median old probability, silenced"),
-    "all with A > 0": ({"method": "GRPO"}, "median old probability, praised"),
-}
-EXPERIMENT = Experiment(
-    claim="The clip takes the gradient from rare tokens that move fastest; CISPO keeps it.",
-    verdict=NOT_SHOWN,
-    run=run,
-    jobs=grid(5, method=list(METHODS), guess_rate=[0.999], passes=[8]),
-    smoke=grid(1, method=list(METHODS), passes=[2], steps=[1], warm=[50]),
-    panels=[
-        Panel("GRPO's clip takes unlikely tokens", TOKENS, ("median probability", ""), dots=True),
-        Panel("Half right after … (41: never)", HALVES, ("rollouts", ""), dots=True),
-    ],
-    finding="""
-    Less likely tokens are silenced, but that this costs time is not seen. With 8 passes a rollout
-    GRPO's clip takes the gradient of {GRPO / silenced of praised / range :.1%} of the tokens of
-    answers with A > 0. Their median probability was {GRPO / median old probability, silenced :.2f},
-    that of all {GRPO / median old probability, praised :.2f}. After 99.9 % guesses CISPO is half
-    right in {CISPO / rollouts to 0.5, or 1 more than all / range :.0f} rollouts, GRPO in
-    {GRPO / rollouts to 0.5, or 1 more than all / range :.0f} (five seeds each, 41: never, p =
-    {CISPO ~ GRPO / rollouts to 0.5, or 1 more than all / p :.2f}). GRPO without a clip silences
-    nothing either, and needs {GRPO, no clip / rollouts to 0.5, or 1 more than all / range :.0f}
-    (CISPO against it: p = {CISPO ~ GRPO, no clip / rollouts to 0.5, or 1 more than all / p :.2f}).
-    """,
-)
+SMOKE = grid(1, method=list(METHODS), passes=[2], steps=[1], warm=[50])

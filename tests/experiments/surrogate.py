@@ -1,9 +1,10 @@
-"""The objectives over the ratio r, drawn from the scripts' own surrogate(); nothing is random."""
+"""The objectives over the ratio r, computed by the scripts' own surrogate(); nothing is random."""
 
 import math
 
 import torch
-from harness import SHOWN, Experiment, Panel, grid
+from harness import Panel, arms, grid
+from verdicts import FORMULA
 
 import cispo_llm
 import grpo_llm
@@ -12,8 +13,8 @@ import ppo
 import rloo_llm
 
 RATIOS = torch.linspace(0.02, 2.5, 125, dtype=torch.float64).tolist()
-MARKS = [0.5, 1.1, 2.0]  # ratios that the finding names
-WEIGHTS = {"RLOO": rloo_llm, "GRPO": grpo_llm, "GSPO": gspo_llm, "CISPO": cispo_llm}
+MARKS = [0.5, 1.1, 2.0]  # ratios that the sentences name
+WEIGHTS = {"RLOO": rloo_llm, "GSPO": gspo_llm, "CISPO": cispo_llm, "GRPO": grpo_llm}
 
 
 def objective(method, ratio, advantage):
@@ -41,26 +42,43 @@ def run(method, seed):
     return result
 
 
-PPO = {"A = 1": ({"method": "PPO"}, "A+"), "A = −1": ({"method": "PPO"}, "A-")}
-TOKENS = {method: ({"method": method}, "A+") for method in ("RLOO", "GSPO", "CISPO", "GRPO")}
-EXPERIMENT = Experiment(
-    claim="The clip takes the gradient where the ratio is as far as A wants, and only there.",
-    verdict=SHOWN,
-    run=run,
-    jobs=grid(1, method=["PPO", *WEIGHTS]),
-    smoke=grid(1, method=["PPO", *WEIGHTS]),
-    panels=[
-        Panel("PPO: nothing to gain beyond the bounds", PPO, ("ratio r", "objective"), RATIOS),
-        Panel("A > 0: GRPO is CISPO up to 1.2", TOKENS, ("ratio r", "token's weight"), RATIOS),
-    ],
-    finding="""
-    Computed from the scripts' own code, without dice. With A = 1 PPO's objective is
-    {PPO / A+ r=1.1 :.1f} at r = 1.1, and at r = 2 only {PPO / A+ r=2.0 :.1f}; with A = −1 it falls
-    on, to {PPO / A- r=2.0 :.0f}: a bad action made likelier is pushed back in full. At r = 2 and A
-    > 0 a token's gradient counts {RLOO / A+ r=2.0 :.0f} time in RLOO, {GRPO / A+ r=2.0 :.0f} times
-    in GRPO and {CISPO / A+ r=2.0 :.1f} times in CISPO, which bounds the weight alone; at r = 0.5
-    and A < 0, {CISPO / A- r=0.5 :.1f} times in CISPO. In GSPO one token of 20 hardly moves their
-    mean, but its narrow bounds silence the whole answer before r = 2. All this is of a sample's own
-    ratio: others may carry the policy on.
-    """,
+CLAIM = "The clip takes the gradient where the ratio is as far as A wants, and only there."
+JOBS = SMOKE = grid(1, method=["PPO", *WEIGHTS])
+SECONDS = 1
+PRIMARIES = []
+
+# The page
+LESSON = (
+    FORMULA,
+    "The clip removes the gradient of a sample whose ratio has gone as far as A wants, and leaves "
+    "it to a sample whose ratio has gone the other way.",
 )
+PPO = {"A = 1": ({"method": "PPO"}, "A+"), "A = −1": ({"method": "PPO"}, "A-")}
+PANELS = [
+    Panel("PPO: nothing to gain beyond the bounds", PPO, ("ratio r", "objective"), RATIOS),
+    Panel(
+        "A > 0: GRPO is CISPO up to 1.2",
+        arms("A+", "method", WEIGHTS),
+        ("ratio r", "token's weight"),
+        RATIOS,
+    ),
+]
+
+
+def words(runs):
+    def at(method, column, form=".1f"):
+        return runs.mean(column, form, method=method)
+
+    return f"""
+    Computed from the scripts' own code; nothing is random. With A = 1 PPO's objective is
+    {at("PPO", "A+ r=1.1")} at r = 1.1, and at r = 2 only {at("PPO", "A+ r=2.0")}. With A = −1 it
+    falls on, to {at("PPO", "A- r=2.0", ".0f")}: a bad action that became likelier is pushed back in
+    full. At r = 2 and A > 0 a token's gradient counts {at("RLOO", "A+ r=2.0", ".0f")} time in RLOO,
+    {at("GRPO", "A+ r=2.0", ".0f")} times in GRPO and {at("CISPO", "A+ r=2.0")} times in CISPO,
+    which bounds the weight alone; at r = 0.5 and A < 0 it counts {at("CISPO", "A- r=0.5")} times in
+    CISPO. In GSPO one token of 20 hardly moves the mean of their log-ratios, but its narrow bounds
+    silence the whole answer before r = 2. All this is about a sample's own ratio: the gradients of
+    other samples may still move it."""
+
+
+NOT_TRIED = "other bounds than the defaults of the scripts."
