@@ -51,9 +51,7 @@ def test_numbers_in_sentences_are_those_measured():
     ]
     table = (RESULTS / "classic_speed.md").read_text()
     equal = re.findall(r"^\| ours: .* ([\d.]+) \|$", table, re.M)
-    said.append(
-        f"on both sides, our scripts take {min(equal)} to {max(equal)} times as many environment steps"
-    )
+    said.append(f"take {min(equal)} to {max(equal)} times as many environment steps")
     tasks = {"tiny_1_threads": "the tiny model", "tiny_2_threads": "the tiny model"}
     tasks |= {"real": "SmolLM2 and short answers", "long": "GSM8K's questions"}
     for name, task in tasks.items():
