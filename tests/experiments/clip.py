@@ -12,8 +12,8 @@ from verdicts import SHOWN, Contrast
 import ppo
 
 FORMS = {"clip": {}, "no clip": {"clip_coef": 1e9}, "penalty": {"surrogate": "penalty"}}
-# (form, epochs): the rate with the highest mean over training on seeds 101 to 103, of 3e-4, 1e-3 and
-# 3e-3, and without a clip of 1e-4, too
+# (form, epochs): the rate with the highest mean over training on seeds 101 to 103, of 3e-4, 1e-3
+# and 3e-3, and without a clip of 1e-4, too
 BEST = {
     ("clip", 1): 1e-3,
     ("clip", 10): 3e-3,
