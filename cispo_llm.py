@@ -78,7 +78,7 @@ class Args:
     minibatches: int = 4  # optimizer steps per epoch, each on a part of the rollout's groups
     update_epochs: int = 1  # epochs: passes over each rollout, reshuffled each time
     group_size: int = 8  # completions drawn per question (G)
-    prompts_per_step: int = 32  # questions per training step, of all processes together (P)
+    prompts_per_step: int = 32  # questions per training step, over all processes (P)
     steps: int = 200  # training steps, each a rollout and updates; 0: only evaluate
     learning_rate: float | None = None  # AdamW's peak; if not given, 4e-4 for tiny, else 1e-6
     warmup_steps: int = 10  # steps in which the rate rises to its peak; then it falls towards 0

@@ -14,7 +14,7 @@ and the tokens before it.
 Only J's gradient counts; the value of J says nothing.
 
 Why. With ε = 0.2 and A_i > 0, the clip stops a token of probability 0.01 at 0.012, but one of 0.9
-only at 1, so ε_high > ε_low lets rare tokens grow more (clip-higher). A mean per completion
+can reach 1, so ε_high > ε_low lets rare tokens grow more (clip-higher). A mean per completion
 underweights the tokens of long completions, so J is a mean over all tokens (here of the minibatch,
 in the paper of a question's group). Counting every cut-off completion as wrong adds noise, so
 DAPO's penalty grows towards the length limit (overlong). All-right and all-wrong groups have no
@@ -79,7 +79,7 @@ class Args:
     minibatches: int = 4  # optimizer steps per epoch, each on a part of the rollout's groups
     update_epochs: int = 1  # epochs: passes over each rollout, reshuffled each time
     group_size: int = 8  # completions drawn per question (G)
-    prompts_per_step: int = 32  # questions per training step, of all processes together (P)
+    prompts_per_step: int = 32  # questions per training step, over all processes (P)
     steps: int = 200  # training steps, each a rollout and updates; 0: only evaluate
     learning_rate: float | None = None  # AdamW's peak; if not given, 4e-4 for tiny, else 1e-6
     warmup_steps: int = 10  # steps in which the rate rises to its peak; then it falls towards 0

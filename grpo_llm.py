@@ -19,10 +19,10 @@ epochs (--update-epochs); the default is one epoch of four steps, each on a quar
 (paper: one step, G = 64, β = 0.04). RLOO's KL penalty moves from the reward to the loss, per token.
 In a loss the plain log ratio −d would not restrain π_θ: at π_θ = π_old its gradient ∇log π_θ has
 mean 0 (see reinforce.py). k3 has the mean of −d, is never negative, and its gradient pulls π_θ back
-to π_ref. r_it must divide by the probability with which o_it was drawn (but for rounding in bf16),
-so there is no top-p and no top-k.
+to π_ref. The denominator of r_it must be the probability with which o_it was drawn (up to rounding
+in bf16), so there is no top-p and no top-k.
 
-Weakness. Subtracting mean R only scales the expected gradient, as R_i − mean R is (G − 1)/G times
+Weakness. Subtracting mean R only scales RLOO's unbiased gradient: R_i − mean R is (G − 1)/G times
 RLOO's A_i. But dividing by std R biases it: questions solved nearly always or hardly ever weigh
 more, and a tiny difference in reward counts as much as right against wrong. With 1/|o_i|, the
 longer a wrong completion, the less each token is punished. Dr. GRPO, a variant, drops std R,
@@ -86,7 +86,7 @@ class Args:
     minibatches: int = 4  # optimizer steps per epoch, each on a part of the rollout's groups
     update_epochs: int = 1  # epochs: passes over each rollout, reshuffled each time
     group_size: int = 8  # completions drawn per question (G)
-    prompts_per_step: int = 32  # questions per training step, of all processes together (P)
+    prompts_per_step: int = 32  # questions per training step, over all processes (P)
     steps: int = 200  # training steps, each a rollout and updates; 0: only evaluate
     learning_rate: float | None = None  # AdamW's peak; if not given, 4e-4 for tiny, else 1e-6
     warmup_steps: int = 10  # steps in which the rate rises to its peak; then it falls towards 0

@@ -57,7 +57,7 @@ class Args:
     surrogate: Literal["clip", "penalty"] = "clip"  # clip the ratio, or penalize the KL instead
     clip_coef: float = 0.2  # ε, the ratio is clipped to 1 ± ε
     beta: float = 1.0  # β, initial weight of the KL penalty; adapted after each rollout
-    # with clip, a KL above this ends a rollout's epochs; with penalty, the KL to aim at (or 0.01)
+    # clip: a KL above this ends a rollout's epochs; penalty: the KL to aim at, 0.01 if not given
     target_kl: float | None = None
     update_epochs: int = 4  # epochs: passes over the steps of each rollout
     num_minibatches: int = 4  # optimizer steps per epoch

@@ -7,10 +7,10 @@ rewards into advantages A_t, how much better than expected an action was. Then a
     r_t = π(a_t | s_t) / π_old(a_t | s_t)       (R_t is a reward, δ_t a TD error, δ a bound)
     A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)    (up to the episode's end)
 
-Why r_t, where actor-critic has log π? Since Σ_a π_old r A = Σ_a π A, L, a mean over π_old's
-actions, estimates how much better π would do in the same states (r_t is called an importance
-weight). At π = π_old, ∇r = ∇π / π_old = ∇log π, so g = ∇L is actor-critic's gradient there, with
-A_t in place of δ_t.
+Why r_t, where actor-critic has log π? L is a mean over π_old's actions, but as
+Σ_a π_old r A = Σ_a π A, it estimates how much better π would do in the same states (r_t is called
+an importance weight). At π = π_old, ∇r = ∇π / π_old = ∇log π, so g = ∇L is actor-critic's gradient
+there, with A_t in place of δ_t.
 
 KL(π_old ‖ π) = Σ_a π_old log(π_old / π) measures in nats how far π is from π_old in a state. At
 π = π_old the KL has its minimum, 0, and its gradient is 0. So for a short step d in θ the KL is
@@ -26,8 +26,8 @@ biased by V's mistakes; λ = 1 gives Σ_l γ^l R_{t+l} − V(s_t), REINFORCE's n
 baseline (V stands for rewards after the rollout's end). The critic's target is V(s_t) + A_t, the
 λ-return: mostly rewards, so it does not need actor_critic.py's Pop-Art. TRPO has no entropy bonus.
 
-Why: a learning rate bounds a step in the weights θ, where the same length can mean nothing or ruin
-the policy. TRPO bounds it in the policy itself.
+Why: a learning rate bounds a step in the weights θ, but steps of one length may leave the policy as
+it was or ruin it. TRPO bounds the step in the policy itself.
 
 Weakness: it takes some twenty passes over a rollout to make one step of the policy. L is valid
 only near π_old, whose states it uses. The proof that no step makes the policy worse (section 3 of
