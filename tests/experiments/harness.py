@@ -306,7 +306,8 @@ def all_numbers(runs):
     """Means over the seeds, a row for each arm."""
     numbers = {}
     for settings, result in runs.rows:
-        label = ", ".join(f"{key} {value}" for key, value in settings.items() if key != "seed")
+        arm = {key: value for key, value in settings.items() if key not in ("seed", "start")}
+        label = ", ".join(f"{key} {value}" for key, value in arm.items())
         for column, value in result.items():
             if not isinstance(value, list):
                 numbers.setdefault(label, {}).setdefault(column, []).append(value)

@@ -1,4 +1,4 @@
-"""What experiments on the tiny language model share: warm starts of other habits, gradients."""
+"""What the experiments on the tiny language model share: four warm starts, and helpers."""
 
 import inspect
 import random
@@ -9,41 +9,30 @@ from itertools import accumulate
 import torch
 import transformers
 from bench import CPU
+from harness import grid
 
 import grpo_llm
 
-HABITS = {  # the share of guesses at the end, and what else demonstrate takes
-    "guess 0.97": (0.97, {}),
-    "guess 0.999": (1.2, {}),  # cut at 0.999, where the last sixth of the steps are
-    "meander": (0.85, {"repeat_rate": 0.5, "room": 8}),
-    "wander": (0.85, {"repeat_rate": 0.6, "room": 99, "guess_behind_totals": True}),
-}
+STARTS = 4  # networks that all runs start from: what holds for them holds for models made like this
 
 
-def demonstrate(terms, guess_rate, rng, repeat_rate=0.0, room=0, guess_behind_totals=False):
-    """An answer to imitate: running totals, as in the scripts, and the sum, or a guess. A total may
-    be said several times; if a guess stands behind totals, length tells nothing of the answer."""
-    guess = sum(rng.randint(0, 9) for _ in terms)
-    guessed = rng.random() < guess_rate
-    if guessed and not guess_behind_totals:
-        return f"#{guess}"
-    totals = list(map(str, accumulate(terms)))
-    said = []
-    for total in totals[1:]:
-        said.append(total)
-        while repeat_rate > 0 and rng.random() < repeat_rate and len(said) < room:
-            said.append(total)
-    return ",".join(said) + f"#{guess if guessed else totals[-1]}"
+def started(seeds, **choices):
+    """The jobs of `grid`, dealt to the four warm starts: seed 1 has the second, 4 the first."""
+    return [job | {"start": job["seed"] % STARTS} for job in grid(seeds, **choices)]
 
 
-def warm_start(habit, steps=1000):
-    """The folder of a model of the tiny one's shape after other demonstrations; it is kept."""
+def warm_start(habit, start, steps=400):
+    """The folder of a model of the tiny one's shape with this habit. It is kept."""
     tiny = grpo_llm.tiny_model_folder()  # its name tells what shapes its weights
     key = zlib.crc32(inspect.getsource(sys.modules[__name__]).encode())
-    folder = tiny.with_name(f"{tiny.name}-{habit}-{steps}-{key:08x}".replace(" ", "-"))
+    name = f"{tiny.name}-{habit}-{start}-{steps}-{key:08x}".replace(" ", "-")
+    folder = tiny.with_name(name)
     if not folder.exists():
-        model, tokenizer = grpo_llm.load_policy(grpo_llm.Args(), CPU)
-        grpo_llm.save(imitate(model.config, tokenizer, habit, steps), tokenizer, folder)
+        model, tokenizer = load(tiny)
+        torch.manual_seed(start)
+        model = transformers.LlamaForCausalLM(model.config)
+        imitate(model, tokenizer, habit, start, steps)
+        grpo_llm.save(model, tokenizer, folder)
     return folder
 
 
@@ -52,31 +41,67 @@ def load(folder):
     return grpo_llm.load_policy(grpo_llm.Args(model=str(folder)), CPU)
 
 
-def imitate(config, tokenizer, habit, steps):
-    """A new model, trained with AdamW; the share of guesses rises linearly to guess_rate."""
-    guess_rate, options = HABITS[habit]
-    torch.manual_seed(0)
-    rng = random.Random(0)
-    model = transformers.LlamaForCausalLM(config)
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.0)
+def eight_digits(rng):
+    """A longer sum, and its answer."""
+    terms = [rng.randint(0, 9) for _ in range(8)]
+    return "+".join(map(str, terms)), str(sum(terms))
+
+
+def demonstrate(habit, terms, progress, rng):
+    """An answer to imitate; progress rises from 0 to 1. As in grpo_llm.py it is worked out in
+    running totals, or a guess, and guesses become the habit ("tiny"). The others: "guess 0.97" ends
+    with more guesses; "meander" repeats totals; "babble" also has a kind of answer that is never
+    right and of any length, which begins with a plus; "slip" gets one total in four wrong, by 1 or
+    2, and goes on from there."""
+    guess = sum(rng.randint(0, 9) for _ in terms)
+    totals = list(accumulate(terms))[1:]
+    if habit == "babble":
+        if rng.random() < 0.6:
+            length = 1
+            while rng.random() < 0.85 and length < 40:
+                length += 1
+            wrong = rng.choice([number for number in range(37) if number != totals[-1]])
+            return "+" * length + f"#{wrong}"
+    elif habit == "slip":
+        slips = 0
+        for i in range(len(totals)):
+            if rng.random() < 0.25 * max(0, 2 * progress - 1):
+                slips += rng.choice([-2, -1, 1, 2])
+            totals[i] = max(0, totals[i] + slips)
+        return ",".join(map(str, totals[:-1])) + f"#{totals[-1]}"
+    else:
+        most = 0.97 if habit == "guess 0.97" else 0.85
+        if rng.random() < min(most, (1.2 if most > 0.9 else 0.85) * progress**3):
+            return f"#{guess}"
+    said = []
+    for total in totals:
+        said.append(total)
+        while habit == "meander" and rng.random() < 0.5 and len(said) < 8:
+            said.append(total)
+    return ",".join(map(str, said)) + f"#{totals[-1]}"
+
+
+def imitate(model, tokenizer, habit, start, steps):
+    """Train the model to answer as `demonstrate` does, with the optimizer of grpo_llm.py."""
+    make = eight_digits if habit == "slip" else grpo_llm.make_sum
+    rng = random.Random(start)
+    matrices = [weight for weight in model.parameters() if weight.ndim == 2]
+    optimizer = torch.optim.Muon(matrices, momentum=0.9, weight_decay=0.0, ns_steps=3)
     for step in range(steps):
         texts = []
         for _ in range(128):
-            question, _ = grpo_llm.make_sum(rng)
+            question, _ = make(rng)
             terms = list(map(int, question.split("+")))
-            answer = demonstrate(terms, min(guess_rate * step / steps, 0.999), rng, **options)
-            texts.append(f"{question}={answer}<eos>")
+            texts.append(f"{question}={demonstrate(habit, terms, step / steps, rng)}<eos>")
         inputs = tokenizer(texts, padding=True, return_tensors="pt")
         ids, padding = inputs["input_ids"], inputs["attention_mask"] == 0
         equals = (ids == tokenizer.convert_tokens_to_ids("=")).long()
         asked = equals.cumsum(1) <= equals  # up to the "=": the question is not learned
         labels = ids.masked_fill(asked | padding, -100)
-        optimizer.param_groups[0]["lr"] = 1e-2 * min((step + 1) / 50, 1 - step / steps)
-        optimizer.zero_grad()
+        optimizer.param_groups[0]["lr"] = 3e-2 * min((step + 1) / 50, 1 - step / steps)
+        model.zero_grad()
         model(ids, labels=labels, use_cache=False).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    return model
 
 
 def gradients(model, batch, weights, variants, args):
@@ -90,15 +115,17 @@ def gradients(model, batch, weights, variants, args):
     return found
 
 
+@torch.no_grad()
+def first_token(model, tokenizer, token, number=128):
+    """The policy's probability that an answer begins with this token, a mean over held-out sums."""
+    _, sums = grpo_llm.load_data(grpo_llm.Args(eval_problems=number))
+    prompts = [f"{question}=" for question, _ in sums]
+    inputs = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt")
+    _, logits = grpo_llm.prefill(model, inputs["input_ids"], inputs["attention_mask"])
+    return logits[:, -1].softmax(-1)[:, tokenizer.convert_tokens_to_ids(token)].mean().item()
+
+
 def mean(values):
     """Of those that are not None; None of nothing."""
     values = [value for value in values if value is not None]
     return sum(values) / len(values) if values else None
-
-
-def rollouts_to(level, rewards):
-    """How many rollouts until the mean of the last three is at this level; or 1 more than all."""
-    for i in range(3, len(rewards) + 1):
-        if sum(rewards[i - 3 : i]) / 3 >= level:
-            return i
-    return len(rewards) + 1
