@@ -24,10 +24,7 @@ SMOKE = [
     ("trl", "tiny --smoke", "| grpo_llm.py | 1 | … | rloo_llm.py | 1 |"),
     ("trl", "real --smoke --scripts grpo_llm", "| to 0.8 held out | … | grpo_llm.py |"),
     ("trl", "long --smoke --scripts rloo_llm", ", prompts not shared | 1 |"),
-    ("paired_timings", "revision --checkout . --smoke", "| first / second: median |"),
-    ("paired_timings", "starts --smoke", "| two starts, one |"),
-    ("paired_timings", "shared --smoke", "| each, once |"),
-    ("paired_timings", "bf16 --smoke", "| float32, bf16 |"),
+    ("paired_timings", "--checkout . --smoke", "| there / here: median |"),
     ("real_model", "--smoke --model PRETRAINED", "| products, GRPO | 1 | … right answer"),
     ("gpu", "--smoke", "| cispo_llm, bfloat16: … | processes: two; "),
 ]

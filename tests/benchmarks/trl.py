@@ -39,7 +39,8 @@ from typing import Annotated, Literal
 import torch
 import tyro
 from bench import CPU, Enough, evaluate, own_process, run_main, spread, table, write_table
-from paired_timings import plain_logprobs
+
+import grpo_llm
 
 # Without this folder, in which `trl` is this file, not the package.
 PATH = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
@@ -213,6 +214,17 @@ def theirs(script, args, target, rollouts) -> Clock:
     trainer.compute_loss = counted
     trainer.train()
     return clock
+
+
+def plain_logprobs(model, batch, temperature):
+    """The result of grpo_llm.token_logprobs, without sharing: every row reads its own prompt."""
+    ids, mask = batch["completion_ids"], batch["mask"]
+    rows = torch.cat([batch["prompt_ids"], ids], 1)[:, :-1]
+    attention_mask = torch.cat([batch["prompt_mask"], mask.long()], 1)[:, :-1]
+    with grpo_llm.autocast(model):
+        logits = grpo_llm.forward(model, rows, attention_mask, None, logits_to_keep=ids.shape[1])
+    logprobs = grpo_llm.policy_logprobs(logits, temperature)
+    return logprobs.gather(2, ids[..., None])[..., 0] * mask
 
 
 NOT_SHARED = functools.partial(ours, logprobs_of=plain_logprobs)
