@@ -50,9 +50,9 @@ NAMES = re.findall(r"^{(?!index)(\w+)}$", TEMPLATE.read_text(), re.M)  # in the 
 DECLARED = [name for name in NAMES if "\nPRIMARIES = " in (HERE / f"{name}.py").read_text()]
 
 
-def grid(seeds, **choices):
-    """[{"seed": …, …}, …]: all combinations of the choices, each a list, for seeds 1, 2, …"""
-    jobs = [{"seed": seed} for seed in range(1, seeds + 1)]
+def grid(seeds, first=1, **choices):
+    """[{"seed": …, …}, …]: all combinations of the choices, each a list, for so many seeds."""
+    jobs = [{"seed": seed} for seed in range(first, first + seeds)]
     for name, values in choices.items():
         jobs = [job | {name: value} for job in jobs for value in values]
     return jobs
