@@ -101,8 +101,8 @@ PANELS = [
 
 
 def words(runs):
-    def at(name, when, form=".2f"):
-        return runs.mean(f"{name}, {when}", form)
+    def at(name, when):
+        return runs.mean(f"{name}, {when}", ".2f")
 
     def learned(form):
         return runs.mean("learned", ".2f", form=form)
