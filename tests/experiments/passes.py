@@ -1,6 +1,7 @@
 """Many epochs over each rollout: GRPO with its clip and without, GSPO and CISPO.
 
-`PYTHONPATH=.:tests/benchmarks python tests/experiments/passes.py` prints what the rates below were chosen from.
+`PYTHONPATH=.:tests/benchmarks python tests/experiments/passes.py` prints what the rates below were
+chosen from.
 """
 
 from statistics import mean
