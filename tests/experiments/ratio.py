@@ -119,18 +119,18 @@ PANELS = [
 
 
 def words(runs):
-    def doubled(name):
-        return runs.mean(f"factor, {name}", ".1f")
+    def times(name):
+        return f"{2 ** mean(runs.find({}, f'factor, {name}')):.0f}"
 
     def share(name):
         return runs.mean(f"signal, {name}", ".2f")
 
     return f"""
-    A policy is trained on one rollout for 16 epochs of GRPO. After 1, 4 and 16 of them we measure
-    on other answers that the policy before this rollout gave; numbers here are means over the
-    three. The variance of a token's ratio r is 2 to the power of {doubled("long")} times that of
-    the geometric mean s in answers of 16 tokens and more, of {doubled("middle")} in answers of 8
-    to 15, and of {doubled("short")} in shorter ones. Signal is the squared mean gradient as a share
+    In the sixth rollout of GRPO with 16 epochs we measure after 1, 4 and 16 epochs, on other
+    answers that the policy before this rollout gave; numbers here are means over the three. The
+    variance of a token's ratio r is {times("long")} times that of the geometric mean s in answers
+    of 16 tokens and more, {times("middle")} times in answers of 8 to 15, and {times("short")} times
+    in shorter ones. Signal is the squared mean gradient as a share
     of the mean squared gradient of a rollout of 32 questions. At the same policies and on the same
     answers it is {share("GSPO, no clip")} if s weighs the tokens and {share("GRPO, no clip")} if r
     does, both without a clip. With the clips that the scripts have, it is {share("GSPO")} for GSPO
