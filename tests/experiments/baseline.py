@@ -1,60 +1,123 @@
-"""What is subtracted from a reward: nothing, or the mean of the group's others."""
+"""What is subtracted from a reward: nothing, the mean of the group's others, the best constant."""
 
 from dataclasses import replace
 from functools import partial
+from math import log2
 from unittest.mock import patch
 
 import torch
 from bench import train
-from harness import grid
-from llm_parts import gradients
+from harness import Panel, arms
+from llm_parts import gradients, load, mean, started, warm_start
+from verdicts import DEPENDS, Contrast
 
 import rloo_llm
 
-BASELINES = ["none", "none, R + 1", "leave-one-out"]
+POINTS = [0, 5, 10, 20, 30]  # rollouts of training before the noise is measured
+FORMS = ["leave-one-out", "none", "none, R + 1"]
 
 
-def advantages_with(baseline, rewards, args, of_rloo=rloo_llm.compute_advantages):
-    """R + 1 pays 2 for a right answer and 1 for a wrong one, which is nothing to a baseline."""
-    if baseline == "none, R + 1":
-        return rewards + 1
-    return of_rloo(rewards, replace(args, baseline=baseline))
+def advantages_with(form, rewards, args, own=rloo_llm.compute_advantages):
+    """R + 1 pays 2 for a right answer and 1 for a wrong one: to a baseline it is the same."""
+    return {"none": rewards, "none, R + 1": rewards + 1}.get(form, own(rewards, args))
 
 
-def noise(args, after, rollouts):
-    """E‖g − ḡ‖² / ‖ḡ‖² of the gradient g with each baseline, from the same completions. A sum over
-    tokens, not a mean: Σ|o_i| varies with the rollout and would add its own noise."""
-    trained = train(rloo_llm, args, steps=after)
-    model, tokenizer = trained["model"], trained["tokenizer"]
-    torch.manual_seed(args.seed)
-    problems = rloo_llm.problem_stream([], args.seed)
-    samples = []
-    for _ in range(rollouts):
-        drawn = [next(problems) for _ in range(args.prompts_per_step)]
-        batch, _, rewards = rloo_llm.rollout(model, tokenizer, drawn, args.group_size, 1.0, args)
-        variants = [advantages_with(name, rewards, args) for name in BASELINES]
-        found = gradients(model, batch, batch["mask"], variants, args)
-        samples.append(torch.stack(found))
-    samples = torch.stack(samples)
-    variance = samples.var(0).sum(1)
-    # The mean of n noisy gradients is too long by 1/n of their variance. That may be all there is.
-    signal = samples.mean(0).square().sum(1) - variance / rollouts
-    shares = (variance / signal.clamp(min=0)).tolist()
-    return {f"noise, {name}": share for name, share in zip(BASELINES, shares, strict=True)}
+def noise(model, tokenizer, args, groups):
+    """How often the baseline, and the best constant b*, halve the variance of the gradient of one
+    group's answers: b* = cov(Σ R ∇ log π, Σ ∇ log π) / var(Σ ∇ log π). These are sums over tokens:
+    divided by Σ|o_i|, which varies, they would have its noise, too."""
+    stream = rloo_llm.problem_stream([], f"noise {args.seed}")
+    problems, size = [next(stream) for _ in range(groups)], args.group_size
+    batch, _, rewards = rloo_llm.rollout(model, tokenizer, problems, size, 1.0, args)
+    found = []
+    for i, group in enumerate(rewards[:, None]):
+        rows = rloo_llm.take_rows(batch, slice(i * size, (i + 1) * size))
+        variants = [advantages_with(form, group, args) for form in FORMS]
+        variants.append(torch.ones_like(group))
+        found.append(torch.stack(gradients(model, rows, rows["mask"], variants, args)))
+    parts = torch.stack(found) - torch.stack(found).mean(0)
+    _, none, _, unit = parts.unbind(1)
+    best = (none * unit).sum() / unit.square().sum()
+    parts[:, 3] = none - best * unit
+    others, none, shifted, constant = (parts.square().sum((0, 2)) + 1e-9).log2().tolist()
+    saved = {"R": none - others, "R + 1": shifted - others, "b*": none - constant}
+    return saved | {"value of b*": best.item(), "mean reward": rewards.mean().item()}
 
 
-def run(seed, after=None, baseline=None, steps=60, rollouts=40):
-    """With `after`, the noise after so many rollouts of RLOO; with `baseline`, a training run of 4
-    questions per rollout, where noise is worst."""
-    args = rloo_llm.Args(seed=seed, steps=steps, beta=0.0, learning_rate=1e-3)
-    if after is not None:
-        return noise(args, after, rollouts)
-    with patch.object(rloo_llm, "compute_advantages", partial(advantages_with, baseline)):
-        found = train(rloo_llm, replace(args, prompts_per_step=4))
-    return {"pass@1": found["pass@1"]}
+def run(seed, start, form=None, steps=60, points=POINTS, groups=128, warm=400):
+    """Without a form: the noise, during training at RLOO's own settings. With one: a training run
+    of 4 questions a rollout, where noise is worst."""
+    folder = warm_start("tiny", start, steps=warm)
+    args, seen = rloo_llm.Args(seed=seed, steps=steps, beta=0.0), []
+    if form:
+        with patch.object(rloo_llm, "compute_advantages", partial(advantages_with, form)):
+            found = train(rloo_llm, replace(args, prompts_per_step=4), steps, folder=folder)
+        return {"learned": mean(found["reward"]), "by rollout": found["reward"]}
+    model, tokenizer = load(folder)
+
+    def each_step(step, model, metrics):
+        if step in points:
+            seen.append(noise(model, tokenizer, args, groups))
+
+    each_step(0, model, {})
+    train(rloo_llm, args, points[-1], each_step, folder)
+    found = {name: [each[name] for each in seen] for name in seen[0]}
+    for name, values in list(found.items()):
+        found |= {f"{name}, at first": values[0], f"{name}, later": mean(values[-3:])}
+    return found
 
 
-SMOKE = [
-    *grid(1, after=[10], rollouts=[2]),
-    *grid(1, baseline=["none"], steps=[2]),
+def saved(reward, when):  # the same answers with the baseline and without: one policy is a pair
+    arm = {}, f"{reward}, {when}"
+    return Contrast(f"{reward}: noise halved, {when}", arm, None, log2(1.25), paired=True)
+
+
+def learning(reward, form):
+    more, less = arms("learned", "form", ["leave-one-out", form]).values()
+    return Contrast(f"{reward}, learned: baseline − none", more, less, 0.03, block="start")
+
+
+CLAIM = "The mean of the group's other rewards, as a baseline, takes noise out of the gradient."
+JOBS = started(16) + started(40, form=FORMS)
+SMOKE = [{"seed": 1, "start": 0, "points": [0, 1], "groups": 4, "warm": 30}]
+SMOKE += [{"seed": 1, "start": 0, "form": form, "steps": 2, "warm": 30} for form in FORMS]
+SECONDS = 5  # 22 for the noise at a policy's five points, 2 for a training run
+PRIMARIES = [
+    [saved("R", "at first"), saved("R", "later"), learning("R", "none")],
+    [saved("R + 1", "at first"), saved("R + 1", "later"), learning("R + 1", "none, R + 1")],
 ]
+
+# The page
+LESSON = (
+    DEPENDS,
+    "A baseline takes noise out of the gradient if rewards are far from 0 on average; if they are "
+    "0 and 1, it adds noise once most answers are right, and brings nothing in learning.",
+)
+SAVED = {"R of 0 and 1": ({}, "R"), "R + 1": ({}, "R + 1"), "R, best constant": ({}, "b*")}
+PANELS = [
+    Panel("Noise that the baseline saves", SAVED, ("rollouts", "variance halved … times"), POINTS),
+    Panel("Learning", arms("by rollout", "form", FORMS), ("rollouts", "reward"), [*range(1, 61)]),
+]
+
+
+def words(runs):
+    def at(name, when):
+        return runs.mean(f"{name}, {when}", ".2f")
+
+    def learned(form):
+        return runs.mean("learned", ".2f", form=form)
+
+    return f"""
+    At 16 policies we compute the gradient of the same answers with the baseline and without. The
+    first picture shows how often the baseline halves the variance; below 0 the variance grows. If
+    right answers pay 1 and wrong ones 0, it is {at("R", "at first")} before training and
+    {at("R", "later")} after 10 to 30 rollouts, when the mean reward is
+    {at("mean reward", "later")}. Wrong answers are then rare and their gradients long. A baseline
+    close to 1 weighs them fully, and a reward of 0 not at all. The constant with the least variance
+    is {at("value of b*", "later")} by then. If all rewards are higher by 1, which says nothing new,
+    the baseline halves the variance {at("R + 1", "at first")} and {at("R + 1", "later")} times. In
+    60 rollouts of 4 questions the mean reward is {learned("leave-one-out")} with the baseline,
+    {learned("none")} without it, and {learned("none, R + 1")} without it on R + 1."""
+
+
+NOT_TRIED = "other rewards; other rates than RLOO's own; the baseline of a critic."

@@ -1,59 +1,140 @@
-"""How far tokens' probabilities and answers' means move while a rollout is used many times."""
+"""Token ratios and their geometric mean over an answer, while GRPO uses a rollout many times."""
 
+from math import log2
 from unittest.mock import patch
 
 import torch
 from bench import train
-from harness import grid
-from llm_parts import mean, warm_start
+from harness import Panel
+from llm_parts import load, mean, started, warm_start
+from verdicts import DEPENDS, Contrast
 
 import grpo_llm
 import gspo_llm
 
-BOUNDS = {"token": ("GRPO", grpo_llm.Args()), "mean": ("GSPO", gspo_llm.Args())}
+WIDE = {"clip_low": 1e9, "clip_high": 1e9}
+SURROGATES = {
+    "GRPO": (grpo_llm, grpo_llm.Args()),
+    "GSPO": (gspo_llm, gspo_llm.Args()),
+    "GRPO, no clip": (grpo_llm, grpo_llm.Args(**WIDE)),
+    "GSPO, no clip": (gspo_llm, gspo_llm.Args(**WIDE)),
+}
+LENGTHS = {"short": (1, 8), "middle": (8, 16), "long": (16, 99)}  # tokens: from, below
+EPOCHS = [1, 4, 16]
 
 
-def moved(model, batch, args):
-    """Of the log-ratio of tokens, and of its mean in answers: how far it goes, and with what."""
-    batch = grpo_llm.take_rows(batch, batch["advantages"].abs() > 1e-6)
-    mask, advantages = batch["mask"], batch["advantages"]
+def factors(model, batch, args):
+    """log2 of Var(r) of the tokens over Var(s) of the answers, for answers of each length."""
+    mask, lengths = batch["mask"], batch["mask"].sum(1)
     log_ratio = grpo_llm.batch_logprobs(model, batch, args) - batch["old_logprobs"]
-    tokens = torch.stack([log_ratio, advantages[:, None].expand_as(mask)])[:, mask > 0]
-    means = torch.stack([log_ratio.sum(1) / mask.sum(1), advantages])
-    found = {}
-    for kind, pairs in {"token": tokens, "mean": means}.items():
-        owner, bounds = BOUNDS[kind]
-        ratio = pairs[0].exp()
-        beyond = (ratio < 1 - bounds.clip_low) | (ratio > 1 + bounds.clip_high)
-        found[kind] = pairs[0].std().item()
-        found[f"{kind} beyond {owner}'s bounds"] = beyond.float().mean().item()
-        found[f"{kind} with A"] = torch.corrcoef(pairs)[0, 1].item()
+    s, found = ((log_ratio * mask).sum(1) / lengths).exp(), {}
+    for name, (least, above) in LENGTHS.items():
+        rows = (lengths >= least) & (lengths < above)
+        r = log_ratio[rows][mask[rows] > 0].exp()
+        r, means = ((each.var(correction=0).nan_to_num() + 1e-9).log2() for each in (r, s[rows]))
+        found[f"factor, {name}"] = (r - means).item()
     return found
 
 
-def run(passes, seed, warm=1000):
-    """GRPO (β 0) as it is, on answers of many lengths. Measured after each pass, over all answers
-    that are trained on; the first 8 rollouts do not count."""
-    args = grpo_llm.Args(beta=0.0, update_epochs=passes, seed=seed, max_new_tokens=32)
-    parts, seen = [], []
+def signals(model, batch, args):
+    """The squared mean of each surrogate's gradient, as a share of the mean square of the gradient
+    of a rollout of 32 questions: 1 without noise, 0 without signal."""
+    found = {name: [] for name in SURROGATES}
+    for i in range(0, len(batch["mask"]), args.group_size):
+        group = grpo_llm.take_rows(batch, slice(i, i + args.group_size))
+        logprobs = grpo_llm.token_logprobs(model, group, args.temperature)
+        inputs = [group[name] for name in ("old_logprobs", "advantages", "mask")]
+        weights = grpo_llm.token_weights(group["mask"], args)
+        for name, (script, bounds) in SURROGATES.items():
+            objective, _ = script.surrogate(logprobs, *inputs, bounds)
+            objective = (weights * objective).sum()
+            parts = torch.autograd.grad(objective, list(model.parameters()), retain_graph=True)
+            found[name].append(torch.cat([part.flatten() for part in parts]))
+    shares = {}
+    for name, vectors in found.items():
+        vectors = torch.stack(vectors)
+        variance = vectors.var(0).sum()
+        square = vectors.mean(0).square().sum() - variance / len(vectors)  # unbiased
+        shares[f"signal, {name}"] = (square / (square + variance / 32 + 1e-9)).item()
+    return shares
 
-    def train_minibatch(*inputs, of_grpo=grpo_llm.train_minibatch):
-        metrics = of_grpo(*inputs)
-        parts.append(inputs[2])
-        if len(parts) == args.minibatches:  # a pass is over
-            batch = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-            seen.append(moved(inputs[0], batch, args))
-            parts.clear()
+
+def run(seed, start, steps=6, groups=256, warm=400):
+    """GRPO (β 0), on answers of many lengths. In its last rollout we look after 1, 4 and 16 epochs
+    at new answers that the policy before this rollout has given: none of them is trained on."""
+    args = grpo_llm.Args(beta=0.0, update_epochs=EPOCHS[-1], seed=seed, max_new_tokens=32)
+    folder, fresh, seen, updates = warm_start("meander", start, steps=warm), {}, [], []
+
+    def each_step(step, model, metrics):
+        if step == steps - 1:
+            stream, (_, tokenizer) = grpo_llm.problem_stream([], f"fresh {seed}"), load(folder)
+            problems = [next(stream) for _ in range(groups)]
+            batch, _, rewards = grpo_llm.rollout(model, tokenizer, problems, 8, 1.0, args)
+            fresh.update(batch, advantages=grpo_llm.compute_advantages(rewards, args).flatten())
+
+    def train_minibatch(model, *rest, own=grpo_llm.train_minibatch):
+        metrics = own(model, *rest)
+        if fresh:
+            updates.append(1)
+            if len(updates) in [epochs * args.minibatches for epochs in EPOCHS]:
+                seen.append(factors(model, fresh, args) | signals(model, fresh, args))
         return metrics
 
     with patch.object(grpo_llm, "train_minibatch", train_minibatch):
-        train(grpo_llm, args, 16, folder=warm_start("meander", warm))
-    found = {}
-    for name in seen[0]:
-        values = [each[name] for each in seen[8 * passes :]]
-        by_pass = [mean(values[number::passes]) for number in range(passes)]
-        found |= {name: by_pass[-1], f"{name}, by pass": by_pass}
-    return found
+        train(grpo_llm, args, steps, each_step, folder)
+    found = {f"{name}, by epoch": [each[name] for each in seen] for name in seen[0]}
+    return found | {name: mean([each[name] for each in seen]) for name in seen[0]}
 
 
-SMOKE = grid(1, passes=[2], warm=[50])
+def compare(name, more, less, smallest):  # at one policy, on the same answers: a pair
+    return Contrast(name, ({}, more), less and ({}, less), smallest, paired=True)
+
+
+CLAIM = "Token ratios are mostly noise; their mean over an answer varies far less."
+JOBS = started(16)
+SMOKE = [{"seed": 1, "start": 0, "steps": 2, "groups": 4, "warm": 30}]
+SECONDS = 45
+LOST, KEPT = "signal, GRPO, no clip", "signal, GSPO, no clip"
+PRIMARIES = [
+    [
+        compare("long answers: log2 Var(r) / Var(s)", "factor, long", None, log2(9)),
+        compare("this: long − short answers", "factor, long", "factor, short", 1),
+        compare("signal without a clip: GSPO − GRPO", KEPT, LOST, 0.05),
+    ],
+    [compare("signal with the clips: GSPO − GRPO", "signal, GSPO", "signal, GRPO", 0.05)],
+]
+
+# The page
+LESSON = (
+    DEPENDS,
+    "Token ratios vary far more than their mean over a long answer, and without a clip the mean "
+    "leaves more signal in the gradient; with the clips of the scripts it does not.",
+)
+FACTORS = {f"{name} answers": ({}, f"factor, {name}, by epoch") for name in LENGTHS}
+SHARES = {name: ({}, f"signal, {name}, by epoch") for name in SURROGATES}
+PANELS = [
+    Panel("Var(r) over Var(s)", FACTORS, ("epochs over the rollout", "doubled … times"), EPOCHS),
+    Panel("Signal in the gradient", SHARES, ("epochs over the rollout", "share"), EPOCHS),
+]
+
+
+def words(runs):
+    def times(name):
+        return f"{2 ** mean(runs.find({}, f'factor, {name}')):.0f}"
+
+    def share(name):
+        return runs.mean(f"signal, {name}", ".2f")
+
+    return f"""
+    In the sixth rollout of GRPO with 16 epochs we measure after 1, 4 and 16 epochs, on other
+    answers that the policy before this rollout gave; numbers here are means over the three. The
+    variance of a token's ratio r is {times("long")} times that of the geometric mean s in answers
+    of 16 tokens and more, {times("middle")} times in answers of 8 to 15, and {times("short")} times
+    in shorter ones. Signal is the squared mean gradient as a share
+    of the mean squared gradient of a rollout of 32 questions. At the same policies and on the same
+    answers it is {share("GSPO, no clip")} if s weighs the tokens and {share("GRPO, no clip")} if r
+    does, both without a clip. With the clips that the scripts have, it is {share("GSPO")} for GSPO
+    and {share("GRPO")} for GRPO."""
+
+
+NOT_TRIED = "policies that GSPO has trained; answers of more than 32 tokens."
