@@ -14,9 +14,9 @@ DOSES = [0.2, 0.28, 0.4, 0.56]  # ε_high: each is √2 times the one before
 
 
 def look(model, tokenizer, args):
-    """The share worked out; and on 64 held-out sums, 8 answers each: pass@1, and how many of the
+    """The share worked out; and on 128 held-out sums, 8 answers each: pass@1, and how many of the
     right answers to a sum are different ones, as a share."""
-    _, sums = dapo_llm.load_data(dapo_llm.Args(eval_problems=64))
+    _, sums = dapo_llm.load_data(dapo_llm.Args(eval_problems=128))
     _, texts, rewards = dapo_llm.rollout(model, tokenizer, sums, 8, 1.0, args)
     right = [(i // 8, text) for i, text in enumerate(texts) if rewards.flatten()[i] > 0]
     worked = 1 - first_token(model, tokenizer, "#")
@@ -61,7 +61,7 @@ def slope(habit, name):
 CLAIM = "ε_high > ε_low lets rare tokens grow, and keeps answers diverse."
 JOBS = started(16, habit=["guess 0.97", "meander"])
 SMOKE = started(1, habit=["guess 0.97", "meander"], steps=[1], warm=[10], epochs=[1])
-SECONDS = 22
+SECONDS = 24
 PRIMARIES = [slope("guess 0.97", "worked out"), slope("meander", "different at pass@1 0.5")]
 
 # The page
