@@ -1,45 +1,90 @@
-"""DAPO's upper bound of the ratio alone, from a model that nearly always guesses."""
+"""DAPO's upper bound of the ratio, in four doses: the growth of rare tokens, and diversity."""
 
-import torch
-from bench import train
-from harness import grid
-from llm_parts import load, mean, warm_start
+from math import log2
+from statistics import linear_regression
+
+from bench import Enough, train
+from harness import Panel, arms
+from llm_parts import first_token, load, started, warm_start
+from verdicts import DEPENDS, Contrast
 
 import dapo_llm
 
+DOSES = [0.2, 0.28, 0.4, 0.56]  # ε_high: each is √2 times the one before
 
-@torch.no_grad()
-def share_worked_out(model, tokenizer):
-    """The policy's probability, mean over 128 held-out sums, not to begin with the bare answer."""
+
+def look(model, tokenizer, args):
+    """The share worked out; and on 128 held-out sums, 8 answers each: pass@1, and how many of the
+    right answers to a sum are different ones, as a share."""
     _, sums = dapo_llm.load_data(dapo_llm.Args(eval_problems=128))
-    prompts = [f"{question}=" for question, _ in sums]
-    inputs = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt")
-    _, logits = dapo_llm.prefill(model, inputs["input_ids"], inputs["attention_mask"])
-    guesses = logits[:, -1].softmax(-1)[:, tokenizer.convert_tokens_to_ids("#")]
-    return 1 - guesses.mean().item()
+    _, texts, rewards = dapo_llm.rollout(model, tokenizer, sums, 8, 1.0, args)
+    right = [(i // 8, text) for i, text in enumerate(texts) if rewards.flatten()[i] > 0]
+    worked = 1 - first_token(model, tokenizer, "#")
+    return worked, rewards.mean().item(), len(set(right)) / max(len(right), 1)
 
 
-def run(clip_high, seed, minibatches=4, passes=1, steps=24, warm=1000):
-    """Guessing is the habit of 97 %. With one pass of DAPO's four minibatches the clip hardly acts;
-    with 16 minibatches it does, and with 16 passes more so."""
-    folder = warm_start("guess 0.97", warm)
+def learn(clip_high, habit, seed, start, steps, warm, epochs):
+    """The share worked out after three rollouts; or the share of different answers when pass@1
+    first reaches 0.5, between two looks (at the end, if it never does)."""
+    args = dapo_llm.Args(clip_high=clip_high, update_epochs=epochs, seed=seed, steps=24)
+    folder = warm_start(habit, start, warm)
     model, tokenizer = load(folder)
-    args = dapo_llm.Args(clip_high=clip_high, seed=seed, steps=steps)
-    args.minibatches, args.update_epochs = minibatches, passes
-    worked = [share_worked_out(model, tokenizer)]
+    looks = [look(model, tokenizer, args)]
 
     def each_step(step, policy, metrics):
-        worked.append(share_worked_out(policy, tokenizer))
+        looks.append(look(policy, tokenizer, args))
+        if habit == "meander" and looks[-1][1] >= 0.5:
+            raise Enough
 
-    found = train(dapo_llm, args, each_step=each_step, folder=folder)
-    return {
-        "rare style after 5": worked[min(5, steps)],
-        "clipped": mean(found["clip_ratio"]),
-        "entropy at the end": found["entropy"][-1],
-        "pass@1": found["pass@1"],
-        "worked out": worked,
-        "entropy": found["entropy"],
-    }
+    train(dapo_llm, args, steps, each_step, folder)
+    if habit != "meander":
+        return looks[-1][0]
+    (_, low, before), (_, high, after) = looks[-2:]
+    return before + (after - before) * ((0.5 - low) / (high - low) if low < 0.5 <= high else 1)
 
 
-SMOKE = grid(1, clip_high=[0.28], passes=[2], steps=[2], warm=[2])
+def run(habit, seed, start, steps=None, warm=400, epochs=16):
+    """All doses, from one policy and with the same first rollout, so each run has a slope. The
+    habit "meander" repeats totals at will, so a sum has many right answers."""
+    steps = steps or (6 if habit == "meander" else 3)
+    outcomes = [learn(dose, habit, seed, start, steps, warm, epochs) for dose in DOSES]
+    slope = linear_regression([log2(dose) for dose in DOSES], outcomes).slope
+    result = {str(dose): outcome for dose, outcome in zip(DOSES, outcomes, strict=True)}
+    return result | {"slope": slope, "outcomes": outcomes}
+
+
+def slope(habit, name):
+    arm = {"habit": habit}, "slope"
+    return [Contrast(f"{name}, for a doubling of ε_high", arm, None, 0.02, paired=True)]
+
+
+CLAIM = "ε_high > ε_low lets rare tokens grow, and keeps answers diverse."
+JOBS = started(16, habit=["guess 0.97", "meander"])
+SMOKE = started(1, habit=["guess 0.97", "meander"], steps=[1], warm=[10], epochs=[1])
+SECONDS = 24
+PRIMARIES = [slope("guess 0.97", "worked out"), slope("meander", "different at pass@1 0.5")]
+
+# The page
+LESSON = DEPENDS, "A higher upper clip lets rare tokens grow, but does not keep answers diverse."
+RARE, MANY = arms("outcomes", "habit", ["guess 0.97", "meander"]).values()
+PANELS = [
+    Panel("After 3 rollouts", {"worked out": RARE}, ("ε_high", "worked out"), DOSES),
+    Panel("When pass@1 is 0.5", {"different": MANY}, ("ε_high", "different"), DOSES),
+]
+
+
+def words(runs):
+    def at(dose, habit):
+        return runs.mean(f"{dose}", ".2f", habit=habit)
+
+    return f"""
+    DAPO trains with 16 epochs over each rollout, and only ε_high differs. A model that guesses 97
+    answers in 100 works out a share of {at(0.2, "guess 0.97")} after three rollouts with 0.2,
+    {at(0.28, "guess 0.97")} with DAPO's 0.28 and {at(0.56, "guess 0.97")} with 0.56. Another
+    model repeats totals at will, so a sum has many right answers. Training makes them more alike,
+    so we compare at a pass@1 of 0.5. The share of different ones among the right answers to a sum
+    is {at(0.2, "meander")} with 0.2, {at(0.28, "meander")} with 0.28 and {at(0.56, "meander")} with
+    0.56."""
+
+
+NOT_TRIED = "one epoch, with which the clip hardly acts; long training; a wider lower bound."

@@ -1,79 +1,90 @@
-"""GRPO's two divisions, by length and by std: whom they favour, and what comes of it."""
+"""GRPO's 1/|o_i|: the length of answers that begin with a plus sign, and are wrong or right."""
 
-from itertools import islice
+from unittest.mock import patch
 
 import torch
 from bench import train
-from harness import grid
-from llm_parts import gradients, load, mean, warm_start
+from harness import Panel, arms
+from llm_parts import load, mean, started, warm_start
+from verdicts import SHOWN, Contrast
 
 import grpo_llm
 
-FLAGS = {
-    "GRPO": {},
-    "GRPO, constant": {"length_norm": "constant"},
-    "Dr. GRPO": {"length_norm": "constant", "scale_rewards": False},
-}
-EXTREME = "norm at 1 or 7 of 8 / at 3 to 5"
+
+@torch.no_grad()
+def plus_signs(model, tokenizer, limit=60):
+    """How many plus signs an answer has once it begins with one: the policy's exact mean for 64
+    sums, without sampling, so it can be told even when such answers have died out."""
+    prompts = [f"{sum_}=" for sum_, _ in grpo_llm.load_data(grpo_llm.Args(eval_problems=64))[1]]
+    inputs = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt")
+    batch = {"prompt_ids": inputs["input_ids"], "prompt_mask": inputs["attention_mask"]}
+    batch["mask"] = mask = torch.ones(len(prompts), limit)
+    batch["completion_ids"] = mask.long() * tokenizer.convert_tokens_to_ids("+")
+    another = grpo_llm.token_logprobs(model, batch, 1.0)[:, 1:].cumsum(1).exp()
+    return 1 + another.sum(1).mean().item()  # `another`: P(2 or more), P(3 or more), …
 
 
-def by_length(method, seed, steps, warm):
-    """Of wrong answers, from a habit of repeating totals; on held-out sums of four numbers, for of
-    mixed ones the short are solved first, and the mean would grow."""
-    options = {"max_new_tokens": 48, "beta": 0.0, "prompts_per_step": 16} | FLAGS[method]
-    args = grpo_llm.Args(seed=seed, steps=steps, **options)
-    folder = warm_start("wander", warm)
+def swapped(name):
+    return lambda completion, answer: 1 - grpo_llm.verify(completion, answer)
+
+
+def run(norm, plus, seed, start, steps=20, warm=400):
+    """Rollouts from the habit of babbling. Plus is right: rewards of 0 and 1 are swapped."""
+    folder = warm_start("babble", start, warm)
     model, tokenizer = load(folder)
-    _, sums = grpo_llm.load_data(grpo_llm.Args(eval_problems=1152))
-    problems = [problem for problem in sums if problem[0].count("+") == 3][:128]
-    lengths = []
+    counts = [plus_signs(model, tokenizer)]
 
     def each_step(step, policy, metrics):
-        if step % 4 == 0:
-            torch.manual_seed(seed)
-            batch, _, rewards = grpo_llm.rollout(policy, tokenizer, problems, 4, 1.0, args)
-            wrong = rewards.flatten() == 0
-            lengths.append(batch["mask"].sum(1)[wrong].mean().item())
+        counts.append(plus_signs(policy, tokenizer))
 
-    each_step(0, model, {})
-    train(grpo_llm, args, each_step=each_step, folder=folder)
-    late = mean(lengths[len(lengths) // 2 :])
-    return {"wrong at the start": lengths[0], "wrong, second half": late}
+    verifier = swapped if plus == "right" else grpo_llm.load_verifier
+    args = grpo_llm.Args(beta=0.0, max_new_tokens=60, length_norm=NORMS[norm], steps=40, seed=seed)
+    with patch.object(grpo_llm, "load_verifier", verifier):
+        train(grpo_llm, args, steps, each_step, folder)
+    return {"before": counts[0], "length": mean(counts[1:]), "counts": counts}
 
 
-def by_difficulty(after, std, seed, number):
-    """Norms of questions' gradients after so many rollouts, by how many of 8 answers are right."""
-    args = grpo_llm.Args(seed=seed, steps=200)
-    trained = train(grpo_llm, args, steps=after)
-    model, tokenizer = trained["model"], trained["tokenizer"]
-    args.scale_rewards = std
-    torch.manual_seed(seed)
-    stream = grpo_llm.problem_stream([], seed)
-    problems = list(islice(stream, number))
-    batch, _, rewards = grpo_llm.rollout(model, tokenizer, problems, 8, 1.0, args)
-    advantages = grpo_llm.compute_advantages(rewards, args)
-    norms = []
-    for i, own in enumerate(advantages):
-        group = grpo_llm.take_rows(batch, slice(8 * i, 8 * i + 8))
-        weights = grpo_llm.token_weights(group["mask"], args)
-        (gradient,) = gradients(model, group, weights, [own], args)
-        norms.append(gradient.norm())
-    norms = torch.stack(norms)
-    counts = rewards.sum(1)
-    extreme = (counts == 1) | (counts == 7)
-    middling = (counts >= 3) & (counts <= 5)
-    ratio = norms[extreme].mean() / norms[middling].mean()
-    return {EXTREME: ratio.item()}
+def contrast(plus, more, less):
+    """Of arms named after their norms, or before training: then runs are paired with themselves."""
+    arm = arms("length", "norm", NORMS, plus=plus)
+    arm["before"] = arm["1/|o_i|"][0], "before"
+    options = {"paired": True} if "before" in (more, less) else {"block": "start"}
+    return Contrast(f"plus is {plus}: {more} − {less}", arm[more], arm[less], 1, **options)
 
 
-def run(seed, method=None, after=None, std=True, steps=40, warm=400, number=256):
-    """With `method`, one training run; with `after`, one look at the gradient then."""
-    if method:
-        return by_length(method, seed, steps, warm)
-    return by_difficulty(after, std, seed, number)
-
-
-SMOKE = [
-    *grid(1, method=["Dr. GRPO"], steps=[4], warm=[50]),
-    *grid(1, after=[8], number=[16]),
+NORMS = {"1/|o_i|": "response", "constant": "constant"}
+CLAIM = "With 1/|o_i| long wrong answers grow longer, and right ones become shorter."
+JOBS = started(16, norm=list(NORMS), plus=["wrong", "right"])
+SMOKE = started(1, norm=list(NORMS), plus=["wrong", "right"], steps=[2], warm=[10])
+SECONDS = 5
+PRIMARIES = [
+    [contrast("wrong", "1/|o_i|", less) for less in ("constant", "before")],
+    [contrast("right", more, "1/|o_i|") for more in ("constant", "before")],
 ]
+
+# The page
+LESSON = (
+    SHOWN,
+    "Dividing by an answer's length makes wrong answers grow and right ones shrink.",
+)
+PANELS = [
+    Panel(title, arms("counts", "norm", NORMS, plus=plus), ("rollouts", "plus signs"), [*range(21)])
+    for title, plus in (("Wrong answers", "wrong"), ("Right answers", "right"))
+]
+
+
+def words(runs):
+    def length(norm, plus):
+        return runs.mean("length", ".1f", norm=norm, plus=plus)
+
+    return f"""
+    The model begins six answers in ten with plus signs, any number of them, and ends them with a
+    wrong total. It works out the others. An answer with plus signs has {runs.mean("before", ".1f")}
+    of them before training. In 20 rollouts of GRPO the mean is {length("1/|o_i|", "wrong")} with
+    1/|o_i|, which punishes each token of a long wrong answer less, and
+    {length("constant", "wrong")} with a constant in its place. If the rewards are swapped, so that
+    answers with plus signs are right, 1/|o_i| praises each token of a short one more:
+    {length("1/|o_i|", "right")}, and {length("constant", "right")} with a constant."""
+
+
+NOT_TRIED = "answers that reason at length; other rates and group sizes; dividing by std alone."
