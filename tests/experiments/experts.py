@@ -30,7 +30,9 @@ def warm_start(kind, start, steps):
     """The folder of a model that meanders: the tiny model's shape, or with 8 experts of half the
     width in each layer, of which a token is sent to 2."""
     tiny = grpo_llm.tiny_model_folder()
-    key = zlib.crc32(inspect.getsource(warm_start).encode())
+    key = zlib.crc32(
+        (SHAPE + "".join(map(inspect.getsource, (warm_start, Adam, imitate)))).encode()
+    )
     folder = tiny.with_name(f"{tiny.name}-{kind}-{start}-{steps}-{key:08x}")
     if not folder.exists():
         model, tokenizer = load(tiny)

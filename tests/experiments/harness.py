@@ -73,7 +73,7 @@ def code(name):
     """The checksum of an experiment's design and of the files here that it imports."""
     texts = [(HERE / f"{name}.py").read_text().partition("\n# The page")[0]]
     for module in re.findall(r"^(?:import|from) (\w+)", texts[0], re.M):
-        for path in (ROOT / f"{module}.py", HERE / f"{module}.py"):
+        for path in (folder / f"{module}.py" for folder in (ROOT, HERE, HERE.parent / "examples")):
             if path.exists() and module not in ("harness", "verdicts"):
                 texts.append(path.read_text())
     return f"{zlib.crc32(''.join(map(without_comments, texts)).encode()):08x}"
