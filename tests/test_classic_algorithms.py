@@ -141,7 +141,7 @@ def test_conjugate_gradient_solves():
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize("max_kl", [0.001, 0.1, 3.0])
+@pytest.mark.parametrize("max_kl", [0.001, 3.0])
 def test_trpo_step_stays_in_the_region_and_gains(action, max_kl):
     agent = make_agent(trpo, action)
     batch, before = batch_for(agent), flat(agent.actor.parameters())
@@ -153,6 +153,9 @@ def test_trpo_step_stays_in_the_region_and_gains(action, max_kl):
     assert 0 < kl(theta) <= max_kl and stats["kl"] == pytest.approx(kl(theta).item())
     if max_kl == 0.001:  # there the quadratic is right: a first step nearly fills the region
         assert stats["backtracks"] <= 1 and stats["kl"] > max_kl / 8
+    batch["advantages"] *= 0  # without advantages it stands still
+    trpo.update(agent, Recorder(agent), batch, 1.0, args)
+    assert torch.equal(theta, flat(agent.actor.parameters()))
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -177,14 +180,6 @@ def test_a_search_that_finds_nothing_leaves_the_parameters(measured):
     parameters, outcomes = [torch.arange(3.0)], iter([(0.0, 0.0)] + [measured] * 100)
     found = trpo.line_search(lambda: next(outcomes), parameters, torch.ones(3), trpo.Args())
     assert found == (0.0, 10) and parameters[0].tolist() == [0, 1, 2]
-
-
-def test_trpo_without_advantages_stands_still():
-    agent = make_agent(trpo)
-    batch, before = batch_for(agent), flat(agent.actor.parameters())
-    batch["advantages"] *= 0
-    trpo.update(agent, Recorder(agent), batch, 1.0, trpo.Args())
-    assert torch.equal(before, flat(agent.actor.parameters()))
 
 
 # ---------------------------------------------------------------------------------------------- PPO
@@ -255,7 +250,7 @@ def test_the_kl_is_that_of_the_whole_rollout(form, monkeypatch):
 # ----------------------------------------------------------------------------------------- all four
 
 
-@pytest.mark.parametrize("scale,most", [(0.01, 1.0), (1000.0, 1.0), (1000.0, 0.3)])
+@pytest.mark.parametrize("scale,most", [(0.01, 1.0), (1000.0, 0.3)])
 @pytest.mark.parametrize("action", ACTIONS)
 @ALL
 def test_gradients_of_every_optimizer_step_by_hand(module, action, scale, most):
