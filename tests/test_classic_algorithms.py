@@ -79,16 +79,6 @@ def test_gaussian_policy():
     assert np.allclose(agent.act(obs.numpy(), greedy=True), mean.detach())
 
 
-def test_discrete_policy():
-    agent = make_agent(ppo)
-    obs, actions = torch.randn(7, 3).double(), torch.tensor([0, 1, 2, 0, 1, 2, 0])
-    probs = agent.actor(agent.obs_norm(obs)).softmax(-1)
-    assert torch.allclose(agent.policy(obs).log_prob(actions), probs[range(7), actions].log())
-    assert agent.act(obs.numpy(), greedy=True).tolist() == probs.argmax(-1).tolist()
-    drawn = torch.as_tensor(agent.act(obs.repeat_interleave(4000, 0).numpy())).view(7, 4000)
-    assert torch.allclose(nn.functional.one_hot(drawn, 3).double().mean(1), probs, atol=0.04)
-
-
 def test_an_agent_begins_with_the_deviation_of_the_flag_and_a_critic_of_0():
     """The first targets contain the critic's values. If it did not say 0, these would set the scale
     of the returns, far above rewards of a millionth."""
