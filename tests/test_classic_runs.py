@@ -314,11 +314,14 @@ UNFIT = [{"action": gym.spaces.Box(0, 3, (2,), dtype)} for dtype in (np.uint8, n
 UNFIT += [{"action": gym.spaces.Box(-1, 1, (2, 2))}, {"action": gym.spaces.Discrete(2, start=1)}]
 UNFIT += [{"action": gym.spaces.MultiDiscrete([2, 2])}]
 UNFIT += [{"observation": gym.spaces.Sequence(gym.spaces.Discrete(3))}]  # of no fixed length
+SAME_STEP = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
+UNFIT += [{"vectorization_mode": "sync", "vector_kwargs": SAME_STEP}]
 
 
-@pytest.mark.parametrize("spaces", UNFIT)
-def test_spaces_that_no_agent_fits(spaces, refused):
-    line = refused(lambda: ppo.make_envs("Spaces-v0", 2, **spaces))
+@pytest.mark.parametrize("options", UNFIT)
+def test_environments_that_no_agent_fits(options, refused):
+    """Same-step autoreset would pass the next episode's first observation for the last's end."""
+    line = refused(lambda: ppo.make_envs("Spaces-v0", 2, **options))
     assert "--env-id Spaces-v0: needs" in line
 
 
@@ -342,11 +345,3 @@ def test_bad_agents(refused, tmp_path):
             torch.save(content, path)
         line = refused(lambda: run("ppo", tmp_path, env_id="Endless-v0", load=str(path)))
         assert f"--load {path}: no agent of --env-id Endless-v0" in line
-
-
-def test_same_step_autoreset_is_refused(refused):
-    """It would pass the next episode's first observation for the last one's end."""
-    mode = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
-    options = {"vectorization_mode": "sync", "vector_kwargs": mode}
-    line = refused(lambda: ppo.make_envs("Diary-v0", 2, **options))
-    assert "next-step autoreset" in line
