@@ -173,9 +173,7 @@ NOT_FINITE = [("reward", np.nan, 60), ("obs", -np.inf, 60), ("obs", np.nan, 0)]
 
 
 @pytest.mark.parametrize("what,value,first", NOT_FINITE)
-def test_values_that_are_not_finite_are_blamed_on_the_environment(
-    what, value, first, tmp_path, monkeypatch
-):
+def test_not_finite_is_blamed_on_the_environment(what, value, first, tmp_path, monkeypatch):
     """Rewards, and observations of a step or of the first reset. The agent before them is kept."""
     for key, setting in {"what": what, "value": value, "first": first}.items():
         monkeypatch.setattr(classic_envs.Broken, key, setting)
@@ -325,9 +323,8 @@ def test_environments_that_no_agent_fits(options, refused):
     assert "--env-id Spaces-v0: needs" in line
 
 
-def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_printed(
-    refused, tmp_path, monkeypatch
-):
+def test_a_folder_that_cannot_be_made_is_refused_first(refused, tmp_path, monkeypatch):
+    """Before anything else is printed."""
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setattr("builtins.print", printed := Mock(wraps=print))
     line = refused(lambda: run("ppo", tmp_path / "file" / "runs"))

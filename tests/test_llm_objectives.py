@@ -22,24 +22,17 @@ def args_of(name, **flags):
     return replace(args, **{k: v for k, v in bounds.items() if hasattr(args, k)}, **flags)
 
 
-def ragged(seed, B=7, T=9):
-    """Random log-probs, ratios on both sides of the clip, advantages of both signs, and masks."""
+def case(name, seed, B=7, T=9):
+    """Random log-probs, ratios on both sides of the clip, advantages of both signs, and masks. PPO
+    has an advantage for each token."""
     g = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, T + 1, (B,), generator=g)
     mask = (torch.arange(T) < lengths[:, None]).double()
     old = -3 * torch.rand(B, T, generator=g, dtype=torch.double) * mask
     logprobs = old + 0.4 * torch.randn(B, T, generator=g, dtype=torch.double) * mask
-    advantages = torch.randn(B, generator=g, dtype=torch.double)
+    shape = (B, T) if name == "ppo_llm" else (B,)
+    advantages = torch.randn(shape, generator=g, dtype=torch.double)
     return logprobs.requires_grad_(), old, advantages, mask
-
-
-def case(name, seed, B=7):
-    """The same, with the advantages of this script: PPO has one for each token."""
-    logprobs, old, advantages, mask = ragged(seed, B)
-    if name == "ppo_llm":
-        g = torch.Generator().manual_seed(seed)
-        advantages = torch.randn(mask.shape, generator=g, dtype=torch.double) * mask
-    return logprobs, old, advantages, mask
 
 
 def objective(name, logprobs, old, advantages, mask, args):

@@ -201,17 +201,11 @@ def test_all_else_stays_in_float32():
     assert {tensor.dtype for tensor in tensors} == {torch.float32}
 
 
-@pytest.mark.parametrize(
-    "dtype,device,expected",
-    [
-        ("auto", "cpu", False),
-        ("float32", "cpu", False),
-        ("bfloat16", "cpu", True),
-        ("auto", "cuda", True),
-        ("auto", "cuda, of an old kind", False),
-        ("float32", "cuda", False),
-    ],
-)
+DTYPES = [("auto", "cpu", False), ("bfloat16", "cpu", True), ("float32", "cuda", False)]
+DTYPES += [("auto", "cuda", True), ("auto", "cuda, of an old kind", False)]
+
+
+@pytest.mark.parametrize("dtype,device,expected", DTYPES)
 def test_what_dtype_means(monkeypatch, pretrained, dtype, device, expected):
     """Weights are loaded in float32 in any case. Old cards emulate bf16, slowly."""
     device, *old = device.split(",")
