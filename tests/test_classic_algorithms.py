@@ -25,6 +25,7 @@ def make_agent(module, action=ACTIONS[0]):
     for network in (agent.actor, agent.critic):
         network[0], network[2] = nn.Linear(3, 4), nn.Linear(4, 4)
         network[4] = nn.Linear(4, network[4].out_features)
+    agent.obs_norm.mean += 0.5
     agent.return_norm.update = lambda returns: None
     if not agent.discrete:
         agent.actor.log_std.data.uniform_(-1, 0.5)
