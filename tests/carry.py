@@ -51,18 +51,16 @@ def carry(sister, *texts):
     return "".join(theirs[name] for name in names)
 
 
-def code(name):
-    """The lines of a script's code, without docstrings and, as unparse omits them, comments."""
-    text = re.sub('""".*?"""', "pass", source(name), flags=re.S)
-    return ast.unparse(ast.parse(text)).splitlines()
-
-
 def changed(child):
     """The number of lines in the diff to the parent, and in brackets those of code."""
     if not FAMILY[child]:
         return "–"
     diff = output(["diff", PATHS[FAMILY[child]], PATHS[child]]).stdout
-    of_code = sum(line[0] in "+-" for line in difflib.ndiff(code(FAMILY[child]), code(child)))
+    texts = [
+        re.sub('""".*?"""', "pass", source(name), flags=re.S) for name in (FAMILY[child], child)
+    ]
+    code = [ast.unparse(ast.parse(text)).splitlines() for text in texts]  # it omits comments
+    of_code = sum(line[0] in "+-" for line in difflib.ndiff(*code))
     return f"{len(re.findall('^[<>]', diff, re.M))} ({of_code})"
 
 

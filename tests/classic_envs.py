@@ -122,10 +122,11 @@ class Spaces(gym.Env):
         self.action_space = action or gym.spaces.Discrete(2)
 
     def reset(self, *, seed=None, options=None):
-        return self.observation_space.sample(), {}
+        self.seen = self.observation_space.sample()
+        return self.seen, {}
 
     def step(self, action):
-        return self.observation_space.sample(), 0.0, True, False, {}
+        return self.reset()[0], 0.0, True, False, {}
 
 
 gym.register("Diary-v0", Diary, max_episode_steps=6)
@@ -139,18 +140,3 @@ gym.register("GuessBox-v0", Guess, kwargs={"continuous": True})
 gym.register("Endless-v0", Endless, max_episode_steps=10)
 gym.register("Forever-v0", Endless)
 gym.register("Spaces-v0", Spaces)
-GROWING = gym.spaces.Sequence(gym.spaces.Discrete(3))  # of no fixed length
-gym.register("SequenceObs-v0", Spaces, kwargs={"observation": GROWING})
-gym.register("MultiDiscreteAct-v0", Spaces, kwargs={"action": gym.spaces.MultiDiscrete([2, 2])})
-gym.register("FromOne-v0", Spaces, kwargs={"action": gym.spaces.Discrete(2, start=1)})
-for dtype in (np.uint8, np.int64):
-    whole = gym.spaces.Box(0, 3, (2,), dtype)
-    gym.register(f"Act-{dtype.__name__}-v0", Spaces, kwargs={"action": whole})
-gym.register("SquareAct-v0", Spaces, kwargs={"action": gym.spaces.Box(-1, 1, (2, 2))})
-gym.register(
-    "DryLake-v0",
-    gym.spec("FrozenLake-v1").entry_point,
-    kwargs={"map_name": "4x4", "is_slippery": False},
-    max_episode_steps=100,
-    reward_threshold=0.99,
-)

@@ -101,14 +101,18 @@ def run(*command, **options) -> Launched:
 
 
 def side_by_side(*command, processes: int = 2) -> list[Launched]:
-    """Start a script as torchrun would, as many times, in processes that find each other."""
+    """Start a script as torchrun would, as many times, in processes that find each other; wait for
+    their ends, expect success."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     common = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     common |= {"WORLD_SIZE": str(processes)}
     ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
-    return [Launched(*command, environment=common | rank) for rank in ranks]
+    launched = [Launched(*command, environment=common | rank) for rank in ranks]
+    statuses = [process.wait() for process in launched]
+    assert statuses == [0] * processes, "".join(process.stderr for process in launched)
+    return launched
 
 
 def flags(values: dict) -> list[str]:

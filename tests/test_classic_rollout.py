@@ -71,21 +71,6 @@ def test_reinforce_plays_one_whole_episode_per_environment():
             assert obs[:length, n, 1].tolist() == list(range(length)) and mask[:length, n].all()
 
 
-@BOTH_KINDS
-def test_batch_holds_the_real_steps_and_nothing_else(name):
-    """With junk for rewards and actions in the dummy rows it is the same, to the bit."""
-    module, agent, args, rounds = play(name)
-    for rollout, _ in rounds:
-        batch, dummy = module.prepare(agent, rollout, args), ~rollout["mask"]
-        assert dummy.any() and len(batch["advantages"]) == rollout["mask"].sum()
-        for key in rollout:
-            assert torch.equal(batch[key], rollout[key][~dummy])
-        junk = {"rewards": rollout["rewards"].masked_fill(dummy, 1e6)}
-        junk["actions"] = rollout["actions"].masked_fill(dummy, 1)
-        dirty = module.prepare(agent, rollout | junk, args)
-        assert all(torch.equal(batch[key], dirty[key]) for key in batch)
-
-
 def test_running_norm_is_mean_and_deviation_of_all_rows():
     """Also of one that was saved half way and loaded: its sums are saved, too."""
     torch.manual_seed(0)
@@ -120,8 +105,6 @@ FLAT = [
     gym.spaces.Box(-1, 1, (3,), np.float64),
     gym.spaces.Discrete(3, start=2),
     gym.spaces.MultiDiscrete([2, 3]),
-    gym.spaces.MultiBinary(4),
-    gym.spaces.Tuple([gym.spaces.Discrete(3), BOX]),
     gym.spaces.Dict(a=gym.spaces.Dict(b=BOX, c=gym.spaces.Discrete(2)), d=gym.spaces.Discrete(4)),
 ]
 
@@ -129,19 +112,11 @@ FLAT = [
 @pytest.mark.parametrize("space", FLAT, ids=lambda space: type(space).__name__)
 def test_every_space_that_gymnasium_flattens(space):
     """Two environments, five steps: what the agent sees is gymnasium's own flattening."""
-    module, seen, sample = script("ppo"), [], space.sample
+    module = script("ppo")
     envs = module.make_envs("Spaces-v0", 2, observation=space)
-    agent = module.Agent(envs)
-
-    def watched(*args, **kwargs):
-        seen.append(sample(*args, **kwargs))
-        return seen[-1]
-
-    for env in envs.unwrapped.envs:
-        env.unwrapped.observation_space.sample = watched
-    obs, _ = envs.reset()
+    agent, (obs, _) = module.Agent(envs), envs.reset()
     for _ in range(5):
-        expected = [gym.spaces.flatten(space, each) for each in seen[-2:]]
+        expected = [gym.spaces.flatten(space, env.unwrapped.seen) for env in envs.unwrapped.envs]
         assert np.array_equal(obs, np.stack(expected)) and obs.shape[1] > 2
         obs, *_ = envs.step(agent.act(obs))
 
@@ -168,26 +143,3 @@ def test_a_new_scale_leaves_the_critic_what_it_was():
         assert torch.allclose(agent.value(rollout["obs"]), before, atol=1e-4)
         agent.critic[-1].bias.data += 1
     assert agent.return_norm.std > 0.1 and abs(agent.return_norm.mean) > 1  # it did change
-
-
-def test_equal_targets_have_a_scale():
-    """CartPole's first ones are all 1. A deviation of 0 would make errors of them beyond all
-    bounds, and V would hardly move for many rollouts."""
-    module = script("actor_critic")
-    agent = module.Agent(module.make_envs("CartPole-v1", 1))
-    module.rescale_returns(agent, torch.full((50,), 3.0))
-    assert agent.return_norm.std == agent.return_norm.mean == 1.5
-    assert agent.value(torch.randn(5, 4)).abs().max() < 1e-6
-
-
-def test_values_and_targets_are_in_units_of_the_reward():
-    """A critic that says 0 means the mean return, and 1 a deviation more; target minus value is the
-    advantage."""
-    module, agent, args, rounds = play("ppo")
-    agent.return_norm.update(torch.tensor([40.0, 60.0]))
-    agent.critic[-1].weight.data *= 0
-    for says, value in ((0.0, 50.0), (1.0, 60.0)):
-        agent.critic[-1].bias.data.fill_(says)
-        assert agent.value(torch.zeros(2, 2)).tolist() == [value] * 2
-    batch = module.prepare(agent, rounds[0][0], args)
-    assert torch.allclose(batch["targets"] - 60, batch["advantages"], atol=1e-3)

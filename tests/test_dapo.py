@@ -83,25 +83,6 @@ def test_the_cap_is_named_when_it_binds(monkeypatch, capsys, last, kept):
     assert f"only {len(kept)} groups differ" in said and "--max-resample" in said
 
 
-def test_dead_groups_move_nothing_though_their_lengths_differ(monkeypatch):
-    """The overlong penalty differs within each group and must not count as a signal."""
-    monkeypatch.setattr(dapo, "load_verifier", lambda name: lambda *_: 0.7)
-    model = random_model()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    flags = {"max_resample": 2, "max_new_tokens": 6, "overlong_cache": 1.0}
-    args = dapo.Args(prompts_per_step=4, group_size=4, **flags)
-    penalties = spy(monkeypatch, dapo, "overlong_penalty")
-    torch.manual_seed(0)
-    rng = random.Random(0)
-    metrics = dapo.train_step(model, None, Characters(), optimizer, draws(problems(), 4), rng, args)
-    ((_, penalty),) = penalties
-    assert penalty.view(8, 4).std(1).any(), "the penalty told none of them apart"
-    assert equal(model.state_dict(), before) and not optimizer.state
-    assert metrics["discarded_groups"] == 8
-    assert metrics["reward"] == pytest.approx(0.7) and not {"loss", "grad_norm"} & set(metrics)
-
-
 def train_step(model, reference=None, rate=0.0, **flags):
     """One step on a model's own samples; what it logs."""
     args = dapo.Args(prompts_per_step=4, group_size=4, **flags)
@@ -109,6 +90,19 @@ def train_step(model, reference=None, rate=0.0, **flags):
     torch.manual_seed(0)
     rng, tokenizer = random.Random(0), Characters()
     return dapo.train_step(model, reference, tokenizer, optimizer, draws(problems(), 4), rng, args)
+
+
+def test_dead_groups_move_nothing_though_their_lengths_differ(monkeypatch):
+    """The overlong penalty differs within each group and must not count as a signal."""
+    monkeypatch.setattr(dapo, "load_verifier", lambda name: lambda *_: 0.7)
+    model, penalties = random_model(), spy(monkeypatch, dapo, "overlong_penalty")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    flags = {"max_resample": 2, "max_new_tokens": 6, "overlong_cache": 1.0}
+    metrics = train_step(model, rate=0.1, **flags)
+    ((_, penalty),) = penalties
+    assert penalty.view(8, 4).std(1).any(), "the penalty told none of them apart"
+    assert equal(model.state_dict(), before) and metrics["discarded_groups"] == 8
+    assert metrics["reward"] == pytest.approx(0.7) and not {"loss", "grad_norm"} & set(metrics)
 
 
 def test_it_trains_on_informative_groups_alone_and_counts_what_it_discards(monkeypatch):

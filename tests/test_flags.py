@@ -1,12 +1,15 @@
-"""Numbers that no run can use end in one line and exit status 2, for every flag of every script."""
+"""What flags do: numbers that no run can use end in one line and exit status 2, for every flag of
+every script; for the language models, defaults that follow, and learning rates."""
 
 import dataclasses
 import typing
 
 import pytest
-from conftest import CLASSIC_SCRIPTS, LLM_SCRIPTS, script
+import torch
+from conftest import CLASSIC_SCRIPTS, LLM_SCRIPTS, scalars, script
 from launch import Launched
 
+grpo = script("grpo_llm")
 NUMBERS = {  # always refused; refused or fit for use
     int: ([-1, 10**30], [0, 1, 7]),
     float: ([], [float("nan"), float("inf"), -float("inf"), -1.0, 0.0, 1e-320]),
@@ -34,9 +37,8 @@ def test_every_number_is_refused_or_fit_for_use(name, capsys):
                 assert end.code == 2 and "error: --" in capsys.readouterr().err
 
 
-RANGES = [  # script, flag, a value at the bound, one beyond
-    ("dapo_llm", "overlong_cache", 0.0, 1.1),
-    ("dapo_llm", "overlong_cache", 1.0, -0.1),
+RANGES = [  # script, flag, a value that fits, one that does not
+    ("dapo_llm", "overlong_cache", 1.0, 1.1),
     ("dapo_llm", "max_resample", 1, 0),
     ("ppo_llm", "gamma", 0.0, 1.01),
     ("ppo_llm", "gae_lambda", 0.0, 1.01),
@@ -52,10 +54,16 @@ RANGES = [  # script, flag, a value at the bound, one beyond
     ("trpo", "max_kl", 0.0, -0.01),
     ("trpo", "cg_steps", 1, 0),
 ]
+COUNTS = ["minibatches", "update_epochs", "group_size", "prompts_per_step", "max_new_tokens"]
+COUNTS += ["micro_batch_size", "eval_every", "eval_problems"]
+RANGES += [("grpo_llm", flag, 8, 0) for flag in COUNTS]
+RANGES += [("grpo_llm", flag, 1e-9, 0.0) for flag in ("temperature", "max_grad_norm")]
+RANGES += [("grpo_llm", flag, 0, -1) for flag in ("steps", "warmup_steps", "seed")]
+RANGES += [("grpo_llm", "learning_rate", 0.0, -0.1), ("grpo_llm", "beta", 0.0, float("inf"))]
 
 
 @pytest.mark.parametrize("name,flag,fits,beyond", RANGES)
-def test_ranges_of_what_few_have(name, flag, fits, beyond, refused):
+def test_ranges(name, flag, fits, beyond, refused):
     module = script(name)
     module.check_args(module.Args(**{flag: fits}))
     line = refused(lambda: module.check_args(module.Args(**{flag: beyond})))
@@ -67,3 +75,57 @@ def test_command_line_errors_show_no_traceback(name):
     for wrong in (["--seed", "-1"], ["--seed", "many"]):
         done = Launched(f"{name}.py", *wrong)
         assert done.wait() == 2 and "Traceback" not in done.stderr + done.stdout
+
+
+# ---------------------------------------------------------------------------- Language models
+
+
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_defaults_follow_from_model_and_data_unless_given(name):
+    tiny = 1.2e-3 if name == "rloo_llm" else 4e-4
+    Args = script(name).Args
+
+    def chosen(**flags):
+        args = Args(**flags)
+        return args.learning_rate, args.max_new_tokens, args.micro_batch_size
+
+    assert chosen() == (tiny, 24, 256)
+    assert chosen(model="some/model") == (1e-6, 24, 8)
+    assert chosen(dataset="train.jsonl") == (tiny, 256, 256)
+    assert chosen(model="some/model", dataset="train.jsonl") == (1e-6, 256, 8)
+    own = {"learning_rate": 3e-5, "max_new_tokens": 9, "micro_batch_size": 5}
+    assert chosen(model="some/model", dataset="train.jsonl", **own) == (3e-5, 9, 5)
+
+
+def test_the_tiny_model_takes_half_of_the_threads_and_two_at_most(monkeypatch):
+    """So that two runs on two cores do not wait for each other."""
+    asked = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    for cores in (1, 2, 3, 4, 64):
+        monkeypatch.setattr(torch, "get_num_threads", lambda cores=cores: cores)
+        grpo.start_device(grpo.Args(device="cpu"))
+        grpo.start_device(grpo.Args(device="cpu", model="some/model"))
+    assert asked == [1, 1, 1, 2, 2]
+
+
+def test_a_device_that_is_not_there(refused):
+    assert "--device cuda" in refused(grpo.start_device, grpo.Args(device="cuda"))
+    assert grpo.start_device(grpo.Args(device="auto")).type == "cpu"
+
+
+@pytest.mark.parametrize("steps,warmup", [(1, 10), (5, 10), (5, 2), (4, 0)])
+def test_rates_by_hand(steps, warmup, quick, monkeypatch):
+    """Up to the peak in the warm-up, or in all steps if these are fewer, and down towards 0."""
+    rates = {(1, 10): [1], (5, 10): [0.2, 0.4, 0.6, 0.8, 1], (5, 2): [0.5, 1, 0.75, 0.5, 0.25]}
+    rates[4, 0] = [1, 0.75, 0.5, 0.25]
+    taken = []
+
+    def train_step(model, reference, tokenizer, optimizer, problems, rng, args):
+        taken.append(optimizer.param_groups[0]["lr"])
+        return {"num_tokens": 1.0}
+
+    monkeypatch.setattr(grpo, "train_step", train_step)
+    own = {"steps": steps, "warmup_steps": warmup, "learning_rate": 2.0, "beta": 0.0}
+    result = grpo.main(grpo.Args(**quick | own))
+    assert taken == pytest.approx([2 * rate for rate in rates[steps, warmup]])
+    assert scalars(result["folder"], "learning_rate") == pytest.approx(taken)

@@ -12,7 +12,6 @@ import tokenizers
 import torch
 import transformers
 from conftest import (
-    ROOT,
     Characters,
     equal,
     last_checkpoint,
@@ -62,14 +61,6 @@ def test_clip_is_live_and_logs_are_complete(learned):
     assert abs(logged["kl"][0]) < 1e-8 < 1e-3 < logged["kl"][-1]  # it begins as the reference
     assert logged["approx_kl"][-1] > 0 and logged["learning_rate"][9] == pytest.approx(4e-4)
     assert min(logged["num_tokens"]) > 0 and max(logged["num_tokens"]) < 256 * 24, "of one step"
-
-
-def test_saved_model_loads_and_solves(learned):
-    model = transformers.AutoModelForCausalLM.from_pretrained(last_checkpoint(learned["folder"]))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(last_checkpoint(learned["folder"]))
-    inputs = tokenizer("3+8+5=", return_tensors="pt")
-    output = model.generate(input_ids=inputs["input_ids"], do_sample=False, max_new_tokens=20)
-    assert tokenizer.decode(output[0], skip_special_tokens=True) == "3+8+5=11,16#16"
 
 
 @pytest.fixture
@@ -133,37 +124,25 @@ def test_a_folder_that_cannot_be_written_is_named(untrained, quick, tmp_path, mo
     assert not Path(quick["output_dir"]).exists()
 
 
-@pytest.mark.parametrize("part", ["tiny_model_folder", "make_sum", "versions"])
-def test_cache_key_holds_what_shapes_the_weights(part, monkeypatch):
+def test_cache_key_holds_what_shapes_the_weights(monkeypatch):
     """The source of both functions, and the versions of torch and transformers."""
-    folder_of = grpo.tiny_model_folder
     monkeypatch.setattr(grpo, "save", lambda *args: None)
-    before = folder_of(0)
-    assert folder_of(0) == before
+    folder_of = grpo.tiny_model_folder
+    folders = [folder_of(0), folder_of(0)]
     parts = [(torch, "__version__"), (transformers, "__version__")]
-    for module, name in parts if part == "versions" else [(grpo, part)]:
+    for module, name in [*parts, (grpo, "tiny_model_folder"), (grpo, "make_sum")]:
         with monkeypatch.context() as patched:
             patched.setattr(module, name, lambda: ("another",))
-            assert folder_of(0) != before
+            folders.append(folder_of(0))
+    assert folders[0] == folders[1] and len(set(folders)) == 5
 
 
-def test_two_first_starts_leave_one_model_and_nothing_else(tmp_path, monkeypatch):
+def test_two_first_starts_leave_one_model_and_nothing_else(tmp_path):
     """The second finds the model that the first has made in the meantime."""
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    save, other, calls = grpo.save, tmp_path / "other", []
-
-    def slow(model, tokenizer, folder):
-        if not calls:
-            calls.append(folder)
-            shutil.copytree(other, folder)
-        save(model, tokenizer, folder)
-
-    save(random_model(), SimpleNamespace(save_pretrained=lambda folder: None), other)
-    monkeypatch.setattr(grpo, "save", slow)
-    folder = grpo.tiny_model_folder(1)
-    assert calls == [folder] and list((tmp_path / "hub").iterdir()) == [folder]
-    names = [sorted(path.name for path in each.iterdir()) for each in (folder, other)]
-    assert names[0] == names[1]
+    tokenizer = SimpleNamespace(save_pretrained=lambda folder: None)
+    for _ in range(2):
+        grpo.save(random_model(), tokenizer, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == [tmp_path / "model"]
 
 
 def test_reference_stays_and_is_not_loaded_without_kl(quick, monkeypatch):
@@ -180,9 +159,6 @@ def test_reference_stays_and_is_not_loaded_without_kl(quick, monkeypatch):
     assert not equal(seen[0], weights(run["folder"]))
     grpo.main(grpo.Args(**quick | {"beta": 0.0, "output_dir": quick["output_dir"] + "2"}))
     assert len(seen) == 3 and len(loaded) == 3
-
-
-PROBLEMS = [("1+2", "3"), ("2+5", "7")]
 
 
 @pytest.fixture
@@ -255,18 +231,11 @@ def test_a_model_without_an_end_token_leaves_a_checkpoint_that_generates(copied,
     assert saved.generate(torch.tensor([[5, 6]]), max_new_tokens=3).shape == (1, 5)
 
 
-def test_a_chat_template_that_raises_is_one_line(pretrained, refused):
-    """Also if its message begins with a newline."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
-    tokenizer.chat_template = "{{ raise_exception('\n\nsystem first') }}"
-    line = refused(grpo.encode_prompts, PROBLEMS, tokenizer, grpo.Args())
-    assert "--model" in line and "system first" in line
-
-
 TEMPLATES = [(None, "resize_token_embeddings")]  # and a token added to the tokenizer alone
 TEMPLATES += [("{{ messages[0]['content'][0]['text'] }}", "without tokens")]  # it wants parts
 ALL_BUT_ONE = "{% if '🙂' not in messages[0]['content'] %}x{% endif %}"
 TEMPLATES += [(ALL_BUT_ONE, "without tokens")]
+TEMPLATES += [("{{ raise_exception('\n\nsystem first') }}", "fails: system first")]
 
 
 @pytest.mark.parametrize("template,reason", TEMPLATES)
@@ -287,7 +256,7 @@ def test_a_prompt_that_cannot_be_read_is_one_line(
     args = grpo.Args(**quick | own)
     assert questions[0] in dict(grpo.load_data(args)[0])
     line = refused(grpo.main, args)
-    assert f"--model {folder}: " in line and reason in line
+    assert line.startswith("error: --model") and reason in line
     assert not Path(quick["output_dir"]).exists()
 
 
@@ -307,17 +276,14 @@ def test_a_prompt_that_leaves_no_room_is_one_line(kind, shape, limit, room, monk
     grpo.check_prompts(problems, *given, replace(args, max_new_tokens=room))
 
 
-BAD = {"group_size": [1], "minibatches": [7, 8], "update_epochs": [0], "steps": [-1]}
-BAD |= {"learning_rate": [float("nan")], "temperature": [0.0], "clip_low": [-0.1], "seed": [-1]}
-BAD |= {"beta": [float("inf")], "max_new_tokens": [-5], "dataset": ["x.jsonl"], "prompt": ["{q}"]}
-BAD |= {"eval_dataset": ["x.jsonl"], "model": ["/nowhere/at/all"], "verifier": ["exact"]}
+BAD = {"group_size": 1, "minibatches": 7, "seed": -1, "prompt": "{q}", "verifier": "exact"}
+BAD |= {"dataset": "x.jsonl", "eval_dataset": "x.jsonl", "model": "/nowhere/at/all"}
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_bad_flags(quick, refused, name):
-    for value in BAD[name]:
-        line = refused(grpo.main, grpo.Args(**quick | {name: value}))
-        assert f"--{name.replace('_', '-')}" in line
+@pytest.mark.parametrize("name,value", BAD.items())
+def test_bad_flags(quick, refused, name, value):
+    line = refused(grpo.main, grpo.Args(**quick | {name: value}))
+    assert f"--{name.replace('_', '-')}" in line
 
 
 def test_non_finite_loss_stops_with_the_step_and_keeps_the_model(quick, monkeypatch, capsys):
@@ -333,15 +299,6 @@ def test_non_finite_loss_stops_with_the_step_and_keeps_the_model(quick, monkeypa
     (folder,) = Path(quick["output_dir"]).iterdir()
     assert last_checkpoint(folder).name == "step-000001"
     assert all(tensor.isfinite().all() for tensor in weights(folder).values())
-
-
-def test_a_run_leaves_nothing_outside_its_folder(quick, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    before = {*ROOT.iterdir(), ROOT / "__pycache__"}
-    grpo.main(grpo.Args(**quick | {"output_dir": "runs", "steps": 1}))
-    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
-    assert len([*tmp_path.glob("runs/*")]) == 1 and {*ROOT.iterdir()} <= before
 
 
 @pytest.mark.parametrize("name", quick_for("dapo_llm", "ppo_llm"))

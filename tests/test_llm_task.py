@@ -6,7 +6,7 @@ import zlib
 from itertools import islice
 
 import pytest
-from conftest import quick_for, script
+from conftest import script
 
 grpo = script("grpo_llm")
 
@@ -21,16 +21,14 @@ def test_sums_are_right_and_sides_are_disjoint():
         assert 2 <= len(terms) <= 4 and sum(map(int, terms)) == int(answer)
 
 
-@pytest.mark.parametrize("name", quick_for("grpo_llm"))
-def test_held_out_sums_are_what_they_have_always_been(name):
+def test_held_out_sums_are_what_they_have_always_been():
     """The checksum is of the question with a "=", or old and new scores could not be compared."""
     rng, expected = random.Random(0), []
     while len(expected) < 256:
         terms = [rng.randint(0, 9) for _ in range(rng.randint(2, 4))]
         if zlib.crc32(("+".join(map(str, terms)) + "=").encode()) % 10 == 0:
             expected.append(("+".join(map(str, terms)), str(sum(terms))))
-    module = script(name)
-    assert module.load_data(module.Args()) == ([], expected)
+    assert grpo.load_data(grpo.Args()) == ([], expected)
     assert expected[0][0].count("=") == 0 and len(set(expected)) > 100
 
 
@@ -48,30 +46,25 @@ def gsm(n, offset=0):
     return rows
 
 
-def args_for(**kwargs):
-    return grpo.Args(model="somewhere", **kwargs)
-
-
 def test_jsonl_split_is_fixed_and_disjoint(tmp_path):
     """The tenth with the smallest checksums is held out; a question that comes twice has its last
     answer, blank lines are skipped, and the file may begin with a byte-order mark."""
     wrong = [{"question": row["question"], "answer": 0} for row in gsm(20, 600)]
     path = write(tmp_path / "d.jsonl", [*wrong, "", "  ", *gsm(500, 600), ""], mark="\ufeff")
-    train, held_out = grpo.load_data(args_for(dataset=path))
+    train, held_out = grpo.load_data(grpo.Args(dataset=path))
     questions = [f"What is {i} + {i}?" for i in range(600, 1100)]
     questions.sort(key=lambda question: zlib.crc32(question.encode()))
     assert {q for q, _ in held_out} == {*questions[:50]} and len(held_out) == 50
     assert {q for q, _ in train} == {*questions[50:]} and len(train) == 450
     assert ("What is 600 + 600?", "1,200") in train + held_out
-    args = args_for(dataset=path, eval_problems=10)
+    args = grpo.Args(dataset=path, eval_problems=10)
     assert grpo.load_data(args) == (train, held_out[:10])
 
 
-@pytest.mark.parametrize("name", quick_for("grpo_llm"))
-def test_each_pass_over_a_file_has_every_question_once(name):
+def test_each_pass_over_a_file_has_every_question_once():
     """In an order of its own, which follows from the seed."""
-    problem_stream, train = script(name).problem_stream, [(f"{i}?", str(i)) for i in range(20)]
-    streams = [problem_stream(train, seed) for seed in (1, 1, 2)]
+    train = [(f"{i}?", str(i)) for i in range(20)]
+    streams = [grpo.problem_stream(train, seed) for seed in (1, 1, 2)]
     first, again, other = ([list(islice(each, 20)) for _ in range(3)] for each in streams)
     assert all(sorted(once) == sorted(train) for once in first)
     assert first == again != other and first[0] != first[1] != first[2] and first[0] != train
@@ -80,14 +73,14 @@ def test_each_pass_over_a_file_has_every_question_once(name):
 def test_two_questions_or_one_for_both_sides_are_enough(tmp_path):
     one, two = (write(tmp_path / f"{n}.jsonl", gsm(n)) for n in (1, 2))
     for data in ({"dataset": two}, {"dataset": one, "eval_dataset": one}):
-        train, held_out = grpo.load_data(args_for(**data))
+        train, held_out = grpo.load_data(grpo.Args(**data))
         assert len(train) == len(held_out) == 1
 
 
 def test_eval_dataset_takes_nothing_out_of_training(tmp_path, capsys):
     own = {"dataset": write(tmp_path / "t.jsonl", gsm(20)), "eval_problems": 7}
     own["eval_dataset"] = write(tmp_path / "e.jsonl", gsm(10, 15))
-    train, held_out = grpo.load_data(args_for(**own))
+    train, held_out = grpo.load_data(grpo.Args(**own))
     assert len(train) == 20 and len(held_out) == 7
     assert "5 questions are in both" in capsys.readouterr().out
 
@@ -103,9 +96,9 @@ BAD += ["[" * 100_000, '{"question": "' + "\udce9" * 5000 + '", "answer": 1}']  
 def test_bad_line_is_named_by_its_number(tmp_path, refused, line):
     good = write(tmp_path / "good.jsonl", gsm(4))
     path = write(tmp_path / "bad.jsonl", gsm(2) + [line] + gsm(2))
-    error = refused(grpo.load_data, args_for(dataset=path))
+    error = refused(grpo.load_data, grpo.Args(dataset=path))
     assert f"--dataset {path}, line 3: " in error and len(error) < 420
-    error = refused(grpo.load_data, args_for(dataset=good, eval_dataset=path))
+    error = refused(grpo.load_data, grpo.Args(dataset=good, eval_dataset=path))
     assert f"--eval-dataset {path}, line 3: " in error and "--dataset" not in error
 
 
@@ -115,10 +108,10 @@ def test_files_that_are_not_there_or_empty_or_binary(tmp_path, refused):
     write(tmp_path / "one.jsonl", gsm(1))
     for name in ("none.jsonl", "", "empty.jsonl", "binary.jsonl", "one.jsonl"):
         path = str(tmp_path / name)
-        assert f"--dataset {path}" in refused(grpo.load_data, args_for(dataset=path))
+        assert f"--dataset {path}" in refused(grpo.load_data, grpo.Args(dataset=path))
     for name in ("none.jsonl", "empty.jsonl"):  # not --dataset, which is good
         path = str(tmp_path / name)
-        args = args_for(dataset=str(tmp_path / "one.jsonl"), eval_dataset=path)
+        args = grpo.Args(dataset=str(tmp_path / "one.jsonl"), eval_dataset=path)
         assert f"--eval-dataset {path}" in refused(grpo.load_data, args)
     same = write(tmp_path / "same.jsonl", gsm(1) * 20)
-    assert "two different questions" in refused(grpo.load_data, args_for(dataset=same))
+    assert "two different questions" in refused(grpo.load_data, grpo.Args(dataset=same))

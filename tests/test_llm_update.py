@@ -8,8 +8,6 @@ import torch
 from conftest import LLM_SCRIPTS, Characters, random_model, script, spy, with_critic
 from oracles import KL_IN_REWARD, clipped_share, gradient_of_step, row_by_row
 
-grpo, rloo = script("grpo_llm"), script("rloo_llm")
-
 
 def moved(name, model=None, **flags):
     """A random model that has moved since it drew a batch; the batch, with made-up advantages, for
@@ -89,14 +87,16 @@ def test_max_grad_norm():
     assert (after - before).norm().item() == pytest.approx(1e-3, rel=1e-2)
 
 
-def run_one_step(module, monkeypatch, drift):
-    """A training step without a reward, the reference `drift` nats away on each token: what reached
-    the advantages, the lengths of the completions, and what is logged."""
-    seen, lengths = spy(monkeypatch, module, "compute_advantages"), []
+@pytest.mark.parametrize("name", ["rloo_llm", "grpo_llm"])
+def test_the_kl_is_in_the_reward_of_rloo_and_not_of_grpo(name, monkeypatch):
+    """The verifier rewards nothing, and the reference is 0.2 nats away on each token. So RLOO takes
+    a step. GRPO takes none, and logs k3 of log π_ref − log π = −0.2."""
+    module, lengths = script(name), []
+    seen = spy(monkeypatch, module, "compute_advantages")
 
     def batch_logprobs(reference, batch, args):
         lengths.append(batch["mask"].sum(1))
-        return batch["old_logprobs"] - drift * batch["mask"]
+        return batch["old_logprobs"] - 0.2 * batch["mask"]
 
     monkeypatch.setattr(module, "batch_logprobs", batch_logprobs)
     monkeypatch.setattr(module, "load_verifier", lambda name: lambda completion, answer: 0.0)
@@ -106,17 +106,8 @@ def run_one_step(module, monkeypatch, drift):
     rng, tokenizer = random.Random(0), Characters()
     metrics = module.train_step(model, None, tokenizer, optimizer, problems, rng, args)
     ((rewards, _), _), *_ = seen
-    return rewards, lengths[0].view(3, 4), metrics
-
-
-def test_kl_is_in_rloos_reward(monkeypatch):
-    rewards, lengths, metrics = run_one_step(rloo, monkeypatch, drift=0.2)
-    torch.testing.assert_close(rewards, -0.5 * 0.2 * lengths, rtol=1e-4, atol=1e-5)
-    assert metrics["kl"] == pytest.approx(0.2, rel=1e-4) and metrics["grad_norm"] > 0
-
-
-def test_kl_is_not_in_the_reward_of_grpo(monkeypatch):
-    """k3 of log π_ref − log π = −0.2 is logged; where no reward differs there is no step."""
-    rewards, _, metrics = run_one_step(grpo, monkeypatch, drift=0.2)
-    assert not rewards.any() and "grad_norm" not in metrics
-    assert metrics["kl"] == pytest.approx(math.exp(-0.2) + 0.2 - 1, rel=1e-3)
+    in_reward = name == "rloo_llm"
+    expected = -0.5 * 0.2 * lengths[0].view(3, 4) * in_reward
+    torch.testing.assert_close(rewards, expected, rtol=1e-4, atol=1e-5)
+    kl = 0.2 if in_reward else math.exp(-0.2) + 0.2 - 1
+    assert metrics["kl"] == pytest.approx(kl, rel=1e-3) and ("grad_norm" in metrics) == in_reward

@@ -97,17 +97,13 @@ def test_linear_in_the_length(piece):
         assert time.process_time() - start < 1.0
 
 
-ALPHABETS = [("0123,.$*{- \nx٣", 40_000)]
-ALPHABETS += [pytest.param("0123,.$*{- \nx٣７²e}\x00🙂", 1_000_000, marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize("alphabet,count", ALPHABETS)
-def test_fuzz_never_raises_and_agrees_with_gsm8ks_own_regex(alphabet, count):
+def test_fuzz_never_raises_and_agrees_with_gsm8ks_own_regex():
     """On random strings we find all that GSM8K's regex finds, and only what stands there."""
     official = re.compile(r"#### (\-?[0-9\.\,]+)")
     rng, rewarded, agreed = random.Random(0), 0, 0
-    for _ in range(count):
-        text = "#### " + "".join(rng.choice(alphabet) for _ in range(rng.randint(0, 6)))
+    for _ in range(80_000):
+        characters = rng.choices("0123,.$*{- \nx٣７²e}\x00🙂", k=rng.randint(0, 6))
+        text = "#### " + "".join(characters)
         found = grpo.verify(text, "12")
         theirs = official.match(text)
         if theirs and theirs[1].replace(",", "") == "12" and "," not in theirs[1][:-1]:
@@ -171,21 +167,15 @@ def test_what_is_no_verifier_ends_in_one_line(own, tmp_path, refused):
         assert f"--verifier {name}" in error and "verify" in error
 
 
-def test_a_file_under_a_link_on_the_path(tmp_path, monkeypatch):
-    """PYTHONPATH may name the folder by another name than --verifier does."""
+def test_a_file_may_import_another_beside_it_and_start_processes(tmp_path, monkeypatch):
+    """A new process finds the verifier's functions by the name of its file. PYTHONPATH may name the
+    folder by another name than --verifier does."""
     folder = tmp_path / "folder"
     folder.mkdir()
     (tmp_path / "link").symlink_to(folder)
-    path = folder / "verifier_under_a_link.py"
-    path.write_text("def verify(completion, answer):\n    return 0.25")
     monkeypatch.syspath_prepend(str(tmp_path / "link"))
-    assert grpo.load_verifier(str(path))("1", "1") == 0.25
-
-
-def test_a_file_may_import_another_beside_it_and_start_processes(tmp_path):
-    """A new process finds the verifier's functions by the name of its file."""
-    (tmp_path / "beside_the_verifier.py").write_text("HALF = 0.5\n")
-    path = tmp_path / "verifier_with_a_pool.py"
+    (folder / "beside_the_verifier.py").write_text("HALF = 0.5\n")
+    path = folder / "verifier_with_a_pool.py"
     path.write_text("""
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context

@@ -9,15 +9,11 @@ from lineage import LLM_SCRIPTS, PATHS, ROOT, SCRIPTS, parts, source
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_no_function_is_longer_than_a_screen(name):
+def test_functions_fit_on_a_screen_and_flags_have_their_help(name):
+    """A flag's help is a comment of four words or more, above the flag or behind it."""
     functions = [n for n in ast.walk(ast.parse(source(name))) if isinstance(n, ast.FunctionDef)]
     lines = {node.name: node.end_lineno - node.lineno + 1 for node in functions}
     assert max(lines.values()) <= 55, max(lines, key=lines.get)
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_every_flag_has_its_help(name):
-    """A comment of four words or more, above the flag or behind it."""
     for field, text in parts(source(name)).items():
         if field.startswith("Args.") and field != "Args.__post_init__":
             assert len(" ".join(re.findall("# (.+)", text)).split()) >= 4, field
@@ -31,7 +27,6 @@ def test_a_copied_script_brings_what_it_needs():
         block = source(name).split("\n# /// script\n")[1].removesuffix("# ///\n")  # see PEP 723
         metadata = tomllib.loads(re.sub("^# ?", "", block, flags=re.M))
         own = {pin.partition("==")[0] for pin in metadata["dependencies"]}
-        assert metadata["requires-python"] == ">=3.11"
         assert own >= {"torch", "tyro", "tensorboard", "tqdm"}
         assert ("transformers" if name in LLM_SCRIPTS else "gymnasium[classic-control]") in own
         found |= set(metadata["dependencies"])
