@@ -232,14 +232,16 @@ def draw_line(axes, x, arm, runs, **style):
     """The mean of an arm over a setting, or over the points of lists; each run beside it."""
     wanted, column = arm
     if isinstance(x, list):
-        found = list(zip(*runs.find(wanted, column), strict=True))  # for each point, all runs
-        axes.plot(x, found, alpha=0.25, linewidth=0.5, color=style["color"])
-    else:
-        setting = x
-        x = sorted({settings[setting] for settings, _ in runs.rows if setting in settings})
-        found = [runs.find(wanted | {setting: value}, column) for value in x]
-        axes.plot(x, found, ".", alpha=0.35, markersize=4, color=style["color"])
-    axes.plot(x, [np.mean(values) for values in found], **style)
+        points = list(zip(*runs.find(wanted, column), strict=True))  # for each, all runs
+        axes.plot(x, points, alpha=0.25, linewidth=0.5, color=style["color"])
+        axes.plot(x, [np.mean(values) for values in points], **style)
+        return
+    settings = sorted({settings[x] for settings, _ in runs.rows if x in settings})
+    points = {value: runs.find(wanted | {x: value}, column) for value in settings}
+    points = {value: found for value, found in points.items() if found}
+    for value, found in points.items():
+        axes.plot([value] * len(found), found, ".", alpha=0.35, color=style["color"])
+    axes.plot(list(points), [np.mean(found) for found in points.values()], **style)
 
 
 def draw_panel(axes, panel, runs, colors):
