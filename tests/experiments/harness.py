@@ -236,8 +236,8 @@ def draw_line(axes, x, arm, runs, **style):
         axes.plot(x, points, alpha=0.25, linewidth=0.5, color=style["color"])
         axes.plot(x, [np.mean(values) for values in points], **style)
         return
-    settings = sorted({settings[x] for settings, _ in runs.rows if x in settings})
-    points = {value: runs.find(wanted | {x: value}, column) for value in settings}
+    every = sorted({settings[x] for settings, _ in runs.rows if x in settings})
+    points = {value: runs.find(wanted | {x: value}, column) for value in every}
     points = {value: found for value, found in points.items() if found}
     for value, found in points.items():
         axes.plot([value] * len(found), found, ".", alpha=0.35, color=style["color"])
