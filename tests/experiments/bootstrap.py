@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 from classic_parts import learn, thousands
 from harness import Panel, arms, grid
-from verdicts import DEPENDS, Contrast
+from verdicts import Contrast
 
 import actor_critic
 import trpo
@@ -48,7 +48,7 @@ PRIMARIES = [
 
 # The page
 LESSON = (
-    DEPENDS,
+    "it depends",
     "The TD error helps where rewards are noisy and the state tells what an action has done; where "
     "the state does not tell, it cannot learn at all.",
 )

@@ -7,7 +7,7 @@ from statistics import mean
 
 from classic_parts import thousands, train
 from harness import Panel, arms, grid
-from verdicts import UNDECIDED, Contrast
+from verdicts import Contrast
 
 import ppo
 
@@ -62,7 +62,7 @@ PRIMARIES = [
 
 # The page
 LESSON = (
-    UNDECIDED,
+    "undecided",
     "With many epochs PPO learns more from each rollout. If each form has the learning rate that "
     "suits it best, what the clip adds to that is too small to be told from chance.",
 )

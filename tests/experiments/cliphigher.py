@@ -6,7 +6,7 @@ from statistics import linear_regression
 from bench import Enough, train
 from harness import Panel, arms
 from llm_parts import first_token, load, started, warm_start
-from verdicts import DEPENDS, Contrast
+from verdicts import Contrast
 
 import dapo_llm
 
@@ -65,7 +65,10 @@ SECONDS = 24
 PRIMARIES = [slope("guess 0.97", "worked out"), slope("meander", "different at pass@1 0.5")]
 
 # The page
-LESSON = DEPENDS, "A higher upper clip lets rare tokens grow, but does not keep answers diverse."
+LESSON = (
+    "it depends",
+    "A higher upper clip lets rare tokens grow, but does not keep answers diverse.",
+)
 RARE, MANY = arms("outcomes", "habit", ["guess 0.97", "meander"]).values()
 PANELS = [
     Panel("After 3 rollouts", {"worked out": RARE}, ("ε_high", "worked out"), DOSES),

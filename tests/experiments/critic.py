@@ -13,7 +13,7 @@ import torch
 from bench import train
 from harness import Panel, arms
 from llm_parts import eight_digits, load, mean, started, warm_start
-from verdicts import DEPENDS, Contrast
+from verdicts import Contrast
 
 NONE = {  # main() saves a critic's weights. With V = 0 the mean of the batch is what is expected
     "add_critic": lambda model: model.add_module("critic", torch.nn.Module()),
@@ -109,7 +109,7 @@ PRIMARIES = [
 
 # The page
 LESSON = (
-    DEPENDS,
+    "it depends",
     "Credit for each token would be worth having on long answers, but PPO's critic does not learn "
     "to give it, and on short answers there is nothing to gain.",
 )

@@ -4,7 +4,7 @@ import ppo_llm
 from bench import train
 from harness import Panel, arms
 from llm_parts import mean, started, warm_start
-from verdicts import SHOWN, Contrast
+from verdicts import Contrast
 
 
 def run(gamma, seed, start, steps=30, warm=400):
@@ -27,7 +27,7 @@ PRIMARIES = [
 ]
 
 # The page
-LESSON = (SHOWN, "A discount factor below 1 makes the language model's answers shorter.")
+LESSON = ("shown", "A discount factor below 1 makes the language model's answers shorter.")
 ROLLOUTS = list(range(1, 31))
 PANELS = [
     Panel("Length of an answer", arms("length", "gamma", GAMMAS), ("rollouts", "tokens"), ROLLOUTS),

@@ -3,7 +3,7 @@
 from bench import train
 from harness import Panel, arms
 from llm_parts import mean, started, warm_start
-from verdicts import DEPENDS, Contrast
+from verdicts import Contrast
 
 import dapo_llm
 
@@ -46,7 +46,7 @@ PRIMARIES = [[contrast("one draw")], [contrast("large draw"), contrast("more ste
 
 # The page
 LESSON = (
-    DEPENDS,
+    "it depends",
     "A step of DAPO teaches more because it draws more answers, not because it filters them: "
     "without the filter as many answers teach as much.",
 )

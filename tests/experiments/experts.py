@@ -12,7 +12,7 @@ from harness import Panel, arms
 from llm_parts import imitate, load, mean, started
 from transformers import LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
-from verdicts import NO_DIFFERENCE, Contrast
+from verdicts import Contrast
 
 import grpo_llm
 import gspo_llm
@@ -144,7 +144,7 @@ PRIMARIES = [
 
 # The page
 LESSON = (
-    NO_DIFFERENCE,
+    "no difference",
     "A small mixture of experts is no case for GSPO: the ratios of its tokens do not explode, and "
     "changes of experts cause little of their variance.",
 )

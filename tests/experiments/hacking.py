@@ -6,7 +6,7 @@ import torch
 from bench import train
 from harness import Panel
 from llm_parts import load, mean, started, warm_start
-from verdicts import SHOWN, Contrast
+from verdicts import Contrast
 
 import grpo_llm
 import rloo_llm
@@ -82,7 +82,7 @@ PRIMARIES = [
 
 # The page
 LESSON = (
-    SHOWN,
+    "shown",
     "A policy finds the loophole in its reward, and a KL penalty keeps it from there; if there is "
     "no loophole, the penalty costs some learning.",
 )

@@ -6,7 +6,7 @@ from unittest.mock import patch
 from bench import train
 from harness import Panel, arms
 from llm_parts import mean, started, warm_start
-from verdicts import NO_DIFFERENCE, Contrast
+from verdicts import Contrast
 
 import grpo_llm
 
@@ -60,7 +60,7 @@ PRIMARIES = [
 
 # The page
 LESSON = (
-    NO_DIFFERENCE,
+    "no difference",
     "Hard questions are learned as fast without the division by the std as with it.",
 )
 AXES, ROLLOUTS = ("rollouts", "reward"), list(range(1, 41))

@@ -167,9 +167,10 @@ def plan(names):
 
 def accept_runs(names, reason):
     """Let the runs of these experiments count as runs of the code as it is now."""
+    now = revision()  # before any file is written
     for name in names:
         kept = read(name)
-        kept["accepted"] = {"code": code(name), "revision": revision(), "reason": reason}
+        kept["accepted"] = {"code": code(name), "revision": now, "reason": reason}
         write(name, kept)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import torch
 from classic_parts import learn, train
 from harness import Panel, arms, grid
-from verdicts import DEPENDS, Contrast
+from verdicts import Contrast
 
 import ppo
 
@@ -85,7 +85,7 @@ PRIMARIES = [
 
 # The page
 LESSON = (
-    DEPENDS,
+    "it depends",
     "λ has a best value in between only where rewards are noisy and V is easy to learn; where the "
     "rewards have no noise, trusting them alone is best.",
 )

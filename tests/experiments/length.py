@@ -6,7 +6,7 @@ import torch
 from bench import train
 from harness import Panel, arms
 from llm_parts import load, mean, started, warm_start
-from verdicts import SHOWN, Contrast
+from verdicts import Contrast
 
 import grpo_llm
 
@@ -64,7 +64,7 @@ PRIMARIES = [
 
 # The page
 LESSON = (
-    SHOWN,
+    "shown",
     "Dividing by an answer's length makes wrong answers grow and right ones shrink.",
 )
 PANELS = [

@@ -9,7 +9,7 @@ from statistics import mean
 from bench import train
 from harness import Panel
 from llm_parts import started, warm_start
-from verdicts import DEPENDS, Contrast
+from verdicts import Contrast
 
 import cispo_llm
 import grpo_llm
@@ -75,7 +75,7 @@ PRIMARIES = [
 
 # The page
 LESSON = (
-    DEPENDS,
+    "it depends",
     "Many epochs learn more from each rollout, and at the default learning rate they need a clip; "
     "but without a clip a lower rate does as well.",
 )

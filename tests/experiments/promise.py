@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from classic_parts import PLACES, right_door, train
 from harness import Panel, arms, grid
-from verdicts import DEPENDS, Contrast
+from verdicts import Contrast
 
 import ppo
 import trpo
@@ -67,7 +67,7 @@ PRIMARIES = [[contrast(HOME)], [contrast(CORRIDOR)]]
 
 # The page
 LESSON = (
-    DEPENDS,
+    "it depends",
     "TRPO bounds how far a step goes, not where it leads: where rewards are noisy, many of its "
     "steps make the policy worse.",
 )

@@ -3,7 +3,7 @@
 from bench import train
 from harness import Panel, arms
 from llm_parts import mean, started, warm_start
-from verdicts import SHOWN, Contrast
+from verdicts import Contrast
 
 import grpo_llm
 import gspo_llm
@@ -28,7 +28,7 @@ BOTH = arms("learned", "method", METHODS, rate=8e-4)
 PRIMARIES = [[Contrast("reward: GSPO − GRPO", BOTH["GSPO"], BOTH["GRPO"], 0.05, block="start")]]
 
 # The page
-LESSON = (SHOWN, "At twice the usual learning rate GSPO learns where GRPO fails.")
+LESSON = ("shown", "At twice the usual learning rate GSPO learns where GRPO fails.")
 PANELS = [
     Panel(
         "Rate 0.0008, 8 epochs",

@@ -6,7 +6,7 @@ import torch
 from bench import train
 from harness import Panel
 from llm_parts import first_token, load, started, warm_start
-from verdicts import SHOWN, Contrast
+from verdicts import Contrast
 
 import cispo_llm
 import grpo_llm
@@ -68,7 +68,7 @@ PRIMARIES = [
 ]
 
 # The page
-LESSON = SHOWN, "GRPO's clip slows rare tokens because it takes their gradient; CISPO keeps it."
+LESSON = "shown", "GRPO's clip slows rare tokens because it takes their gradient; CISPO keeps it."
 SHARES = {form: ({}, f"{form}, by rollout") for form in FORMS}
 PANELS = [Panel("A rare habit", SHARES, ("rollouts", "worked out"), [0, 1, 2, 3])]
 

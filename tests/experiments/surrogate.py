@@ -4,7 +4,6 @@ import math
 
 import torch
 from harness import Panel, arms, grid
-from verdicts import FORMULA
 
 import cispo_llm
 import grpo_llm
@@ -49,7 +48,7 @@ PRIMARIES = []
 
 # The page
 LESSON = (
-    FORMULA,
+    "by formula",
     "The clip removes the gradient of a sample whose ratio has gone as far as A wants, and leaves "
     "it to a sample whose ratio has gone the other way.",
 )
