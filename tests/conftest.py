@@ -5,8 +5,8 @@ command, or with another script whose text is the same (quick_for). `python -m p
 --slow` runs everything, and `python -m pytest -q tests --slow -m slow` the slow tests alone.
 
 What would be paid in every test is paid once: the imports of the scripts' processes (launch.py) and
-the warm start of the tiny model. With -n 2 (pytest-xdist) two workers share the tests, and the
-first of them that needs the tiny model makes it for both.
+the warm start of the tiny model. If pytest-xdist is installed, with -n 2 two workers share the
+tests, and the first of them that needs the tiny model makes it for both.
 """
 
 import functools

@@ -180,7 +180,7 @@ def test_every_command_runs(tiny_model, pretrained, gsm_file, tmp_path):
     """
     first, second, *rest = COMMANDS
     assert first.endswith("&& pip install -r requirements.txt && python grpo_llm.py")
-    assert second == "python -m pytest -q -n 2 tests"
+    assert second == "python -m pytest -q tests"
     test_file = tmp_path / "test.jsonl"
     test_file.write_text('{"question": "What is 2 + 2?", "answer": "2 + 2 = 4\\n#### 4"}\n')
     stand_ins = {
