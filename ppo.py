@@ -15,8 +15,9 @@ Why: TRPO pays for its trust region with conjugate gradients and a line search, 
 rollout uses that region up. After any step the samples are an older policy's. The ratio corrects
 for that, but only near π_old. So the clip takes the gradient, r_t A_t ∇log π, from a sample whose
 r_t has gone as far as A_t wants, and plain Adam can take many small steps on a rollout, over
-several epochs. `--surrogate penalty` is the paper's other form, r_t A_t − β KL(π_old ‖ π), where β
-is adapted after each rollout to keep the KL near a target.
+several epochs (what the clip adds to them: tests/experiments/EXPERIMENTS.md#step and #clip).
+`--surrogate penalty` is the paper's other form, r_t A_t − β KL(π_old ‖ π), where β is adapted after
+each rollout to keep the KL near a target.
 
 Weakness: the clip stops a sample from pushing its own ratio further, but other samples may still
 push it: nothing bounds the distance to π_old. If A_t < 0, a ratio above 1 + ε is not clipped,

@@ -17,7 +17,8 @@ R(τ) = R_0 + γ R_1 + γ² R_2 + …, the rewards of one (γ < 1 lets late ones
 
 Past rewards may go, and V may be subtracted, as given s_t neither depends on a_t: on average both
 multiply Σ_a π ∇log π = Σ_a ∇π = ∇ Σ_a π = ∇1 = 0. So all three have the same mean, ∇J, and each
-usually varies less than the one before it. That is the whole purpose of a baseline.
+usually varies less than the one before it. That is the whole purpose of a baseline. (How much less,
+and how much faster it learns: tests/experiments/EXPERIMENTS.md#psi.)
 
 Why: it is the simplest estimate of the gradient. It is on-policy: E is a mean over the episodes of
 the current π, so after one step of θ the old episodes no longer fit, and new ones are played.

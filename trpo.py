@@ -24,7 +24,8 @@ Then a line search halves d, nine times at most, until L has grown and the KL is
 A_t is GAE, generalized advantage estimation. λ = 0 leaves actor-critic's TD error δ_t, which is
 biased by V's mistakes; λ = 1 gives Σ_l γ^l R_{t+l} − V(s_t), REINFORCE's noisy return minus its
 baseline (V stands for rewards after the rollout's end). The critic's target is V(s_t) + A_t, the
-λ-return: mostly rewards, so it does not need actor_critic.py's Pop-Art. TRPO has no entropy bonus.
+λ-return: mostly rewards, so it does not need actor_critic.py's Pop-Art. There is no
+entropy bonus: a step raises L alone.
 
 Why: a learning rate bounds a step in the weights θ, but steps of one length may leave the policy as
 it was or ruin it. TRPO bounds the step in the policy itself.
