@@ -49,9 +49,9 @@ PRIMARIES = [
 # The page
 LESSON = (
     "undecided",
-    "Where the state does not tell what an action has done, the TD error cannot learn at all, and on "
-    "CartPole it is slower than the rewards themselves. That it is faster where rewards are noisy "
-    "and the state tells is likely, but not decided.",
+    "Where the state does not tell what an action has done, the TD error cannot learn at all, and "
+    "on CartPole it is slower than the rewards themselves. That it is faster where rewards are "
+    "noisy and the state tells is likely, but not decided.",
 )
 TIME = "thousands of steps"
 PANELS = [

@@ -68,8 +68,8 @@ PRIMARIES = [[contrast(HOME)], [contrast(CORRIDOR)]]
 # The page
 LESSON = (
     "shown",
-    "Steps of TRPO hardly ever make the policy 10 % worse, although the proof of that does not cover "
-    "them; nor do those of PPO.",
+    "Steps of TRPO hardly ever make the policy 10 % worse, although the proof of that does not "
+    "cover them; nor do those of PPO.",
 )
 AXES = ("share of steps that lower the return by 10 %", "")
 PANELS = [
