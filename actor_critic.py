@@ -13,7 +13,8 @@ where REINFORCE sums over an episode, only changes the weight of the entropy bon
 
 Why: REINFORCE waits for whole episodes, and credits every action with all that came after it. The
 TD error depends on one reward and one step of the environment, so it varies far less, and a rollout
-may stop anywhere in an episode. On CartPole this brought no gain.
+may stop anywhere in an episode. On CartPole, though, learning was slower for it
+(tests/experiments/EXPERIMENTS.md#bootstrap).
 
 Weakness: δ_t is unbiased only if V(s_{t+1}) is right, so V must learn faster than the policy
 (--update-epochs). And nothing limits how far a step moves the policy.

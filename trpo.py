@@ -24,8 +24,8 @@ Then a line search halves d, nine times at most, until L has grown and the KL is
 A_t is GAE, generalized advantage estimation. λ = 0 leaves actor-critic's TD error δ_t, which is
 biased by V's mistakes; λ = 1 gives Σ_l γ^l R_{t+l} − V(s_t), REINFORCE's noisy return minus its
 baseline (V stands for rewards after the rollout's end). The critic's target is V(s_t) + A_t, the
-λ-return: mostly rewards, so it does not need actor_critic.py's Pop-Art. There is no
-entropy bonus: a step raises L alone.
+λ-return: mostly rewards, so it does not need actor_critic.py's Pop-Art. There is no entropy bonus:
+a step raises L alone.
 
 Why: a learning rate bounds a step in the weights θ, but steps of one length may leave the policy as
 it was or ruin it. TRPO bounds the step in the policy itself.
@@ -33,8 +33,9 @@ it was or ruin it. TRPO bounds the step in the policy itself.
 Weakness: it takes some twenty passes over a rollout to make one step of the policy. L is valid
 only near π_old, whose states it uses. The proof that no step makes the policy worse (section 3 of
 the paper) needs exact advantages, a bound on the KL in every state, and far smaller steps; with
-samples and a mean KL there is no such guarantee. The next file, ppo.py, needs r_t and GAE, but
-neither F nor s: you may skip these and read `diff actor_critic.py ppo.py`.
+samples and a mean KL there is no such guarantee, though steps that harm were rare here
+(tests/experiments/EXPERIMENTS.md#promise). The next file, ppo.py, needs r_t and GAE, but neither F
+nor s: you may skip these and read `diff actor_critic.py ppo.py`.
 
     python trpo.py                                                             # CartPole-v1
     python trpo.py --env-id Pendulum-v1 --gamma 0.9                            # continuous actions
