@@ -117,7 +117,7 @@ def test_judge_takes_arms_by_their_settings_and_the_largest_p_of_a_test():
     more = Contrast("a − b", arms["a"], arms["b"], 2.0, paired=True)
     same = Contrast("a − c", arms["a"], arms["c"], 0.5, paired=True)
     (found,) = verdicts.judge({"one": [[more]], "two": [[same]]}, {"one": runs})["one"]
-    assert (found.n, found.difference, found.superiority) == (20, 3, 1)
+    assert (found.n, found.difference, found.superiority) == ((20, 20), 3, 1)
     assert found.p == pytest.approx(2 * verdicts.p_value([block(3 + noise, 0 * noise)], True))
     assert found.verdict == SHOWN and 2 < found.interval[0] < 3 < found.interval[1] < 4
     both = verdicts.judge({"one": [[more, same]]}, {"one": runs})["one"]

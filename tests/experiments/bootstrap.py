@@ -49,9 +49,10 @@ PRIMARIES = [
 # The page
 LESSON = (
     "undecided",
-    "Where the state does not tell what an action has done, the TD error cannot learn at all, and "
-    "on CartPole it is slower than the rewards themselves. That it is faster where rewards are "
-    "noisy and the state tells is likely, but not decided.",
+    "Where the state does not tell what an action has done, the TD error cannot learn at all. "
+    "On CartPole it is slower than the rewards themselves. Where rewards are noisy and the "
+    "state does tell, it is faster if the noise is small; if the noise is large, that is not "
+    "decided.",
 )
 TIME = "thousands of steps"
 PANELS = [
@@ -73,17 +74,19 @@ def words(runs):
         return runs.mean("learned", ".0f", place="CartPole", psi=psi)
 
     return f"""
-    Only Ψ differs: actor_critic.py's TD error, or the sum of all rewards up to the end of the
-    rollout minus V(s) ("Monte Carlo"); loop, critic and its targets are the same. In the corridor
-    the first of 20 actions opens a door, the last pays 1 if it was the right one, and each step
-    pays noise with the standard deviation named. "Seen" means that the state tells whether the door
-    was right, so V jumps when it opens, and the TD error holds the noise of one step instead of 20.
-    The mean probability of the right door over training is {door("seen, 0.5", "TD error")} with the
-    TD error and {door("seen, 0.5", "Monte Carlo")} with Monte Carlo at a noise of 0.5,
-    {door("seen, 2", "TD error")} and {door("seen, 2", "Monte Carlo")} at 2. If the state hides the
-    door, V(s) is the same after both actions, so the first TD error says nothing about the action:
-    {door("hidden", "TD error")}, a toss of a coin, against {door("hidden", "Monte Carlo")}. On
-    CartPole, whose rewards have no noise, the mean return over training is {points("TD error")} and
+    Only Ψ differs: actor_critic.py's TD error, or "Monte Carlo": the rewards up to the end of the
+    rollout, at most 64, then V of the state there, minus V(s). Loop, learning rate, critic and its
+    targets are the same. In the corridor the first of 20 actions opens a door, the last pays 1 if
+    it was the right one, and each step pays noise with the standard deviation named. "Seen" means
+    that the state tells whether the door was right, so V jumps when it opens, and the TD error
+    holds the noise of one step instead of 20. The mean probability of the right door over training
+    is then {door("seen, 0.5", "TD error")} with the TD error and {door("seen, 0.5", "Monte Carlo")}
+    with Monte Carlo if the noise is 0.5, and {door("seen, 2", "TD error")} and
+    {door("seen, 2", "Monte Carlo")} if it is 2. These two comparisons are one test, which needs
+    both. "Hidden" means that V(s) is the same after both actions, so the first TD error says
+    nothing about the action: the probability stays at {door("hidden", "TD error")}, like the toss
+    of a coin, while Monte Carlo brings {door("hidden", "Monte Carlo")}. On CartPole, whose rewards
+    have no noise, the mean return over training is {points("TD error")} and
     {points("Monte Carlo")}. Where the door is seen this is a second try: with 12 other seeds the
     first one was undecided."""
 

@@ -301,8 +301,9 @@ def primary_table(findings):
         p = "< 0.0001" if found.p < 1e-4 else f"{found.p:.2g}"
         needed = f"; {found.needed:,} runs would do" if found.verdict == verdicts.UNDECIDED else ""
         cells = [found.contrast.name, f"{difference} [{low}, {high}]", smallest]
-        lines.append([*cells, f"{found.superiority:.2f}", found.n, p, found.verdict + needed])
-    return table([*header, "runs of an arm", "p, adjusted", "verdict"], lines)
+        n = " and ".join(map(str, dict.fromkeys(found.n)))
+        lines.append([*cells, f"{found.superiority:.2f}", n, p, found.verdict + needed])
+    return table([*header, "runs of each arm", "p, adjusted", "verdict"], lines)
 
 
 def all_numbers(runs):

@@ -90,12 +90,16 @@ PRIMARIES = [
 LESSON = (
     SHOWN,
     "Each step from the whole return to the TD error takes noise from the gradient, and the last "
-    "one puts a bias in its place, which is as bad as the critic.",
+    "one puts a bias in its place, a large one if the critic is poor.",
 )
 BETTER = ({}, "bias² / gradient², better critic")
 LEARNING = arms("learned", "learn", PSIS[:3])
 PANELS = [
-    Panel("Each varies less …", VARIANCES, ("log of the gradient's variance", "")),
+    Panel(
+        "Each varies less …",
+        VARIANCES,
+        ("natural log of the gradient's variance, better critic", ""),
+    ),
     Panel(
         "… but the TD error is biased",
         {"rough critic": ROUGH, "better": BETTER},
@@ -109,24 +113,27 @@ def words(runs):
     def factor(more, less):
         both = [runs.find(*VARIANCES[psi]) for psi in (more, less)]
         ratios = [math.exp(a - b) for a, b in zip(*both, strict=True)]
-        return f"{sorted(ratios)[len(ratios) // 2]:.1f}"
+        return f"{torch.tensor(ratios).quantile(0.5):.1f}"
+
+    def share(critic):
+        return runs.mean(f"bias² / gradient², {critic}", ".2f")
 
     def learned(psi):
         return runs.mean("learned", ".0f", learn=psi)
 
     return f"""
     Each of 14 policies, trained for 20,000 steps of CartPole, played 40 rollouts of 24 episodes,
-    and all four Ψ were computed on the same ones. The median policy's gradient varies
-    {factor("return", "reward-to-go")} times less with reward-to-go than with the whole return,
-    {factor("reward-to-go", "baseline")} times less with a baseline than without, and
-    {factor("baseline", "TD error")} times less with the TD error than with the baseline. The
-    gradient with the baseline has no bias here, so its mean stands for the truth. The TD error's
-    squared bias is {runs.mean("bias² / gradient², rough critic", ".2f")} of the squared gradient
-    with a critic that has seen two rollouts, {runs.mean("bias² / gradient², better critic", ".3f")}
-    with one that has seen 50 (an unbiased estimate, so it can be below 0). Less noise also means
-    faster learning: REINFORCE's mean return over 100,000 steps is {learned("return")} with the
-    whole return, {learned("reward-to-go")} with reward-to-go and {learned("baseline")} with the
-    baseline."""
+    and all four Ψ were computed on the same ones. With a critic that has seen 50 rollouts the
+    median policy's gradient varies {factor("return", "reward-to-go")} times less with reward-to-go
+    than with the whole return, {factor("reward-to-go", "baseline")} times less with a baseline than
+    without, and {factor("baseline", "TD error")} times less with the TD error than with the
+    baseline. The gradient with the baseline has no bias, as there is no discount here and no time
+    limit, so its mean stands for the truth. The TD error's squared bias is {share("rough critic")}
+    of the squared gradient with a critic that has seen two rollouts, and {share("better critic")}
+    with the one that has seen 50. REINFORCE learned faster in the same order: its mean return over
+    100,000 steps is {learned("return")} with the whole return, {learned("reward-to-go")} with
+    reward-to-go and {learned("baseline")} with the baseline. (The TD error has a loop of its own:
+    [next section](#bootstrap).)"""
 
 
 NOT_TRIED = "other environments, and policies that are fully trained."

@@ -54,7 +54,7 @@ LESSON = (
 )
 PPO = {"A = 1": ({"method": "PPO"}, "A+"), "A = −1": ({"method": "PPO"}, "A-")}
 PANELS = [
-    Panel("PPO: nothing to gain beyond the bounds", PPO, ("ratio r", "objective"), RATIOS),
+    Panel("PPO: flat once r is as far as A wants", PPO, ("ratio r", "objective"), RATIOS),
     Panel(
         "A > 0: GRPO is CISPO up to 1.2",
         arms("A+", "method", WEIGHTS),
@@ -71,13 +71,14 @@ def words(runs):
     return f"""
     Computed from the scripts' own code; nothing is random. With A = 1 PPO's objective is
     {at("PPO", "A+ r=1.1")} at r = 1.1, and at r = 2 only {at("PPO", "A+ r=2.0")}. With A = −1 it
-    falls on, to {at("PPO", "A- r=2.0", ".0f")}: a bad action that became likelier is pushed back in
-    full. At r = 2 and A > 0 a token's gradient counts {at("RLOO", "A+ r=2.0", ".0f")} time in RLOO,
+    keeps falling as r grows, to {at("PPO", "A- r=2.0", ".0f")} at r = 2: a bad action that became
+    likelier is pushed back in full. The second picture is about language models (below). At r = 2
+    and A > 0 a token's gradient counts {at("RLOO", "A+ r=2.0", ".0f")} time in RLOO,
     {at("GRPO", "A+ r=2.0", ".0f")} times in GRPO and {at("CISPO", "A+ r=2.0")} times in CISPO,
     which bounds the weight alone; at r = 0.5 and A < 0 it counts {at("CISPO", "A- r=0.5")} times in
-    CISPO. In GSPO one token of 20 hardly moves the mean of their log-ratios, but its narrow bounds
-    silence the whole answer before r = 2. All this is about a sample's own ratio: the gradients of
-    other samples may still move it."""
+    CISPO. In GSPO one token of 20 hardly moves the mean of their log-ratios, but GSPO's narrow
+    bounds silence the whole answer before r = 2. All this is about a sample's own ratio: the
+    gradients of other samples may still move it."""
 
 
 NOT_TRIED = "other bounds than the defaults of the scripts."

@@ -31,13 +31,13 @@ class Contrast(NamedTuple):
 
 class Finding(NamedTuple):
     contrast: Contrast
-    n: int  # runs of an arm
+    n: tuple[int, int]  # runs of the two arms
     difference: float
     interval: tuple[float, float]  # 95 %
     superiority: float  # P(more > less); a tie counts half
     p: float  # adjusted
     verdict: str
-    needed: float  # runs of an arm that would decide it
+    needed: float  # runs of an arm that would decide its test
 
 
 def samples(rows, contrast):
@@ -159,13 +159,16 @@ def judge(declared, measured):
         p_values.append(max([p_value(*each) for each in found], default=1.0))
     judged = {name: [] for name in measured}
     for (name, contrasts), p in zip(tests, holm(p_values), strict=True):
-        for contrast in contrasts if name in measured else ():
-            judged[name].append(find(samples(measured[name], contrast), contrast, p, len(tests)))
+        if name in measured:
+            rows = measured[name]
+            found = [find(samples(rows, each), each, p, len(tests)) for each in contrasts]
+            needed = max(each.needed for each in found)
+            judged[name] += [each._replace(needed=needed) for each in found]
     return judged
 
 
 def find(blocks, contrast, p, tests):
-    n = sum(len(more) for more, _ in blocks)
+    n = sum(len(more) for more, _ in blocks), sum(len(less) for _, less in blocks)
     difference = float(np.mean([more.mean() - less.mean() for more, less in blocks]))
     low, high = interval(blocks, contrast.paired)
     compared = [
@@ -174,5 +177,5 @@ def find(blocks, contrast, p, tests):
     ]
     better = (float(np.mean(compared)) + 1) / 2
     verdict = decide(contrast, difference, low, high, p)
-    needed = runs_needed(contrast, n, difference, low, high, tests)
+    needed = runs_needed(contrast, max(n), difference, low, high, tests)
     return Finding(contrast, n, difference, (low, high), better, p, verdict, needed)
