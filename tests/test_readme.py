@@ -49,7 +49,7 @@ def test_numbers_in_sentences_are_those_measured():
         f"{start:.0%} → {end:.0%} in {sums['seconds']} s",
         f"in a {faster[0]:.0f}th to a {faster[-1]:.0f}th of Stable-Baselines3's time",
     ]
-    table = (RESULTS / "classic_speed.md").read_text()
+    table = (RESULTS / "classic_shapes.md").read_text()
     equal = re.findall(r"^\| ours: .* ([\d.]+) \|$", table, re.M)
     said.append(f"take {min(equal)} to {max(equal)} times as many environment steps")
     tasks = {"tiny_1_threads": "the tiny model", "tiny_2_threads": "the tiny model"}

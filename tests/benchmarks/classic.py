@@ -292,7 +292,7 @@ def main(
     peers = what != "seeds" and (find_spec("sb3_contrib") is not None or not smoke)
     lines = WORK[what](seeds, peers, smoke)
     packages = PACKAGES if peers else PACKAGES[:1]
-    note = f"one thread, {seeds} seeds; theirs with the zoo's tuned settings"
+    note = f"one thread, {seeds} seeds" + "; theirs with the zoo's tuned settings" * peers
     write_table(f"classic_{what}", lines, *packages, note=note, smoke=smoke)
 
 
