@@ -292,6 +292,10 @@ def measured():
     return found
 
 
+def escape(text):
+    return text.replace("|", "\\|")
+
+
 def primary_table(findings):
     header = ["more − less", "difference [95 % interval]", "worth naming from", "P(more > less)"]
     lines = []
@@ -300,7 +304,7 @@ def primary_table(findings):
         difference, low, high, smallest = (minus(f"{number:.3g}") for number in numbers)
         p = "< 0.0001" if found.p < 1e-4 else f"{found.p:.2g}"
         needed = f"; {found.needed:,} runs would do" if found.verdict == verdicts.UNDECIDED else ""
-        cells = [found.contrast.name, f"{difference} [{low}, {high}]", smallest]
+        cells = [escape(found.contrast.name), f"{difference} [{low}, {high}]", smallest]
         n = " and ".join(map(str, dict.fromkeys(found.n)))
         lines.append([*cells, f"{found.superiority:.2f}", n, p, found.verdict + needed])
     return table([*header, "runs of each arm", "p, adjusted", "verdict"], lines)
@@ -319,7 +323,7 @@ def all_numbers(runs):
     lines = []
     for label, row in numbers.items():
         cells = [mean_text(row[each], ".4g") if each in row else "–" for each in columns]
-        lines.append([label, max(map(len, row.values())), *cells])
+        lines.append([escape(label), max(map(len, row.values())), *cells])
     return table(["", "seeds", *columns], lines)
 
 
@@ -389,7 +393,7 @@ def page_text():
     for name in NAMES:
         claim, verdict, lines = sections[name]
         text = text.replace(f"{{{name}}}", lines)
-        index.append([f"[{claim}](#{name})".replace("|", "\\|"), verdict])
+        index.append([escape(f"[{claim}](#{name})"), verdict])
     return text.replace("{index}", "\n".join(table(["claim", "verdict"], index)))
 
 
