@@ -33,7 +33,7 @@ it was or ruin it. TRPO bounds the step in the policy itself.
 Weakness: it takes some twenty passes over a rollout to make one step of the policy. L is valid
 only near π_old, whose states it uses. The proof that no step makes the policy worse (section 3 of
 the paper) needs exact advantages, a bound on the KL in every state, and far smaller steps; with
-samples and a mean KL there is no such guarantee, though steps that harm were rare here
+samples and a mean KL there is no such guarantee, though few steps cost 10 % of the return here
 (tests/experiments/EXPERIMENTS.md#promise). The next file, ppo.py, needs r_t and GAE, but neither F
 nor s: you may skip these and read `diff actor_critic.py ppo.py`.
 
