@@ -3,6 +3,7 @@
 from math import log2
 from statistics import linear_regression
 
+import torch
 from bench import Enough, train
 from harness import Panel, arms
 from llm_parts import first_token, load, started, warm_start
@@ -25,10 +26,13 @@ def look(model, tokenizer, args):
 
 def learn(clip_high, habit, seed, start, steps, warm, epochs):
     """The share worked out after three rollouts; or the share of different answers when pass@1
-    first reaches 0.5, between two looks (at the end, if it never does)."""
-    args = dapo_llm.Args(clip_high=clip_high, update_epochs=epochs, seed=seed, steps=24)
+    first reaches 0.5, between two looks (at the end, if it never does). No answer is punished for
+    its length, as repeats make answers long."""
+    options = {"update_epochs": epochs, "overlong_cache": 0.0, "max_new_tokens": 32}
+    args = dapo_llm.Args(clip_high=clip_high, seed=seed, steps=24, **options)
     folder = warm_start(habit, start, warm)
     model, tokenizer = load(folder)
+    torch.manual_seed(seed)
     looks = [look(model, tokenizer, args)]
 
     def each_step(step, policy, metrics):
@@ -38,19 +42,21 @@ def learn(clip_high, habit, seed, start, steps, warm, epochs):
 
     train(dapo_llm, args, steps, each_step, folder)
     if habit != "meander":
-        return looks[-1][0]
+        return looks[-1][0], True
     (_, low, before), (_, high, after) = looks[-2:]
-    return before + (after - before) * ((0.5 - low) / (high - low) if low < 0.5 <= high else 1)
+    reached = low < 0.5 <= high
+    return before + (after - before) * ((0.5 - low) / (high - low) if reached else 1), reached
 
 
 def run(habit, seed, start, steps=None, warm=400, epochs=16):
     """All doses, from one policy and with the same first rollout, so each run has a slope. The
     habit "meander" repeats totals at will, so a sum has many right answers."""
-    steps = steps or (6 if habit == "meander" else 3)
-    outcomes = [learn(dose, habit, seed, start, steps, warm, epochs) for dose in DOSES]
+    steps = steps or (16 if habit == "meander" else 3)
+    found = [learn(dose, habit, seed, start, steps, warm, epochs) for dose in DOSES]
+    outcomes, reached = zip(*found, strict=True)
     slope = linear_regression([log2(dose) for dose in DOSES], outcomes).slope
     result = {str(dose): outcome for dose, outcome in zip(DOSES, outcomes, strict=True)}
-    return result | {"slope": slope, "outcomes": outcomes}
+    return result | {"slope": slope, "outcomes": outcomes, "reached": sum(reached)}
 
 
 def slope(habit, name):
@@ -58,7 +64,7 @@ def slope(habit, name):
     return [Contrast(f"{name}, for a doubling of ε_high", arm, None, 0.02, paired=True)]
 
 
-CLAIM = "ε_high > ε_low lets rare tokens grow, and keeps answers diverse."
+CLAIM = "The higher ε_high, the faster rare tokens grow, and the more diverse answers stay."
 JOBS = started(16, habit=["guess 0.97", "meander"])
 SMOKE = started(1, habit=["guess 0.97", "meander"], steps=[1], warm=[10], epochs=[1])
 SECONDS = 24

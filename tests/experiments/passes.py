@@ -24,6 +24,7 @@ FORMS = {  # the script, and its flags
 DEFAULT = 4e-4  # the scripts' own rate, made for one epoch
 # (form, epochs): the rate with the highest mean reward over training on seeds 101 and 102, of 6e-5,
 # 1.2e-4, 2e-4 (with the clip) and 4e-4; for one epoch, of 4e-4 and 1.2e-3
+RATES = {16: [3e-5, 6e-5, 1.2e-4, 2e-4, 4e-4], 1: [4e-4, 8e-4, 1.2e-3, 2.4e-3]}
 BEST = {("clip", 16): 1.2e-4, ("no clip", 16): 6e-5, ("clip", 1): 1.2e-3}
 
 
@@ -40,8 +41,8 @@ def run(form, epochs, rate, seed, start, steps=20, prompts=32, problems=256, war
 
 def tune():
     for form, epochs in BEST:
-        for rate in (6e-5, 1.2e-4, 2e-4, 4e-4) if epochs > 1 else (4e-4, 1.2e-3):
-            found = [run(form, epochs, rate, seed, seed % 2)["learned"] for seed in (101, 102)]
+        for rate in RATES[epochs]:
+            found = [run(form, epochs, rate, seed, seed % 4)["learned"] for seed in range(101, 105)]
             print(form, epochs, rate, [f"{each:.3f}" for each in found], flush=True)
 
 
