@@ -7,16 +7,20 @@ and next state:
 
 δ_t is the temporal-difference (TD) error: what the action turned out to be worth, minus what V had
 expected. If R_t = 1, γ = 0.99, V(s_t) = 40 and V(s_{t+1}) = 41, then δ_t = 1 + 40.59 − 40 = 1.59,
-and a_t becomes likelier. Then V takes several epochs over the same steps to reduce δ_t². Its target
-R_t + γ V(s_{t+1}) is recomputed each time, but no gradient flows through it. (The mean over steps,
-where REINFORCE sums over an episode, only changes the weight of the entropy bonus.)
+and a_t becomes likelier. To let V stand for the rewards to come is called bootstrapping. If V were
+right, R_t + γ V(s_{t+1}) would have the same mean as REINFORCE's G_t, and ∇J would be the same.
+
+Then V takes several epochs over the same steps to reduce δ_t². Its target R_t + γ V(s_{t+1}) is
+recomputed each time, but no gradient flows through it: V(s_t) moves towards the guess that knows
+one reward more. (A mean over steps replaces REINFORCE's sum over an episode. Adam divides such a
+factor out again; only the entropy bonus and the bound on the gradient now weigh differently.)
 
 Why: REINFORCE waits for whole episodes, and credits every action with all that came after it. The
 TD error depends on one reward and one step of the environment, so it varies far less, and a rollout
-may stop anywhere in an episode. On CartPole, though, learning was slower for it
-(tests/experiments/EXPERIMENTS.md#bootstrap).
+may stop anywhere in an episode. On CartPole, though, this loop learned faster with up to 64 rewards
+before V than with one (tests/experiments/EXPERIMENTS.md#bootstrap).
 
-Weakness: δ_t is unbiased only if V(s_{t+1}) is right, so V must learn faster than the policy
+Weakness: δ_t is unbiased only if V(s_{t+1}) is right, so V should learn faster than the policy
 (--update-epochs). And nothing limits how far a step moves the policy.
 
     python actor_critic.py                                                     # CartPole-v1
@@ -48,7 +52,7 @@ from tqdm import tqdm
 class Args:
     update_epochs: int = 4  # the critic's epochs: its passes over the steps of each rollout
     num_minibatches: int = 4  # optimizer steps per epoch
-    ent_coef: float = 0.01  # weight of an entropy bonus, to keep π random; decays linearly to 0
+    ent_coef: float = 0.01  # weight of a bonus for entropy, −Σ π log π: π stays random; falls to 0
     gamma: float = 0.99  # γ, the discount factor
     num_steps: int = 64  # T, steps per rollout in each environment; few, so that π steps often
     num_envs: int = 16  # N, environments stepped in parallel
@@ -90,12 +94,12 @@ def prepare(agent, rollout, args):
 @torch.no_grad()
 def rescale_returns(agent, targets):
     """Update the mean and deviation of the returns with the targets (B,), and leave V(s) as it was:
-    the critic's last layer makes up for it (Pop-Art, van Hasselt et al. 2016, arXiv:1602.07714)."""
-    # The targets are mostly γ V(s_{t+1}): if V were scaled up with them, it would diverge.
+    the critic's last layer makes up for it (an aid, Pop-Art: van Hasselt et al., 1602.07714)."""
+    # Targets are mostly γ V(s_{t+1}), and V is std times the network's output. If a larger std made
+    # V larger, the next targets would grow, then std again, without end.
     norm, last = agent.return_norm, agent.critic[-1]
     old_mean, old_std = norm.mean, norm.std
-    # At first all targets may be equal, with a deviation of 0. So count as many zeros, which is V
-    # after a termination.
+    # At first all targets may be equal, and std 0. So as many zeros count, too: V after an end.
     norm.update(torch.cat([targets, torch.zeros_like(targets)]))
     last.weight *= old_std / norm.std
     last.bias.copy_((last.bias * old_std + old_mean - norm.mean) / norm.std)
@@ -104,7 +108,7 @@ def rescale_returns(agent, targets):
 def update(agent, optimizer, batch, progress_remaining, args):
     """One step of the policy, then epochs of the critic; returns what to log.
     `progress_remaining` falls from 1 to 0 over the training."""
-    # In units of the return's standard deviation: this suits rewards of 1e-6 to 1e6 alike.
+    # In units of the standard deviation of all returns so far: rewards may be 1e-6 or 1e6.
     # A z-score per batch would blow up the small, random advantages of a good policy.
     rescale_returns(agent, batch["targets"])
     advantages = batch["advantages"] / agent.return_norm.std
@@ -211,7 +215,7 @@ def check_frames(env_id):
 
 
 class RunningMeanStd(nn.Module):
-    """Scales to mean 0 and standard deviation 1 over all rows that `update` has seen."""
+    """Scales to mean 0 and standard deviation 1 over all rows seen, as networks learn best so."""
 
     def __init__(self, *shape):
         super().__init__()

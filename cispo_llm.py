@@ -10,16 +10,15 @@ and the tokens before it.
     A_i  = (R_i − mean R) / std R                     over its group, not over the minibatch
     r_it = π_θ(o_it) / π_old(o_it)                    1 at first; each step on a rollout moves it
 
-sg[…] is a stop-gradient: autograd sees a plain number. The mean over all tokens replaces GRPO's
-mean per completion, too. Only J's gradient counts; the value of J says nothing.
+sg[…] is a stop-gradient: autograd sees a plain number. The mean is over all tokens, as in DAPO. J
+is a surrogate: only its gradient counts, which stands for that of the expected reward.
 
-Why. PPO's clip, in GRPO and DAPO alike, takes the gradient from a token whose ratio has left the
-band in the direction that A_i favours. The paper saw that rare tokens, such as the "wait" that
-saves a completion, move fastest, are clipped first, and learn no more from this rollout. CISPO is
-REINFORCE with a truncated importance weight: every token keeps its gradient. As ∇r = r ∇log π,
-GRPO's gradient of a token is r A ∇log π, or 0 if clipped; CISPO's is min(r, 1 + ε_high) A ∇log π.
-(The paper divides by the tokens of a question's group, and adds DAPO's dynamic sampling and length
-penalty.)
+Why. PPO's clip, in GRPO and DAPO alike, takes the gradient from a token whose ratio has left 1 ± ε
+in the direction that A_i favours. The paper saw that rare tokens, such as the "wait" that saves a
+completion, move fastest, are clipped first, and learn no more from this rollout. CISPO is REINFORCE
+with a capped importance weight: every token keeps its gradient. As ∇r = r ∇log π, GRPO's gradient
+of a token is r A ∇log π, or 0 if clipped; CISPO's is min(r, 1 + ε_high) A ∇log π. (The paper
+divides by the tokens of a question's group, and adds DAPO's dynamic sampling and length penalty.)
 
 Weakness. If A_i > 0, only the learning rate limits how far a token is pushed; if A_i < 0, its
 weight fades to 0 along with r_it. The paper tunes ε_high but does not print it.
@@ -146,8 +145,8 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 
 def kl_k3(logprobs, other_logprobs):
     """Schulman's k3 of each token, (B, T): never negative. Over π, the mean of e^d is 1 and that of
-    −d is KL(π ‖ other), and so is the mean of k3. But its gradient, taken through log π and not
-    through the sampling, is on average that of KL(other ‖ π).
+    −d is KL(π ‖ other), and so is the mean of k3. But π also decides which tokens are drawn, which
+    autograd does not see: its gradient, (1 − e^d) ∇log π, has the mean ∇KL(other ‖ π).
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -195,7 +194,7 @@ def train_minibatch(model, optimizer, batch, args):
 
 
 def train_step(model, reference, tokenizer, optimizer, draws, rng, args):
-    """Answer the first of the draws, lists of (question, answer), and train on the completions;
+    """Sample completions for the first draw, a list of (question, answer), and train on them;
     returns what to log, as means over all processes."""
     problems = next(draws)
     batch, _, rewards = rollout(model, tokenizer, problems, args.group_size, args.temperature, args)

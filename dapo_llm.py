@@ -11,7 +11,7 @@ and the tokens before it.
     r_it = π_θ(o_it) / π_old(o_it)                    1 at first; each step on a rollout moves it
     R'_i = R_i + a penalty ≤ 0 near the length limit  only groups whose R_i differ are trained on
 
-Only J's gradient counts; the value of J says nothing.
+J is a surrogate: only its gradient counts, which stands for that of the expected reward.
 
 Why. With ε = 0.2 and A_i > 0, the clip stops a token of probability 0.01 at 0.012, but one of 0.9
 can reach 1, so ε_high > ε_low lets rare tokens grow more (clip-higher). A mean per completion
@@ -155,8 +155,8 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 
 def kl_k3(logprobs, other_logprobs):
     """Schulman's k3 of each token, (B, T): never negative. Over π, the mean of e^d is 1 and that of
-    −d is KL(π ‖ other), and so is the mean of k3. But its gradient, taken through log π and not
-    through the sampling, is on average that of KL(other ‖ π).
+    −d is KL(π ‖ other), and so is the mean of k3. But π also decides which tokens are drawn, which
+    autograd does not see: its gradient, (1 − e^d) ∇log π, has the mean ∇KL(other ‖ π).
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1

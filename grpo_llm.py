@@ -11,16 +11,17 @@ and the tokens before it.
     r_it = π_θ(o_it) / π_old(o_it)                    1 at first; each step on a rollout moves it
     k3   = e^d − d − 1,   d = log π_ref − log π_θ     π_ref is the model before training
 
-Only J's gradient counts. J itself stays near 0, since the A_i of a group sum to 0.
+J is a surrogate: only its gradient counts, which stands for that of the expected reward.
 
 Why. To predict the reward, PPO trains a critic as large as the policy; here the group's mean
 predicts it. RLOO has such a baseline too, but no clip. PPO's clip lets a rollout serve several
 epochs (--update-epochs); the default is one epoch of four steps, each on a quarter of the groups
 (paper: one step, G = 64, β = 0.04). RLOO's KL penalty moves from the reward to the loss, per token.
-In a loss the plain log ratio −d would not restrain π_θ: at π_θ = π_old its gradient ∇log π_θ has
-mean 0 (see reinforce.py). k3 has the mean of −d, is never negative, and its gradient pulls π_θ back
-to π_ref. The denominator of r_it must be the probability with which o_it was drawn (up to rounding
-in bf16), so there is no top-p and no top-k.
+In the reward the plain log ratio −d multiplies ∇log π, as any reward does. In a loss it is itself
+differentiated, and ∇log π_θ has mean 0 at π_old (see reinforce.py): it would not restrain π_θ. k3
+has the mean of −d, is never negative, and its gradient pulls π_θ back to π_ref. The denominator of
+r_it must be the probability with which o_it was drawn (up to rounding in bf16), so there is no
+top-p and no top-k.
 
 Weakness. Subtracting mean R only scales RLOO's unbiased gradient: R_i − mean R is (G − 1)/G times
 RLOO's A_i. But dividing by std R biases it: questions solved nearly always or hardly ever weigh
@@ -161,8 +162,8 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 
 def kl_k3(logprobs, other_logprobs):
     """Schulman's k3 of each token, (B, T): never negative. Over π, the mean of e^d is 1 and that of
-    −d is KL(π ‖ other), and so is the mean of k3. But its gradient, taken through log π and not
-    through the sampling, is on average that of KL(other ‖ π).
+    −d is KL(π ‖ other), and so is the mean of k3. But π also decides which tokens are drawn, which
+    autograd does not see: its gradient, (1 − e^d) ∇log π, has the mean ∇KL(other ‖ π).
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -210,7 +211,7 @@ def train_minibatch(model, optimizer, batch, args):
 
 
 def train_step(model, reference, tokenizer, optimizer, draws, rng, args):
-    """Answer the first of the draws, lists of (question, answer), and train on the completions;
+    """Sample completions for the first draw, a list of (question, answer), and train on them;
     returns what to log, as means over all processes."""
     problems = next(draws)
     batch, _, rewards = rollout(model, tokenizer, problems, args.group_size, args.temperature, args)

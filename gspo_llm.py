@@ -11,16 +11,17 @@ and the tokens before it.
     s_i  = (Π_t π_θ(o_it) / π_old(o_it))^(1/|o_i|)    the geometric mean of the token ratios
 
 GRPO's 1/|o_i| Σ_t is still in the code: s_i stands at each of |o_i| tokens, and the two cancel.
-Only J's gradient counts. J itself stays near 0, since the A_i of a group sum to 0.
+J is a surrogate: only its gradient counts, which stands for that of the expected reward.
 
-Why. GRPO weighs each token by a ratio of its own, which says little about how the distribution that
-it was drawn from has moved: mostly noise, says the paper. The ratio of a whole completion would be
-noisier still; s_i, the geometric mean of its tokens', varies less, and is clipped more narrowly.
-The paper adds that GSPO steadies mixture-of-experts models, where an update may route a token to
-other experts, so that its ratio jumps (not tested here).
+Why. GRPO weighs each token by a ratio of its own. A single draw says little about how far the
+distribution has moved: such a ratio is mostly noise, says the paper. The ratio of a whole
+completion would be noisier still; s_i, the geometric mean of its tokens', varies less, and is
+clipped more narrowly. The paper adds that GSPO steadies mixture-of-experts models, where an update
+may route a token to other experts, so that its ratio jumps (not tested here).
 
-Weakness. A completion is clipped as a whole or not at all, and 1/|o_i| survives inside s_i: the
-longer a wrong completion, the less each token is punished. The paper clips at 3e-4 and 4e-4; the
+Weakness. A completion is clipped as a whole or not at all, and 1/|o_i| survives inside s_i, whose
+derivative by a token's log π is s_i / |o_i|: the longer a wrong completion, the less each token is
+punished. The paper clips at 3e-4 and 4e-4; the
 tiny model moves further per step, so its bounds are wider.
 
 Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
@@ -153,8 +154,8 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 
 def kl_k3(logprobs, other_logprobs):
     """Schulman's k3 of each token, (B, T): never negative. Over π, the mean of e^d is 1 and that of
-    −d is KL(π ‖ other), and so is the mean of k3. But its gradient, taken through log π and not
-    through the sampling, is on average that of KL(other ‖ π).
+    −d is KL(π ‖ other), and so is the mean of k3. But π also decides which tokens are drawn, which
+    autograd does not see: its gradient, (1 − e^d) ∇log π, has the mean ∇KL(other ‖ π).
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -202,7 +203,7 @@ def train_minibatch(model, optimizer, batch, args):
 
 
 def train_step(model, reference, tokenizer, optimizer, draws, rng, args):
-    """Answer the first of the draws, lists of (question, answer), and train on the completions;
+    """Sample completions for the first draw, a list of (question, answer), and train on them;
     returns what to log, as means over all processes."""
     problems = next(draws)
     batch, _, rewards = rollout(model, tokenizer, problems, args.group_size, args.temperature, args)

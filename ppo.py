@@ -14,8 +14,9 @@ bound: the min takes the unclipped term, whose gradient pushes r_t back.
 Why: TRPO pays for its trust region with conjugate gradients and a line search, and one step on a
 rollout uses that region up. After any step the samples are an older policy's. The ratio corrects
 for that, but only near π_old. So the clip takes the gradient, r_t A_t ∇log π, from a sample whose
-r_t has gone as far as A_t wants, and plain Adam can take many small steps on a rollout, over
-several epochs (what the clip adds to them: tests/experiments/EXPERIMENTS.md#step and #clip).
+r_t has gone as far as A_t wants, to let plain Adam take many small steps on a rollout, over several
+epochs. (With the clip more learning rates work. Many epochs help without it, too; whether it adds
+to that is undecided: tests/experiments/EXPERIMENTS.md#step and #clip.)
 `--surrogate penalty` is the paper's other form, r_t A_t − β KL(π_old ‖ π), where β is adapted after
 each rollout to keep the KL near a target.
 
@@ -121,8 +122,8 @@ def surrogate(logprobs, old_logprobs, advantages, args):
 
 
 def mean_kl(agent, batch):
-    """KL(π_old ‖ π) as the mean of r − 1 − log r over π_old's actions: that of r is 1 and that of
-    −log r the KL, and no term is negative, as log r ≤ r − 1."""
+    """KL(π_old ‖ π), the mean of −log r over π_old's actions. That of r is Σ_a π_old π / π_old = 1,
+    so r − 1 adds nothing to the mean, but no term is then negative, as log r ≤ r − 1."""
     log_ratio = agent.policy(batch["obs"]).log_prob(batch["actions"]) - batch["logprobs"]
     return (log_ratio.exp() - 1 - log_ratio).mean().item()
 
@@ -131,8 +132,9 @@ def update(agent, optimizer, batch, progress_remaining, args):
     """Epochs over the batch in minibatches, one step of actor and critic on each; returns what to
     log, of the last step. `progress_remaining` falls from 1 to 0 over the training."""
     optimizer.param_groups[0]["lr"] = args.learning_rate * progress_remaining
-    batch["logprobs"] = agent.policy(batch["obs"]).log_prob(batch["actions"]).detach()  # of π_old
-    # In units of the return's standard deviation: this suits rewards of 1e-6 to 1e6 alike.
+    # π_old's: nothing has changed since it acted.
+    batch["logprobs"] = agent.policy(batch["obs"]).log_prob(batch["actions"]).detach()
+    # In units of the standard deviation of all returns so far: rewards may be 1e-6 or 1e6.
     # A z-score per batch would blow up the small, random advantages of a good policy.
     agent.return_norm.update(batch["targets"])
     advantages = batch["advantages"] / agent.return_norm.std
@@ -240,7 +242,7 @@ def check_frames(env_id):
 
 
 class RunningMeanStd(nn.Module):
-    """Scales to mean 0 and standard deviation 1 over all rows that `update` has seen."""
+    """Scales to mean 0 and standard deviation 1 over all rows seen, as networks learn best so."""
 
     def __init__(self, *shape):
         super().__init__()

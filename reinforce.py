@@ -1,10 +1,13 @@
 """REINFORCE, the Monte Carlo policy gradient: make the actions that paid off likelier.
 
-A policy π(a | s), a network with weights θ, gives each action a a probability in state s. It plays
-one whole episode τ = s_0, a_0, R_0, s_1, a_1, R_1, … in each of N environments. The goal is to
-raise the expected return J(θ) = E[R(τ)], the mean over all episodes that π could play of
-R(τ) = R_0 + γ R_1 + γ² R_2 + …, the rewards of one (γ < 1 lets late ones count less). Since
-∇p = p ∇log p, the gradient of J is such a mean, too, and the episodes played can estimate it:
+An environment, such as a cart with a pole to keep upright, shows its state s (`obs` in the code),
+and answers an action a with a reward R and the next state. A policy π(a | s), a network with
+weights θ, gives each action a probability. It plays one whole episode τ = s_0, a_0, R_0, s_1, a_1,
+R_1, … in each of N environments. The goal is to raise the expected return J(θ) = E[R(τ)], the mean
+over all episodes that π could play of R(τ) = R_0 + γ R_1 + γ² R_2 + …, the rewards of one (γ < 1
+lets late ones count less). Nobody can differentiate the environment, but θ acts only through p(τ),
+the probability of an episode. Since ∇p = p ∇log p, the gradient of J is such a mean, too, and the
+episodes played can estimate it (hence "Monte Carlo"):
 
     ∇J = ∇ Σ_τ p(τ) R(τ) = Σ_τ p(τ) ∇log p(τ) R(τ) = E[ R(τ) ∇log p(τ) ]
     log p(τ) = Σ_t log π(a_t | s_t) + log-probabilities of the environment, without θ
@@ -15,10 +18,13 @@ R(τ) = R_0 + γ R_1 + γ² R_2 + …, the rewards of one (γ < 1 lets late ones
     baseline        G_t − V(s_t)                 minus the baseline V(s) = E[G_t | s_t = s], which a
                                                  second network, the critic, learns from the G_t
 
-Past rewards may go, and V may be subtracted, as given s_t neither depends on a_t: on average both
-multiply Σ_a π ∇log π = Σ_a ∇π = ∇ Σ_a π = ∇1 = 0. So all three have the same mean, ∇J, and each
-usually varies less than the one before it. That is the whole purpose of a baseline. (How much less,
-and how much faster it learns: tests/experiments/EXPERIMENTS.md#psi.)
+In code this is the cross-entropy of classification: an action's label is the action itself, and Ψ_t
+its weight. With Ψ_t > 0 the action is imitated, with Ψ_t < 0 it becomes rarer.
+
+Let b be a past reward, or V(s_t). Given s_t it is the same for every action, so on average
+b ∇log π(a_t | s_t) is b Σ_a π ∇log π = b Σ_a ∇π = b ∇ Σ_a π = b ∇1 = 0. So b may be left out, or
+subtracted: all three have the same mean, ∇J, and each usually varies less than the one before it.
+That is the whole purpose of a baseline. (How much less: tests/experiments/EXPERIMENTS.md#psi.)
 
 Why: it is the simplest estimate of the gradient. It is on-policy: E is a mean over the episodes of
 the current π, so after one step of θ the old episodes no longer fit, and new ones are played.
@@ -26,9 +32,9 @@ the current π, so after one step of θ the old episodes no longer fit, and new 
 Weakness: one lucky episode stands for all that might have followed an action, and an episode must
 end before anything is learned.
 
-(Same mean: for γ = 1 and without a time limit, beyond which V stands for the missing rewards. For
-γ < 1 the last two drop a factor γ^t, as usual, because it would all but ignore late actions; the
-result is no function's gradient: Nota & Thomas 2020, arXiv:1906.07073.)
+(Same mean: if γ = 1, and no time limit lets V stand for missing rewards. For γ < 1 the terms of
+the last two should carry a factor γ^t. It is left out, as usual, since late actions would hardly
+count; the result is no function's gradient: Nota & Thomas 2020, arXiv:1906.07073.)
 
     python reinforce.py                                                        # CartPole-v1
     python reinforce.py --psi return                                           # how much noisier?
@@ -62,7 +68,7 @@ class Args:
     psi: Literal["return", "reward-to-go", "baseline"] = "baseline"
     update_epochs: int = 4  # the critic's epochs: its passes over the steps of each rollout
     num_minibatches: int = 4  # optimizer steps per epoch
-    ent_coef: float = 0.01  # weight of an entropy bonus, to keep π random; decays linearly to 0
+    ent_coef: float = 0.01  # weight of a bonus for entropy, −Σ π log π: π stays random; falls to 0
     gamma: float = 0.99  # γ, the discount factor
     num_envs: int = 24  # N, environments stepped in parallel; many, as whole returns are noisy
     # Adam's learning rate, for one step of π per rollout; no decay, so late setbacks can heal
@@ -113,7 +119,7 @@ def prepare(agent, rollout, args):
 def update(agent, optimizer, batch, progress_remaining, args):
     """One step of the policy, then epochs of the critic; returns what to log.
     `progress_remaining` falls from 1 to 0 over the training."""
-    # In units of the return's standard deviation: this suits rewards of 1e-6 to 1e6 alike.
+    # In units of the standard deviation of all returns so far: rewards may be 1e-6 or 1e6.
     # A z-score per batch would blow up the small, random advantages of a good policy.
     agent.return_norm.update(batch["targets"])
     advantages = batch["advantages"] / agent.return_norm.std
@@ -124,8 +130,8 @@ def update(agent, optimizer, batch, progress_remaining, args):
     loss = policy_loss - args.ent_coef * progress_remaining * entropy
     optimizer.zero_grad()
     loss.backward()
-    # No clipping: it would only shorten the long gradients of early training. Adam divides by the
-    # size of past gradients, so later steps, which are mostly noise, would then grow.
+    # No clipping: Adam divides by the size of past gradients. Were the long ones of early training
+    # cut short, that size would be smaller, and later steps, which are mostly noise, longer.
     optimizer.step()
     stats = {"policy_loss": policy_loss.item(), "entropy": entropy.item()}
     if args.psi == "baseline":
@@ -219,7 +225,7 @@ def check_frames(env_id):
 
 
 class RunningMeanStd(nn.Module):
-    """Scales to mean 0 and standard deviation 1 over all rows that `update` has seen."""
+    """Scales to mean 0 and standard deviation 1 over all rows seen, as networks learn best so."""
 
     def __init__(self, *shape):
         super().__init__()

@@ -10,7 +10,8 @@ and the tokens before it.
     A_i  = R'_i − mean of R'_j over the others, j ≠ i
     R'_i = R_i − β Σ_t (log π_old − log π_ref)        π_ref is the model before training
 
-Only J's gradient counts; the value of J says nothing. ∇J is reinforce.py's, a mean over tokens:
+J is a surrogate: only its gradient counts, which stands for that of the expected reward. It
+is reinforce.py's, a mean over tokens:
 
     a state is the question and the tokens so far     an action is the next token
     a step appends the token to the text              its reward is 0, and R_i after the last token
@@ -77,7 +78,7 @@ WORLD = int(os.environ.get("WORLD_SIZE", 1))
 
 @dataclass
 class Args:
-    # subtracted from a reward: the group's mean without it, the rollout's mean, or nothing
+    # subtracted from a reward: the mean of the group's others, the rollout's mean, or nothing
     baseline: Literal["leave-one-out", "mean", "none"] = "leave-one-out"
     beta: float = 0.01  # weight of the KL penalty in the reward; 0: no reference model is loaded
     minibatches: int = 1  # optimizer steps per epoch, each on a part of the rollout's groups
@@ -143,15 +144,15 @@ def token_weights(mask, args):
 
 
 def surrogate(logprobs, old_logprobs, advantages, mask, args):
-    """REINFORCE's objective of each token, to be maximised, and whether a clip zeroes its gradient,
-    which none does: all (B, T), but advantages (B,)."""
+    """REINFORCE's objective of each token, to be maximised: no ratio, as samples are π's own; and
+    whether a clip zeroes its gradient, which none does: all (B, T), but advantages (B,)."""
     return advantages[:, None] * logprobs, torch.zeros_like(mask, dtype=torch.bool)
 
 
 def kl_k3(logprobs, other_logprobs):
     """Schulman's k3 of each token, (B, T): never negative. Over π, the mean of e^d is 1 and that of
-    −d is KL(π ‖ other), and so is the mean of k3. But its gradient, taken through log π and not
-    through the sampling, is on average that of KL(other ‖ π).
+    −d is KL(π ‖ other), and so is the mean of k3. But π also decides which tokens are drawn, which
+    autograd does not see: its gradient, (1 − e^d) ∇log π, has the mean ∇KL(other ‖ π).
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -196,7 +197,7 @@ def train_minibatch(model, optimizer, batch, args):
 
 
 def train_step(model, reference, tokenizer, optimizer, draws, rng, args):
-    """Answer the first of the draws, lists of (question, answer), and train on the completions;
+    """Sample completions for the first draw, a list of (question, answer), and train on them;
     returns what to log, as means over all processes."""
     problems = next(draws)
     batch, _, rewards = rollout(model, tokenizer, problems, args.group_size, args.temperature, args)

@@ -1,4 +1,4 @@
-"""TRPO, Trust Region Policy Optimization: as far as the policy may safely move, and no further.
+"""TRPO, Trust Region Policy Optimization: the best step that hardly changes the policy.
 
 The current policy π_old plays T steps in each of N environments, and the critic V turns the
 rewards into advantages A_t, how much better than expected an action was. Then a single step solves
@@ -7,25 +7,25 @@ rewards into advantages A_t, how much better than expected an action was. Then a
     r_t = π(a_t | s_t) / π_old(a_t | s_t)       (R_t is a reward, δ_t a TD error, δ a bound)
     A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)    (up to the episode's end)
 
-Why r_t, where actor-critic has log π? L is a mean over π_old's actions, but as
-Σ_a π_old r A = Σ_a π A, it estimates how much better π would do in the same states (r_t is called
-an importance weight). At π = π_old, ∇r = ∇π / π_old = ∇log π, so g = ∇L is actor-critic's gradient
-there, with A_t in place of δ_t.
+Why r_t, where actor-critic has log π? A says how much better an action is than π_old's average, so
+Σ_a π A is what π would gain in a state. But the actions are π_old's. The importance weight r_t
+corrects for that: Σ_a π_old r A = Σ_a π A. Its gradient is ∇r = ∇π / π_old = r ∇log π. At
+π_old r = 1, so g = ∇L is actor-critic's gradient there, with A_t in place of δ_t.
 
-KL(π_old ‖ π) = Σ_a π_old log(π_old / π) measures in nats how far π is from π_old in a state. At
-π = π_old the KL has its minimum, 0, and its gradient is 0. So for a short step d in θ the KL is
-about ½ dᵀF d, where F, its Hessian, is called the Fisher matrix. The d with the largest gain gᵀd at
-a KL of δ (--max-kl) has ∇_d (gᵀd − μ ½ dᵀF d) = 0 for some number μ, so F d ∝ g. This gives
-d = √(2δ / sᵀF s) s with F s = g; s is the natural gradient. F, a number for each pair of weights,
-is never built: the conjugate-gradient method solves F s = g step by step from products F v alone,
-and F v is the gradient of ∇KL · v. (Each product adds --damping times v, as F may be singular.)
-Then a line search halves d, nine times at most, until L has grown and the KL is at most δ.
+KL(π_old ‖ π) = Σ_a π_old log(π_old / π) measures how far π is from π_old in a state. At
+π_old it has its minimum, 0, and its gradient is 0. So for a short step d in θ the KL is about
+½ dᵀF d, where F, its Hessian, is called the Fisher matrix. The d with the largest gain gᵀd at a KL
+of δ (--max-kl) has ∇_d (gᵀd − μ ½ dᵀF d) = 0 for some number μ, so F d is a multiple of g. This
+gives d = √(2δ / xᵀF x) x with F x = g; x is the natural gradient. F, a number for each pair of
+weights, is never built: the conjugate-gradient method solves F x = g from products F v alone, and
+F v is the gradient of ∇KL · v. (Each product adds --damping times v, as F may be singular.) Then a
+line search halves d, nine times at most, until L has grown and the KL is at most δ.
 
 A_t is GAE, generalized advantage estimation. λ = 0 leaves actor-critic's TD error δ_t, which is
 biased by V's mistakes; λ = 1 gives Σ_l γ^l R_{t+l} − V(s_t), REINFORCE's noisy return minus its
 baseline (V stands for rewards after the rollout's end). The critic's target is V(s_t) + A_t, the
-λ-return: mostly rewards, so it does not need actor_critic.py's Pop-Art. There is no entropy bonus:
-a step raises L alone.
+λ-return: mostly rewards and little of V, so actor_critic.py's Pop-Art is left out. There is no
+entropy bonus: a step raises L alone.
 
 Why: a learning rate bounds a step in the weights θ, but steps of one length may leave the policy as
 it was or ruin it. TRPO bounds the step in the policy itself.
@@ -33,9 +33,9 @@ it was or ruin it. TRPO bounds the step in the policy itself.
 Weakness: it takes some twenty passes over a rollout to make one step of the policy. L is valid
 only near π_old, whose states it uses. The proof that no step makes the policy worse (section 3 of
 the paper) needs exact advantages, a bound on the KL in every state, and far smaller steps; with
-samples and a mean KL there is no such guarantee, though few steps cost 10 % of the return here
+samples and a mean KL there is no such guarantee, though a step rarely cost 10 % of the return here
 (tests/experiments/EXPERIMENTS.md#promise). The next file, ppo.py, needs r_t and GAE, but neither F
-nor s: you may skip these and read `diff actor_critic.py ppo.py`.
+nor x: you may skip these and read `diff actor_critic.py ppo.py`.
 
     python trpo.py                                                             # CartPole-v1
     python trpo.py --env-id Pendulum-v1 --gamma 0.9                            # continuous actions
@@ -119,7 +119,8 @@ def flat_gradient(scalar, parameters, twice=False):
 
 
 def conjugate_gradient(product, g, steps, tolerance=1e-10):
-    """Solve product(x) = g for x, in `steps` steps or until the residual's square is small."""
+    """Solve product(x) = g for x, where ½ xᵀproduct(x) − gᵀx is least: `steps` steps, each to the
+    minimum along one direction, or fewer if the residual's square is small."""
     x = torch.zeros_like(g)
     residual = direction = g
     square = residual @ residual
@@ -131,7 +132,7 @@ def conjugate_gradient(product, g, steps, tolerance=1e-10):
         x += alpha * direction
         residual = residual - alpha * image
         new_square = residual @ residual
-        direction = residual + new_square / square * direction
+        direction = residual + new_square / square * direction  # no earlier step is undone
         square = new_square
     return x
 
@@ -158,7 +159,7 @@ def update(agent, optimizer, batch, progress_remaining, args):
     with torch.no_grad():
         old_policy = agent.policy(batch["obs"])
         old_logprobs = old_policy.log_prob(batch["actions"])
-    # In units of the return's standard deviation: this suits rewards of 1e-6 to 1e6 alike.
+    # In units of the standard deviation of all returns so far: rewards may be 1e-6 or 1e6.
     # A z-score per batch would blow up the small, random advantages of a good policy.
     agent.return_norm.update(batch["targets"])
     advantages = batch["advantages"] / agent.return_norm.std
@@ -178,8 +179,8 @@ def update(agent, optimizer, batch, progress_remaining, args):
         """(F + damping I) v without ever writing down F: the gradient of ∇KL · v."""
         return flat_gradient(kl_gradient @ v, parameters) + args.damping * v
 
-    # The search direction is (F + damping I)⁻¹ g, the natural gradient. The damped quadratic form
-    # of the KL is δ after a step of this size.
+    # The search direction is x, with damping: (F + damping I)⁻¹ g. After a step of this size the
+    # KL's estimate, ½ dᵀ(F + damping I) d, is δ.
     search_direction = conjugate_gradient(fisher_vector_product, g, args.cg_steps)
     curvature = search_direction @ fisher_vector_product(search_direction)
     step_size = (2 * args.max_kl / (curvature + 1e-20)).sqrt()
@@ -277,7 +278,7 @@ def check_frames(env_id):
 
 
 class RunningMeanStd(nn.Module):
-    """Scales to mean 0 and standard deviation 1 over all rows that `update` has seen."""
+    """Scales to mean 0 and standard deviation 1 over all rows seen, as networks learn best so."""
 
     def __init__(self, *shape):
         super().__init__()

@@ -174,8 +174,8 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 
 def kl_k3(logprobs, other_logprobs):
     """Schulman's k3 of each token, (B, T): never negative. Over π, the mean of e^d is 1 and that of
-    −d is KL(π ‖ other), and so is the mean of k3. But its gradient, taken through log π and not
-    through the sampling, is on average that of KL(other ‖ π).
+    −d is KL(π ‖ other), and so is the mean of k3. But π also decides which tokens are drawn, which
+    autograd does not see: its gradient, (1 − e^d) ∇log π, has the mean ∇KL(other ‖ π).
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -222,7 +222,7 @@ def train_minibatch(model, optimizer, batch, args):
 
 
 def train_step(model, reference, tokenizer, optimizer, draws, rng, args):
-    """Answer the first of the draws, lists of (question, answer), and train on the completions;
+    """Sample completions for the first draw, a list of (question, answer), and train on them;
     returns what to log, as means over all processes."""
     problems = next(draws)
     batch, _, rewards = rollout(model, tokenizer, problems, args.group_size, args.temperature, args)

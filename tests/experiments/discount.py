@@ -27,11 +27,15 @@ PRIMARIES = [
 ]
 
 # The page
-LESSON = ("shown", "A discount factor below 1 makes the language model's answers shorter.")
+LESSON = ("shown", "With a discount factor of 0.9 answers stay shorter than with 1.")
 ROLLOUTS = list(range(1, 31))
+BY_GAMMA = {
+    column: {f"γ = {gamma:g}": ({"gamma": gamma}, column) for gamma in GAMMAS}
+    for column in ("length", "reward")
+}
 PANELS = [
-    Panel("Length of an answer", arms("length", "gamma", GAMMAS), ("rollouts", "tokens"), ROLLOUTS),
-    Panel("Right answers", arms("reward", "gamma", GAMMAS), ("rollouts", "reward"), ROLLOUTS),
+    Panel("Length of an answer", BY_GAMMA["length"], ("rollouts", "tokens"), ROLLOUTS),
+    Panel("Right answers", BY_GAMMA["reward"], ("rollouts", "reward"), ROLLOUTS),
 ]
 
 
@@ -40,12 +44,14 @@ def words(runs):
         return runs.mean(column, spec, gamma=gamma)
 
     return f"""
-    The model starts with the habit of repeating its running totals, which costs tokens and changes
-    nothing else. PPO trains it for 30 rollouts with λ = 1 and without KL. With γ below 1 the reward
-    is worth γ to the power of the tokens that are still to come, so a short right answer is worth
-    more than a long one. The mean length over training is {found("tokens", ".1f", 1.0)} tokens with
-    γ = 1 and {found("tokens", ".1f", 0.9)} with 0.9; the mean reward, not discounted, is
-    {found("learned", ".3f", 1.0)} and {found("learned", ".3f", 0.9)}."""
+    At first the model mostly guesses. If it works a sum out, it repeats running totals at will,
+    which costs tokens and changes nothing else. PPO trains it for 30 rollouts with λ = 1 and
+    without KL. With γ below 1 the reward is worth γ to the power of the tokens that are still to
+    come, so a short right answer is worth more than a long one. The mean length over training is
+    {found("tokens", ".1f", 1.0)} tokens with γ = 1 and {found("tokens", ".1f", 0.9)} with 0.9; the
+    mean reward, not discounted, is {found("learned", ".3f", 1.0)} and
+    {found("learned", ".3f", 0.9)}. With both, answers become longer than they were, as guesses give
+    way to worked-out sums."""
 
 
 NOT_TRIED = "tasks in which a longer answer is right more often; γ in between."

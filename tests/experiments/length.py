@@ -65,7 +65,7 @@ PRIMARIES = [
 # The page
 LESSON = (
     "shown",
-    "Dividing by an answer's length makes wrong answers grow and right ones shrink.",
+    "In a made task 1/|o_i| makes a wrong kind of answer grow and a right kind shrink.",
 )
 PANELS = [
     Panel(title, arms("counts", "norm", NORMS, plus=plus), ("rollouts", "plus signs"), [*range(21)])
@@ -78,13 +78,15 @@ def words(runs):
         return runs.mean("length", ".1f", norm=norm, plus=plus)
 
     return f"""
-    The model begins six answers in ten with plus signs, any number of them, and ends them with a
-    wrong total. It works out the others. An answer with plus signs has {runs.mean("before", ".1f")}
-    of them before training. In 20 rollouts of GRPO the mean is {length("1/|o_i|", "wrong")} with
-    1/|o_i|, which punishes each token of a long wrong answer less, and
-    {length("constant", "wrong")} with a constant in its place. If the rewards are swapped, so that
-    answers with plus signs are right, 1/|o_i| praises each token of a short one more:
-    {length("1/|o_i|", "right")}, and {length("constant", "right")} with a constant."""
+    The model begins six answers in ten with plus signs, 1 to 40 of them, and ends them with a wrong
+    total. It works out the others. An answer that begins with a plus has
+    {runs.mean("before", ".1f")} of them before training: a mean under the policy, computed without
+    sampling, however rare such answers have become. In 20 rollouts of GRPO the mean is
+    {length("1/|o_i|", "wrong")} with 1/|o_i|, which punishes each token of a long wrong answer
+    less, and {length("constant", "wrong")} with a constant in its place. If the rewards are
+    swapped, so that answers with plus signs are right, 1/|o_i| praises each token of a short one
+    more: {length("1/|o_i|", "right")}, and {length("constant", "right")} with a constant. So the
+    constant has a drift of its own, in the other direction."""
 
 
 NOT_TRIED = "answers that reason at length; other rates and group sizes; dividing by std alone."

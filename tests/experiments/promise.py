@@ -47,7 +47,7 @@ def run(method, place, seed, steps=40_000, episodes=200):
     }
 
 
-CLAIM = "Few steps of TRPO make the policy 10 % worse."
+CLAIM = "TRPO's steps rarely make the policy 10 % worse."
 METHODS = ["TRPO", "PPO", "gradient of the same KL"]
 HOME, CORRIDOR = "CartPole", "seen, 2"
 JOBS = grid(14, method=METHODS, place=[HOME]) + grid(14, method=METHODS[1:], place=[CORRIDOR])
@@ -68,7 +68,7 @@ PRIMARIES = [[contrast(HOME)], [contrast(CORRIDOR)]]
 # The page
 LESSON = (
     "shown",
-    "Few steps of TRPO make the policy 10 % worse, although no proof covers them.",
+    "Rarely does a step of TRPO make the policy 10 % worse, although no proof covers it.",
 )
 AXES = ("share of steps that lower the return by 10 %", "")
 PANELS = [
@@ -86,19 +86,21 @@ def words(runs):
         return runs.mean("worst fall", ".0%", place=place, method=method)
 
     return f"""
-    It is said that TRPO makes no step that harms. The paper proves it for exact advantages and the
-    largest KL of any state; the script has samples and a mean KL (δ = 0.01). We measure the true
-    return before and after each update: on CartPole as the mean of 200 fresh episodes, played as in
-    training; in the [corridor](#bootstrap), whose rewards have a noise of 2, as the probability of
-    the right door, which is exact. The share of updates that lower it by 10 % or more is on
-    CartPole {harms("CartPole")}; a second measurement of the same policy is lower by 10 % in a
-    share of {runs.mean("share by noise", ".3f", place="CartPole", method="TRPO")}. In the corridor
-    it is {harms(CORRIDOR)}. The worst fall of a run, as a mean over the runs, is
-    {worst("CartPole", "TRPO")} of the return with TRPO and {worst("CartPole", "PPO")} with PPO on
-    CartPole, {worst(CORRIDOR, "TRPO")} and {worst(CORRIDOR, "PPO")} in the corridor: steps that
-    harm a little are common. "The gradient" is TRPO with the plain gradient in place of the natural
-    one, in a step of the same KL. For TRPO in the corridor this is a second try: with 14 other
-    seeds the first one was undecided (a share of 0.032)."""
+    It is said that TRPO makes no step that harms. The paper's proof needs exact advantages and
+    bounds the KL in every state; the script has samples and a mean KL (δ = 0.01). We measure the
+    true return before and after each update: on CartPole as the mean of 200 fresh episodes, played
+    as in training; in the [corridor](#bootstrap), whose rewards have a noise of 2, as the
+    probability of the right door, which is exact. "Rarely" means in less than one update of 20. The
+    share of updates that lower the return by 10 % or more is on CartPole {harms("CartPole")}. There
+    the measurement is noisy: if the same policy is measured twice, the second return is lower by 10
+    % in a share of {runs.mean("share by noise", ".3f", place="CartPole", method="TRPO")}. In the
+    corridor the share is {harms(CORRIDOR)}: so TRPO does not stand apart there. The worst fall of a
+    run, as a mean over the runs, is {worst("CartPole", "TRPO")} of the return with TRPO and
+    {worst("CartPole", "PPO")} with PPO on CartPole, {worst(CORRIDOR, "TRPO")} and
+    {worst(CORRIDOR, "PPO")} in the corridor, where every run has a step that harms a little. "The
+    gradient" is TRPO with the plain gradient in place of the natural one, in a step of the same KL.
+    For TRPO in the corridor this is a second try: with 14 other seeds the first one was undecided
+    (a share of 0.032)."""
 
 
 NOT_TRIED = "a smaller δ, and larger rollouts, which make the advantages more exact."

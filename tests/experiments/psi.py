@@ -89,8 +89,8 @@ PRIMARIES = [
 # The page
 LESSON = (
     SHOWN,
-    "Each step from the whole return to the TD error takes noise from the gradient, and the last "
-    "one puts a bias in its place, a large one if the critic is poor.",
+    "Each step from the whole return to the TD error takes noise from the gradient. With a poor "
+    "critic the last one adds a large bias.",
 )
 BETTER = ({}, "bias² / gradient², better critic")
 LEARNING = arms("learned", "learn", PSIS[:3])
@@ -123,17 +123,18 @@ def words(runs):
 
     return f"""
     Each of 14 policies, trained for 20,000 steps of CartPole, played 40 rollouts of 24 episodes,
-    and all four Ψ were computed on the same ones. With a critic that has seen 50 rollouts the
-    median policy's gradient varies {factor("return", "reward-to-go")} times less with reward-to-go
-    than with the whole return, {factor("reward-to-go", "baseline")} times less with a baseline than
-    without, and {factor("baseline", "TD error")} times less with the TD error than with the
-    baseline. The gradient with the baseline has no bias, as there is no discount here and no time
-    limit, so its mean stands for the truth. The TD error's squared bias is {share("rough critic")}
-    of the squared gradient with a critic that has seen two rollouts, and {share("better critic")}
-    with the one that has seen 50. REINFORCE learned faster in the same order: its mean return over
-    100,000 steps is {learned("return")} with the whole return, {learned("reward-to-go")} with
-    reward-to-go and {learned("baseline")} with the baseline. (The TD error has a loop of its own:
-    [next section](#bootstrap).)"""
+    and all four Ψ, the credits of an action, were computed on the same ones. With a critic that has
+    seen 50 rollouts the median policy's gradient varies {factor("return", "reward-to-go")} times
+    less with reward-to-go than with the whole return, {factor("reward-to-go", "baseline")} times
+    less with a baseline than without, and {factor("baseline", "TD error")} times less with the TD
+    error than with the baseline. The gradient with the baseline has no bias, as there is no
+    discount here and no time limit, so its mean stands for the truth. The TD error's squared bias
+    is {share("rough critic")} of the squared gradient with a critic that has seen two rollouts,
+    which is what the test is about, and {share("better critic")} with the one that has seen 50.
+    REINFORCE, at the script's learning rate, learned faster in the same order (without a test): its
+    mean return over 100,000 steps is {learned("return")} with the whole return,
+    {learned("reward-to-go")} with reward-to-go and {learned("baseline")} with the baseline. (The TD
+    error has a loop of its own: [next section](#bootstrap).)"""
 
 
 NOT_TRIED = "other environments, and policies that are fully trained."

@@ -68,22 +68,28 @@ PRIMARIES = [
 ]
 
 # The page
-LESSON = "shown", "GRPO's clip slows rare tokens because it takes their gradient; CISPO keeps it."
+LESSON = (
+    "shown",
+    "With many epochs GRPO's clip slows rare tokens, partly because it takes their gradient; CISPO "
+    "keeps it.",
+)
 SHARES = {form: ({}, f"{form}, by rollout") for form in FORMS}
-PANELS = [Panel("A rare habit", SHARES, ("rollouts", "worked out"), [0, 1, 2, 3])]
+PANELS = [Panel("Working out, a rare habit", SHARES, ("rollouts", "worked out"), [0, 1, 2, 3])]
 
 
 def words(runs):
     share = {form: runs.mean(form, ".2f") for form in FORMS}
     return f"""
     The model guesses 97 answers in 100 and works out the others. GRPO's loop trains it with 16
-    epochs over each rollout; only the surrogate differs. Of the praised tokens (A > 0)
+    epochs over each rollout (the script's default is one); only the surrogate, the function whose
+    gradient is followed, differs. The share worked out is the probability that an answer does not
+    begin with "#". Of the praised tokens, those of answers with A > 0,
     {runs.mean("rare of praised", ".1%")} are rare: their probability was below 0.1. Over the epochs
     GRPO's clip takes the gradient of {runs.mean("silenced of rare", ".0%")} of these. After two
     rollouts GRPO works out a share of {share["GRPO"]}. If praised rare tokens alone keep their
     gradient, with a weight of 1 + ε, the share is {share["rare lifted"]}; if all others keep it,
-    {share["others lifted"]}. With CISPO's surrogate it is {share["CISPO"]}, without a bound
-    {share["no clip"]}."""
+    {share["others lifted"]}. (After a third rollout the others help, too.) With CISPO's surrogate
+    it is {share["CISPO"]}, and {share["no clip"]} without any bound."""
 
 
 NOT_TRIED = "more rollouts; other thresholds of rare than a probability of 0.1; other rates."

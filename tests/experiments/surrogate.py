@@ -75,10 +75,10 @@ def words(runs):
     likelier is pushed back in full. The second picture is about language models (below). At r = 2
     and A > 0 a token's gradient counts {at("RLOO", "A+ r=2.0", ".0f")} time in RLOO,
     {at("GRPO", "A+ r=2.0", ".0f")} times in GRPO and {at("CISPO", "A+ r=2.0")} times in CISPO,
-    which bounds the weight alone; at r = 0.5 and A < 0 it counts {at("CISPO", "A- r=0.5")} times in
-    CISPO. In GSPO one token of 20 hardly moves the mean of their log-ratios, but GSPO's narrow
-    bounds silence the whole answer before r = 2. All this is about a sample's own ratio: the
-    gradients of other samples may still move it."""
+    which keeps the gradient and limits its weight; at r = 0.5 and A < 0 it counts
+    {at("CISPO", "A- r=0.5")} times in CISPO. In GSPO one token of 20 hardly moves the mean of their
+    log-ratios, but GSPO's narrow bounds silence the whole answer before r = 2 if A > 0. All this is
+    about a sample's own ratio: the gradients of other samples may still move it."""
 
 
 NOT_TRIED = "other bounds than the defaults of the scripts."
