@@ -50,8 +50,8 @@ PRIMARIES = [
 LESSON = (
     "undecided",
     "Where rewards are noisy and the state tells what an action has done, the TD error was ahead, "
-    "but its test is not decided. Where the state does not tell, it did not learn at all, and on CartPole up to 64 "
-    "rewards followed by V were faster.",
+    "but its test is not decided. Where the state does not tell, it did not learn at all, and on "
+    "CartPole up to 64 rewards followed by V were faster.",
 )
 TIME = "thousands of steps"
 PANELS = [

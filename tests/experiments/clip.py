@@ -93,7 +93,8 @@ def words(runs):
     {learned("no clip", 20)} without it, and {solved("clip")} and {solved("no clip")} of the runs
     end at 475 or more. With a single epoch and the clip it is {learned("clip", 1)}: ten epochs
     without a clip beat that, too. In a run with 20 epochs the largest KL between the policies
-    before and after a rollout is {kl("clip")} nats with the clip, {kl("no clip")} without it."""
+    before and after a rollout is {kl("clip")} nats with the clip, {kl("no clip")} without it. (A
+    curve is at 0 until the first episode has ended.)"""
 
 
 NOT_TRIED = "other environments; rates in between; a clip of another width."
