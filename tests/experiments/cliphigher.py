@@ -53,7 +53,7 @@ def run(habit, seed, start, steps=None, warm=400, epochs=16):
     habit "meander" repeats totals at will, so a sum has many right answers."""
     steps = steps or (16 if habit == "meander" else 3)
     found = [learn(dose, habit, seed, start, steps, warm, epochs) for dose in DOSES]
-    outcomes, reached = zip(*found, strict=True)
+    outcomes, reached = map(list, zip(*found, strict=True))
     slope = linear_regression([log2(dose) for dose in DOSES], outcomes).slope
     result = {str(dose): outcome for dose, outcome in zip(DOSES, outcomes, strict=True)}
     return result | {"slope": slope, "outcomes": outcomes, "reached": sum(reached)}

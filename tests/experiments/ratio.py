@@ -106,9 +106,9 @@ PRIMARIES = [
 
 # The page
 LESSON = (
-    "it depends",
+    "undecided",
     "Token ratios vary far more than their mean over a long answer, and without a clip the mean "
-    "leaves more signal in the gradient; with the clips of the scripts it does not.",
+    "leaves more signal in the gradient. With the clips of the scripts we cannot tell.",
 )
 FACTORS = {f"{name} answers": ({}, f"factor, {name}, by epoch") for name in LENGTHS}
 SHARES = {name: ({}, f"signal, {name}, by epoch") for name in SURROGATES}
@@ -130,11 +130,11 @@ def words(runs):
     answers that the policy before this rollout gave; numbers here are means over the three. The
     variance of a token's ratio r is {times("long")} times that of the geometric mean s in answers
     of 16 tokens and more, {times("middle")} times in answers of 8 to 15, and {times("short")} times
-    in shorter ones. Signal is the squared mean gradient as a share
-    of the mean squared gradient of a rollout of 32 questions. At the same policies and on the same
-    answers it is {share("GSPO, no clip")} if s weighs the tokens and {share("GRPO, no clip")} if r
-    does, both without a clip. With the clips that the scripts have, it is {share("GSPO")} for GSPO
-    and {share("GRPO")} for GRPO."""
+    in shorter ones. Signal is the squared mean gradient as a share of the mean squared gradient of
+    a rollout of 32 questions. At the same policies and on the same answers it is
+    {share("GSPO, no clip")} if s weighs the tokens and {share("GRPO, no clip")} if r does, both
+    without a clip. With the clips that the scripts have, it is {share("GSPO")} for GSPO and
+    {share("GRPO")} for GRPO."""
 
 
 NOT_TRIED = "policies that GSPO has trained; answers of more than 32 tokens."
