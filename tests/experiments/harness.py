@@ -128,13 +128,18 @@ def rounded(value):
     return [rounded(each) for each in value] if isinstance(value, list) else float(f"{value:.5g}")
 
 
+def outcome(name, settings):
+    """What a run returns, as it is kept."""
+    result = load(name).run(**settings)
+    return {column: rounded(value) for column, value in result.items()}
+
+
 def work(job):
     """One run, in a worker process."""
     name, settings = job
     start = time.process_time()
-    result = load(name).run(**settings)
+    result = outcome(name, settings)
     seconds = rounded(time.process_time() - start)
-    result = {column: rounded(value) for column, value in result.items()}
     return name, {"settings": settings, "code": code(name), "seconds": seconds, "result": result}
 
 
@@ -178,7 +183,7 @@ def try_out(name):
     """Make runs at toy size. If the experiment declares a test, the test, the pictures and the
     words must find their numbers in them."""
     module = load(name)
-    rows = [(job, module.run(**job)) for job in module.SMOKE]
+    rows = [(job, outcome(name, job)) for job in module.SMOKE]
     if name in DECLARED:
         runs = Runs([(job | {"seed": seed}, result) for job, result in rows for seed in (1, 2)])
         verdicts.judge({name: module.PRIMARIES}, {name: runs.rows})
