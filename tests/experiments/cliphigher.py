@@ -65,7 +65,8 @@ def slope(habit, name):
 
 
 CLAIM = "The higher ε_high, the faster rare tokens grow, and the more diverse answers stay."
-JOBS = started(16, habit=["guess 0.97", "meander"])
+JOBS = started(16, habit=["guess 0.97"])
+JOBS += started(30, first=17, habit=["meander"])  # 16 had left it undecided
 SMOKE = started(1, habit=["guess 0.97", "meander"], steps=[1], warm=[10], epochs=[1])
 SECONDS = 24
 PRIMARIES = [slope("guess 0.97", "worked out"), slope("meander", "different at pass@1 0.5")]
