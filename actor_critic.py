@@ -11,14 +11,15 @@ and a_t becomes likelier. To let V stand for the rewards to come is called boots
 right, R_t + γ V(s_{t+1}) would have the same mean as REINFORCE's G_t, and ∇J would be the same.
 
 Then V takes several epochs over the same steps to reduce δ_t². Its target R_t + γ V(s_{t+1}) is
-recomputed each time, but no gradient flows through it: V(s_t) moves towards the guess that knows
-one reward more. (A mean over steps replaces REINFORCE's sum over an episode. Adam divides such a
-factor out again; only the entropy bonus and the bound on the gradient now weigh differently.)
+recomputed each time, but no gradient flows through it: V(s_t) moves towards the target, which has
+one real reward in it, and not the target towards V(s_t). (A mean over steps replaces REINFORCE's
+sum over an episode. Adam divides such a factor out again; only --ent-coef and --max-grad-norm now
+weigh differently.)
 
 Why: REINFORCE waits for whole episodes, and credits every action with all that came after it. The
 TD error depends on one reward and one step of the environment, so it varies far less, and a rollout
-may stop anywhere in an episode. On CartPole, though, this loop learned faster with up to 64 rewards
-before V than with one (tests/experiments/EXPERIMENTS.md#bootstrap).
+may stop anywhere in an episode. On CartPole, though, this loop learned faster if up to 64 rewards
+were summed before V stands for the rest (tests/experiments/EXPERIMENTS.md#bootstrap).
 
 Weakness: δ_t is unbiased only if V(s_{t+1}) is right, so V should learn faster than the policy
 (--update-epochs). And nothing limits how far a step moves the policy.
@@ -52,7 +53,9 @@ from tqdm import tqdm
 class Args:
     update_epochs: int = 4  # the critic's epochs: its passes over the steps of each rollout
     num_minibatches: int = 4  # optimizer steps per epoch
-    ent_coef: float = 0.01  # weight of a bonus for entropy, −Σ π log π: π stays random; falls to 0
+    # weight of a bonus for π's entropy, −Σ π log π; falls to 0. It keeps π random at first, as an
+    # action that is never tried is never learned
+    ent_coef: float = 0.01
     gamma: float = 0.99  # γ, the discount factor
     num_steps: int = 64  # T, steps per rollout in each environment; few, so that π steps often
     num_envs: int = 16  # N, environments stepped in parallel
@@ -85,6 +88,7 @@ def compute_advantages(rollout, values, next_values, args):
 def prepare(agent, rollout, args):
     """The rollout's B real steps, with advantages and targets: obs (B, D), actions (B,) or (B, A),
     the others (B,)."""
+    # obs[t + 1] is next_obs[t], after an episode's last step, too: the reset comes one step later.
     values = agent.value(torch.cat([rollout["obs"], rollout["next_obs"][-1:]]))  # V(s_0) … V(s_T)
     advantages, targets = compute_advantages(rollout, values[:-1], values[1:], args)
     rollout = rollout | {"advantages": advantages, "targets": targets}
@@ -99,7 +103,7 @@ def rescale_returns(agent, targets):
     # V larger, the next targets would grow, then std again, without end.
     norm, last = agent.return_norm, agent.critic[-1]
     old_mean, old_std = norm.mean, norm.std
-    # At first all targets may be equal, and std 0. So as many zeros count, too: V after an end.
+    # At first all targets may be equal, and std 0. So a 0 counts with each: V after an episode.
     norm.update(torch.cat([targets, torch.zeros_like(targets)]))
     last.weight *= old_std / norm.std
     last.bias.copy_((last.bias * old_std + old_mean - norm.mean) / norm.std)
@@ -108,8 +112,8 @@ def rescale_returns(agent, targets):
 def update(agent, optimizer, batch, progress_remaining, args):
     """One step of the policy, then epochs of the critic; returns what to log.
     `progress_remaining` falls from 1 to 0 over the training."""
-    # In units of the standard deviation of all returns so far: rewards may be 1e-6 or 1e6.
-    # A z-score per batch would blow up the small, random advantages of a good policy.
+    # In units of the standard deviation of all returns so far: the same flags then suit rewards of
+    # 1e-6 and of 1e6. A z-score per batch would blow up the small advantages of a good policy.
     rescale_returns(agent, batch["targets"])
     advantages = batch["advantages"] / agent.return_norm.std
     policy = agent.policy(batch["obs"])

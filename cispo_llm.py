@@ -20,8 +20,8 @@ with a capped importance weight: every token keeps its gradient. As ∇r = r ∇
 of a token is r A ∇log π, or 0 if clipped; CISPO's is min(r, 1 + ε_high) A ∇log π. (The paper
 divides by the tokens of a question's group, and adds DAPO's dynamic sampling and length penalty.)
 
-Weakness. If A_i > 0, only the learning rate limits how far a token is pushed; if A_i < 0, its
-weight fades to 0 along with r_it. The paper tunes ε_high but does not print it.
+Weakness. If A_i > 0, only the learning rate limits how far a token is pushed. (If A_i < 0, no bound
+is needed: the weight shrinks with r_it.) The paper tunes ε_high but does not print it.
 
 Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
@@ -144,9 +144,10 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 
 
 def kl_k3(logprobs, other_logprobs):
-    """Schulman's k3 of each token, (B, T): never negative. Over π, the mean of e^d is 1 and that of
-    −d is KL(π ‖ other), and so is the mean of k3. But π also decides which tokens are drawn, which
-    autograd does not see: its gradient, (1 − e^d) ∇log π, has the mean ∇KL(other ‖ π).
+    """Schulman's k3 of each token, (B, T): never negative. Over tokens drawn from π, e^d has mean
+    1, so k3 and −d have the same mean, KL(π ‖ other). Autograd does not see that π also decides
+    which tokens are drawn: the gradient of k3, (1 − e^d) ∇log π, has the mean ∇KL(other ‖ π), which
+    pulls π towards the other, too.
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -159,8 +160,9 @@ def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch, generate's tensors and advantages (B,); returns what to log.
 
     Rows with an advantage of 0, as in a group of equal rewards (RLOO: equal R'), have no gradient
-    but that of a KL term. If there are no others, no step is taken, not for the KL alone either:
-    Adam divides a gradient by its own recent size, so mere noise would become a full step.
+    but that of a KL term. If all rows are such, no step is taken, not even for the KL: Adam divides
+    a gradient by the size of those before it. If batch after batch has no signal, even rounding
+    noise becomes a full step.
     approx_kl and clip_ratio (clipped tokens) are means over the tokens trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so

@@ -9,16 +9,18 @@ and the tokens before it.
     J    = Σ_i Σ_t min(r_it A_i, clip(r_it, 1 − ε_low, 1 + ε_high) A_i) / Σ_i |o_i|
     A_i  = (R'_i − mean R') / std R'                  over its group, not over the minibatch
     r_it = π_θ(o_it) / π_old(o_it)                    1 at first; each step on a rollout moves it
-    R'_i = R_i + a penalty ≤ 0 near the length limit  only groups whose R_i differ are trained on
+    R'_i = R_i + a penalty ≤ 0 near the length limit
 
+Only groups whose R_i differ are trained on.
 J is a surrogate: only its gradient counts, which stands for that of the expected reward.
 
 Why. With ε = 0.2 and A_i > 0, the clip stops a token of probability 0.01 at 0.012, but one of 0.9
 can reach 1, so ε_high > ε_low lets rare tokens grow more (clip-higher). A mean per completion
 underweights the tokens of long completions, so J is a mean over all tokens (here of the minibatch,
-in the paper of a question's group). Counting every cut-off completion as wrong adds noise, so
-DAPO's penalty grows towards the length limit (overlong). All-right and all-wrong groups have no
-gradient, so DAPO draws until enough groups have one (dynamic sampling). It also drops GRPO's KL.
+in the paper of a question's group). A sound answer that is cut off counts as wrong, which is noise,
+so DAPO's penalty grows gradually towards the length limit (overlong). All-right and all-wrong
+groups have no gradient, so DAPO draws until enough groups have one (dynamic sampling). It also
+drops GRPO's KL.
 
 Weakness. The better the policy, the more samples are drawn and thrown away.
 
@@ -144,7 +146,7 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
     """PPO's clipped objective of each token, to be maximised, and whether the clip zeroes its
     gradient: all (B, T), but advantages (B,).
 
-    With A < 0 a large ratio is not clipped: what is bad and made likelier is pushed back in full.
+    With A < 0 a large ratio is not clipped: a bad token made likelier is pushed back in full.
     """
     advantages = advantages[:, None]
     ratio = ((logprobs - old_logprobs) * mask).exp()  # r_it
@@ -154,9 +156,10 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 
 
 def kl_k3(logprobs, other_logprobs):
-    """Schulman's k3 of each token, (B, T): never negative. Over π, the mean of e^d is 1 and that of
-    −d is KL(π ‖ other), and so is the mean of k3. But π also decides which tokens are drawn, which
-    autograd does not see: its gradient, (1 − e^d) ∇log π, has the mean ∇KL(other ‖ π).
+    """Schulman's k3 of each token, (B, T): never negative. Over tokens drawn from π, e^d has mean
+    1, so k3 and −d have the same mean, KL(π ‖ other). Autograd does not see that π also decides
+    which tokens are drawn: the gradient of k3, (1 − e^d) ∇log π, has the mean ∇KL(other ‖ π), which
+    pulls π towards the other, too.
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -183,8 +186,9 @@ def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch, generate's tensors and advantages (B,); returns what to log.
 
     Rows with an advantage of 0, as in a group of equal rewards (RLOO: equal R'), have no gradient
-    but that of a KL term. If there are no others, no step is taken, not for the KL alone either:
-    Adam divides a gradient by its own recent size, so mere noise would become a full step.
+    but that of a KL term. If all rows are such, no step is taken, not even for the KL: Adam divides
+    a gradient by the size of those before it. If batch after batch has no signal, even rounding
+    noise becomes a full step.
     approx_kl and clip_ratio (clipped tokens) are means over the tokens trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
@@ -252,7 +256,7 @@ def train_step(model, reference, tokenizer, optimizer, draws, rng, args):
     completions; returns what to log, as means over all processes."""
     batch, rewards, kept = dynamic_rollout(model, tokenizer, draws, args)
     record = rollout_metrics(batch, rewards)
-    record["discarded_groups"] = len(rewards) - len(kept)  # of a process, with those to spare
+    record["discarded_groups"] = len(rewards) - len(kept)  # here; also surplus ones
     penalty = overlong_penalty(batch["mask"].sum(1), batch["ended"], args).view_as(rewards)
     rows = torch.arange(rewards.numel(), device=model.device).view_as(rewards)[kept].flatten()
     batch, rewards = take_rows(batch, rows), (rewards + penalty)[kept]  # R'_i

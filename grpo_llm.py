@@ -17,17 +17,18 @@ Why. To predict the reward, PPO trains a critic as large as the policy; here the
 predicts it. RLOO has such a baseline too, but no clip. PPO's clip lets a rollout serve several
 epochs (--update-epochs); the default is one epoch of four steps, each on a quarter of the groups
 (paper: one step, G = 64, β = 0.04). RLOO's KL penalty moves from the reward to the loss, per token.
-In the reward the plain log ratio −d multiplies ∇log π, as any reward does. In a loss it is itself
-differentiated, and ∇log π_θ has mean 0 at π_old (see reinforce.py): it would not restrain π_θ. k3
-has the mean of −d, is never negative, and its gradient pulls π_θ back to π_ref. The denominator of
-r_it must be the probability with which o_it was drawn (up to rounding in bf16), so there is no
-top-p and no top-k.
+In the reward the plain log ratio, −d, multiplies ∇log π, as any reward does. In a loss autograd
+would differentiate −d itself, which gives ∇log π_θ. Over tokens that π_θ draws ∇log π_θ has mean 0
+(see reinforce.py), so on average such a penalty would not move π_θ. k3 has the same mean as −d, is
+never negative, and its gradient pulls π_θ back to π_ref. The denominator of r_it must be the
+probability with which o_it was drawn (up to rounding in bf16), so there is no top-p and no top-k.
 
-Weakness. Subtracting mean R only scales RLOO's unbiased gradient: R_i − mean R is (G − 1)/G times
-RLOO's A_i. But dividing by std R biases it: questions solved nearly always or hardly ever weigh
-more, and a tiny difference in reward counts as much as right against wrong. With 1/|o_i|, the
-longer a wrong completion, the less each token is punished. Dr. GRPO, a variant, drops std R,
-1/|o_i| and the KL: --no-scale-rewards --length-norm constant --beta 0.
+Weakness. Subtracting mean R adds no bias: R_i − mean R is (G − 1)/G times RLOO's A_i. Dividing by
+std R does: questions solved nearly always or hardly ever weigh more, and a tiny difference in
+reward counts as much as right against wrong. With 1/|o_i|, the longer a completion, the less each
+of its tokens counts, so a long wrong one is punished less. Dr. GRPO, a variant, drops std R and the
+KL, and divides by a constant, which, unlike |o_i| and Σ_i |o_i|, does not depend on the samples:
+--no-scale-rewards --length-norm constant --beta 0.
 
 Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
@@ -151,7 +152,7 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
     """PPO's clipped objective of each token, to be maximised, and whether the clip zeroes its
     gradient: all (B, T), but advantages (B,).
 
-    With A < 0 a large ratio is not clipped: what is bad and made likelier is pushed back in full.
+    With A < 0 a large ratio is not clipped: a bad token made likelier is pushed back in full.
     """
     advantages = advantages[:, None]
     ratio = ((logprobs - old_logprobs) * mask).exp()  # r_it
@@ -161,9 +162,10 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 
 
 def kl_k3(logprobs, other_logprobs):
-    """Schulman's k3 of each token, (B, T): never negative. Over π, the mean of e^d is 1 and that of
-    −d is KL(π ‖ other), and so is the mean of k3. But π also decides which tokens are drawn, which
-    autograd does not see: its gradient, (1 − e^d) ∇log π, has the mean ∇KL(other ‖ π).
+    """Schulman's k3 of each token, (B, T): never negative. Over tokens drawn from π, e^d has mean
+    1, so k3 and −d have the same mean, KL(π ‖ other). Autograd does not see that π also decides
+    which tokens are drawn: the gradient of k3, (1 − e^d) ∇log π, has the mean ∇KL(other ‖ π), which
+    pulls π towards the other, too.
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -176,8 +178,9 @@ def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch, generate's tensors and advantages (B,); returns what to log.
 
     Rows with an advantage of 0, as in a group of equal rewards (RLOO: equal R'), have no gradient
-    but that of a KL term. If there are no others, no step is taken, not for the KL alone either:
-    Adam divides a gradient by its own recent size, so mere noise would become a full step.
+    but that of a KL term. If all rows are such, no step is taken, not even for the KL: Adam divides
+    a gradient by the size of those before it. If batch after batch has no signal, even rounding
+    noise becomes a full step.
     approx_kl and clip_ratio (clipped tokens) are means over the tokens trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so

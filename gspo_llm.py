@@ -13,16 +13,16 @@ and the tokens before it.
 GRPO's 1/|o_i| Σ_t is still in the code: s_i stands at each of |o_i| tokens, and the two cancel.
 J is a surrogate: only its gradient counts, which stands for that of the expected reward.
 
-Why. GRPO weighs each token by a ratio of its own. A single draw says little about how far the
-distribution has moved: such a ratio is mostly noise, says the paper. The ratio of a whole
-completion would be noisier still; s_i, the geometric mean of its tokens', varies less, and is
-clipped more narrowly. The paper adds that GSPO steadies mixture-of-experts models, where an update
-may route a token to other experts, so that its ratio jumps (not tested here).
+Why. GRPO weighs each token by a ratio of its own. Importance weights correct a mean over many draws
+from one distribution, but the distribution after each text is drawn from only once: such a ratio is
+mostly noise, says the paper. The ratio of a whole completion would be noisier still; s_i, the
+geometric mean of its tokens', varies less, and is clipped more narrowly. The paper adds that GSPO
+steadies mixture-of-experts models, where an update may route a token to other experts, so that its
+ratio jumps (not tested here).
 
-Weakness. A completion is clipped as a whole or not at all, and 1/|o_i| survives inside s_i, whose
-derivative by a token's log π is s_i / |o_i|: the longer a wrong completion, the less each token is
-punished. The paper clips at 3e-4 and 4e-4; the
-tiny model moves further per step, so its bounds are wider.
+Weakness. A completion is clipped as a whole or not at all. The derivative of s_i by a token's log π
+is s_i / |o_i|, so here, too, a long wrong completion is punished less per token. The paper clips at
+3e-4 and 4e-4; the tiny model moves further per step, so its bounds are wider.
 
 Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
@@ -141,7 +141,7 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
     """PPO's clipped objective of each token, to be maximised, and whether the clip zeroes its
     gradient: all (B, T), but advantages (B,).
 
-    With A < 0 a large ratio is not clipped: what is bad and made likelier is pushed back in full.
+    With A < 0 a large ratio is not clipped: a bad token made likelier is pushed back in full.
     """
     advantages = advantages[:, None]
     lengths = mask.sum(1, keepdim=True).clamp(min=1)
@@ -153,9 +153,10 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 
 
 def kl_k3(logprobs, other_logprobs):
-    """Schulman's k3 of each token, (B, T): never negative. Over π, the mean of e^d is 1 and that of
-    −d is KL(π ‖ other), and so is the mean of k3. But π also decides which tokens are drawn, which
-    autograd does not see: its gradient, (1 − e^d) ∇log π, has the mean ∇KL(other ‖ π).
+    """Schulman's k3 of each token, (B, T): never negative. Over tokens drawn from π, e^d has mean
+    1, so k3 and −d have the same mean, KL(π ‖ other). Autograd does not see that π also decides
+    which tokens are drawn: the gradient of k3, (1 − e^d) ∇log π, has the mean ∇KL(other ‖ π), which
+    pulls π towards the other, too.
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -168,8 +169,9 @@ def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch, generate's tensors and advantages (B,); returns what to log.
 
     Rows with an advantage of 0, as in a group of equal rewards (RLOO: equal R'), have no gradient
-    but that of a KL term. If there are no others, no step is taken, not for the KL alone either:
-    Adam divides a gradient by its own recent size, so mere noise would become a full step.
+    but that of a KL term. If all rows are such, no step is taken, not even for the KL: Adam divides
+    a gradient by the size of those before it. If batch after batch has no signal, even rounding
+    noise becomes a full step.
     approx_kl and clip_ratio (clipped tokens) are means over the tokens trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so

@@ -5,18 +5,18 @@ rewards into advantages A_t (GAE). Then several epochs of minibatches of these s
 
     L = mean_t min(r_t A_t, clip(r_t, 1 − ε, 1 + ε) A_t)
     r_t = π(a_t | s_t) / π_old(a_t | s_t)
-    A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)
+    A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)    (up to the episode's end)
 
 If A_t > 0, L grows with r_t up to r_t = 1 + ε, and is flat beyond. If A_t < 0, it grows as r_t
 falls to 1 − ε, and is flat below. The other way, where r_t has moved against A_t, there is no
 bound: the min takes the unclipped term, whose gradient pushes r_t back.
 
-Why: TRPO pays for its trust region with conjugate gradients and a line search, and one step on a
-rollout uses that region up. After any step the samples are an older policy's. The ratio corrects
-for that, but only near π_old. So the clip takes the gradient, r_t A_t ∇log π, from a sample whose
-r_t has gone as far as A_t wants, to let plain Adam take many small steps on a rollout, over several
-epochs. (With the clip more learning rates work. Many epochs help without it, too; whether it adds
-to that is undecided: tests/experiments/EXPERIMENTS.md#step and #clip.)
+Why: TRPO needs conjugate gradients and a line search, for a single step per rollout. After any step
+the samples are an older policy's. The ratio corrects for that, but only near π_old, as the states
+are those that π_old reached. So the clip sets a sample's gradient, r_t A_t ∇log π, to 0 once r_t
+has passed 1 ± ε in the direction of A_t. Plain Adam can then take many small steps on a rollout,
+over several epochs. (With the clip more learning rates work. Many epochs help without it, too;
+whether it adds to that is undecided: tests/experiments/EXPERIMENTS.md#step and #clip.)
 `--surrogate penalty` is the paper's other form, r_t A_t − β KL(π_old ‖ π), where β is adapted after
 each rollout to keep the KL near a target.
 
@@ -102,6 +102,7 @@ def compute_advantages(rollout, values, next_values, args):
 def prepare(agent, rollout, args):
     """The rollout's B real steps, with advantages and targets: obs (B, D), actions (B,) or (B, A),
     the others (B,)."""
+    # obs[t + 1] is next_obs[t], after an episode's last step, too: the reset comes one step later.
     values = agent.value(torch.cat([rollout["obs"], rollout["next_obs"][-1:]]))  # V(s_0) … V(s_T)
     advantages, targets = compute_advantages(rollout, values[:-1], values[1:], args)
     rollout = rollout | {"advantages": advantages, "targets": targets}
@@ -110,7 +111,7 @@ def prepare(agent, rollout, args):
 
 def surrogate(logprobs, old_logprobs, advantages, args):
     """Each step's objective, a surrogate for J to be maximized, and whether the clip removes its
-    gradient, as the ratio is far enough in A's direction: all (B,)."""
+    gradient, as the ratio has passed its bound in the direction of A: all (B,)."""
     log_ratio = logprobs - old_logprobs
     ratio = log_ratio.exp()
     plain = ratio * advantages
@@ -122,8 +123,8 @@ def surrogate(logprobs, old_logprobs, advantages, args):
 
 
 def mean_kl(agent, batch):
-    """KL(π_old ‖ π), the mean of −log r over π_old's actions. That of r is Σ_a π_old π / π_old = 1,
-    so r − 1 adds nothing to the mean, but no term is then negative, as log r ≤ r − 1."""
+    """KL(π_old ‖ π), the mean of −log r over π_old's actions. The mean of r is Σ_a π_old π / π_old,
+    which is 1, so r − 1 adds nothing; but no term is then negative, as log r ≤ r − 1."""
     log_ratio = agent.policy(batch["obs"]).log_prob(batch["actions"]) - batch["logprobs"]
     return (log_ratio.exp() - 1 - log_ratio).mean().item()
 
@@ -134,8 +135,8 @@ def update(agent, optimizer, batch, progress_remaining, args):
     optimizer.param_groups[0]["lr"] = args.learning_rate * progress_remaining
     # π_old's: nothing has changed since it acted.
     batch["logprobs"] = agent.policy(batch["obs"]).log_prob(batch["actions"]).detach()
-    # In units of the standard deviation of all returns so far: rewards may be 1e-6 or 1e6.
-    # A z-score per batch would blow up the small, random advantages of a good policy.
+    # In units of the standard deviation of all returns so far: the same flags then suit rewards of
+    # 1e-6 and of 1e6. A z-score per batch would blow up the small advantages of a good policy.
     agent.return_norm.update(batch["targets"])
     advantages = batch["advantages"] / agent.return_norm.std
     for _ in range(args.update_epochs):

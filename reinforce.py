@@ -3,10 +3,10 @@
 An environment, such as a cart with a pole to keep upright, shows its state s (`obs` in the code),
 and answers an action a with a reward R and the next state. A policy π(a | s), a network with
 weights θ, gives each action a probability. It plays one whole episode τ = s_0, a_0, R_0, s_1, a_1,
-R_1, … in each of N environments. The goal is to raise the expected return J(θ) = E[R(τ)], the mean
-over all episodes that π could play of R(τ) = R_0 + γ R_1 + γ² R_2 + …, the rewards of one (γ < 1
-lets late ones count less). Nobody can differentiate the environment, but θ acts only through p(τ),
-the probability of an episode. Since ∇p = p ∇log p, the gradient of J is such a mean, too, and the
+R_1, … in each of N environments. Its return is R(τ) = R_0 + γ R_1 + γ² R_2 + … (γ < 1 lets late
+rewards count less). The goal is to raise the expected return J(θ) = E[R(τ)], the mean over all
+episodes that π could play. Nobody can differentiate the environment, but θ acts only through p(τ),
+the probability of an episode. Since ∇p = p ∇log p, ∇J is a mean over episodes, too, and the
 episodes played can estimate it (hence "Monte Carlo"):
 
     ∇J = ∇ Σ_τ p(τ) R(τ) = Σ_τ p(τ) ∇log p(τ) R(τ) = E[ R(τ) ∇log p(τ) ]
@@ -21,20 +21,22 @@ episodes played can estimate it (hence "Monte Carlo"):
 In code this is the cross-entropy of classification: an action's label is the action itself, and Ψ_t
 its weight. With Ψ_t > 0 the action is imitated, with Ψ_t < 0 it becomes rarer.
 
-Let b be a past reward, or V(s_t). Given s_t it is the same for every action, so on average
+Let b be a past reward, or V(s_t). Given the past, b is the same for every action a_t, so on average
 b ∇log π(a_t | s_t) is b Σ_a π ∇log π = b Σ_a ∇π = b ∇ Σ_a π = b ∇1 = 0. So b may be left out, or
 subtracted: all three have the same mean, ∇J, and each usually varies less than the one before it.
 That is the whole purpose of a baseline. (How much less: tests/experiments/EXPERIMENTS.md#psi.)
 
 Why: it is the simplest estimate of the gradient. It is on-policy: E is a mean over the episodes of
-the current π, so after one step of θ the old episodes no longer fit, and new ones are played.
+the current π, so after one step of θ the old episodes no longer fit, and new ones are played. (The
+critic takes several steps on them: whatever V is, it adds no bias.)
 
 Weakness: one lucky episode stands for all that might have followed an action, and an episode must
 end before anything is learned.
 
-(Same mean: if γ = 1, and no time limit lets V stand for missing rewards. For γ < 1 the terms of
-the last two should carry a factor γ^t. It is left out, as usual, since late actions would hardly
-count; the result is no function's gradient: Nota & Thomas 2020, arXiv:1906.07073.)
+(The three have the same mean if γ = 1 and no time limit lets V stand for missing rewards. If γ < 1,
+R(τ) counts the rewards from step t on as γ^t G_t, so reward-to-go and baseline should carry this
+factor. It is left out, as usual, since late actions would hardly count; the result is no function's
+gradient: Nota & Thomas 2020, arXiv:1906.07073.)
 
     python reinforce.py                                                        # CartPole-v1
     python reinforce.py --psi return                                           # how much noisier?
@@ -68,7 +70,9 @@ class Args:
     psi: Literal["return", "reward-to-go", "baseline"] = "baseline"
     update_epochs: int = 4  # the critic's epochs: its passes over the steps of each rollout
     num_minibatches: int = 4  # optimizer steps per epoch
-    ent_coef: float = 0.01  # weight of a bonus for entropy, −Σ π log π: π stays random; falls to 0
+    # weight of a bonus for π's entropy, −Σ π log π; falls to 0. It keeps π random at first, as an
+    # action that is never tried is never learned
+    ent_coef: float = 0.01
     gamma: float = 0.99  # γ, the discount factor
     num_envs: int = 24  # N, environments stepped in parallel; many, as whole returns are noisy
     # Adam's learning rate, for one step of π per rollout; no decay, so late setbacks can heal
@@ -110,6 +114,7 @@ def compute_advantages(rollout, values, next_values, args):
 def prepare(agent, rollout, args):
     """The rollout's B real steps, with advantages and targets: obs (B, D), actions (B,) or (B, A),
     the others (B,)."""
+    # obs[t + 1] is next_obs[t], after an episode's last step, too: the reset comes one step later.
     values = agent.value(torch.cat([rollout["obs"], rollout["next_obs"][-1:]]))  # V(s_0) … V(s_T)
     advantages, targets = compute_advantages(rollout, values[:-1], values[1:], args)
     rollout = rollout | {"advantages": advantages, "targets": targets}
@@ -119,8 +124,8 @@ def prepare(agent, rollout, args):
 def update(agent, optimizer, batch, progress_remaining, args):
     """One step of the policy, then epochs of the critic; returns what to log.
     `progress_remaining` falls from 1 to 0 over the training."""
-    # In units of the standard deviation of all returns so far: rewards may be 1e-6 or 1e6.
-    # A z-score per batch would blow up the small, random advantages of a good policy.
+    # In units of the standard deviation of all returns so far: the same flags then suit rewards of
+    # 1e-6 and of 1e6. A z-score per batch would blow up the small advantages of a good policy.
     agent.return_norm.update(batch["targets"])
     advantages = batch["advantages"] / agent.return_norm.std
     policy = agent.policy(batch["obs"])
@@ -130,8 +135,8 @@ def update(agent, optimizer, batch, progress_remaining, args):
     loss = policy_loss - args.ent_coef * progress_remaining * entropy
     optimizer.zero_grad()
     loss.backward()
-    # No clipping: Adam divides by the size of past gradients. Were the long ones of early training
-    # cut short, that size would be smaller, and later steps, which are mostly noise, longer.
+    # No clipping: Adam divides by the size of past gradients. If the long ones at first were clipped,
+    # that size would be smaller, and later gradients, mostly noise, would make longer steps.
     optimizer.step()
     stats = {"policy_loss": policy_loss.item(), "entropy": entropy.item()}
     if args.psi == "baseline":

@@ -10,8 +10,8 @@ and the tokens before it.
     A_i  = R'_i − mean of R'_j over the others, j ≠ i
     R'_i = R_i − β Σ_t (log π_old − log π_ref)        π_ref is the model before training
 
-J is a surrogate: only its gradient counts, which stands for that of the expected reward. It
-is reinforce.py's, a mean over tokens:
+J is a surrogate: only its gradient counts, which stands for that of the expected reward. This
+gradient is reinforce.py's, as a mean over tokens. What reinforce.py speaks of is here:
 
     a state is the question and the tokens so far     an action is the next token
     a step appends the token to the text              its reward is 0, and R_i after the last token
@@ -20,10 +20,10 @@ is reinforce.py's, a mean over tokens:
 
 Why. PPO needs a critic, a second language model, though the only reward comes at the end. RLOO uses
 the mean reward of the other G − 1 completions instead: it says how hard the question is, and adds
-no bias, as o_i has no part in its own baseline. The sum of log-ratios, whose mean is the KL, a
-measure of how far π_old is from π_ref, keeps the policy near where it began. The paper treats a
-completion as one action, whose log π is the sum over its tokens; dividing that sum by Σ|o_i|, which
-depends on the samples, does add a little bias.
+no bias, as o_i has no part in its own baseline. The penalty in R'_i is a sum of log-ratios, whose
+mean is the KL, a measure of how far π_old is from π_ref. So it keeps the policy near where it
+began. The paper treats a completion as one action, whose log π is the sum over its tokens; dividing
+that sum by Σ|o_i|, which depends on the samples, does add a little bias.
 
 Weakness. No clip limits a token's push, so a rollout allows one gradient step, or a few small ones.
 The KL penalty, a sum over the completion, hits all its tokens alike. Forerunner: REINFORCE,
@@ -144,15 +144,16 @@ def token_weights(mask, args):
 
 
 def surrogate(logprobs, old_logprobs, advantages, mask, args):
-    """REINFORCE's objective of each token, to be maximised: no ratio, as samples are π's own; and
-    whether a clip zeroes its gradient, which none does: all (B, T), but advantages (B,)."""
+    """REINFORCE's objective of each token, to be maximised, and whether a clip zeroes its gradient:
+    all (B, T), but advantages (B,). There is no ratio, as π drew the samples, and no clip."""
     return advantages[:, None] * logprobs, torch.zeros_like(mask, dtype=torch.bool)
 
 
 def kl_k3(logprobs, other_logprobs):
-    """Schulman's k3 of each token, (B, T): never negative. Over π, the mean of e^d is 1 and that of
-    −d is KL(π ‖ other), and so is the mean of k3. But π also decides which tokens are drawn, which
-    autograd does not see: its gradient, (1 − e^d) ∇log π, has the mean ∇KL(other ‖ π).
+    """Schulman's k3 of each token, (B, T): never negative. Over tokens drawn from π, e^d has mean
+    1, so k3 and −d have the same mean, KL(π ‖ other). Autograd does not see that π also decides
+    which tokens are drawn: the gradient of k3, (1 − e^d) ∇log π, has the mean ∇KL(other ‖ π), which
+    pulls π towards the other, too.
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -165,8 +166,9 @@ def train_minibatch(model, optimizer, batch, args):
     """One optimizer step on a batch, generate's tensors and advantages (B,); returns what to log.
 
     Rows with an advantage of 0, as in a group of equal rewards (RLOO: equal R'), have no gradient
-    but that of a KL term. If there are no others, no step is taken, not for the KL alone either:
-    Adam divides a gradient by its own recent size, so mere noise would become a full step.
+    but that of a KL term. If all rows are such, no step is taken, not even for the KL: Adam divides
+    a gradient by the size of those before it. If batch after batch has no signal, even rounding
+    noise becomes a full step.
     approx_kl and clip_ratio (clipped tokens) are means over the tokens trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so

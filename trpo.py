@@ -9,33 +9,35 @@ rewards into advantages A_t, how much better than expected an action was. Then a
 
 Why r_t, where actor-critic has log π? A says how much better an action is than π_old's average, so
 Σ_a π A is what π would gain in a state. But the actions are π_old's. The importance weight r_t
-corrects for that: Σ_a π_old r A = Σ_a π A. Its gradient is ∇r = ∇π / π_old = r ∇log π. At
-π_old r = 1, so g = ∇L is actor-critic's gradient there, with A_t in place of δ_t.
+corrects for that: Σ_a π_old r A = Σ_a π A. The gradient of r is ∇r = ∇π / π_old = r ∇log π. If π
+is π_old, then r = 1, so there g = ∇L is actor-critic's gradient, with A_t in place of δ_t.
 
-KL(π_old ‖ π) = Σ_a π_old log(π_old / π) measures how far π is from π_old in a state. At
-π_old it has its minimum, 0, and its gradient is 0. So for a short step d in θ the KL is about
-½ dᵀF d, where F, its Hessian, is called the Fisher matrix. The d with the largest gain gᵀd at a KL
-of δ (--max-kl) has ∇_d (gᵀd − μ ½ dᵀF d) = 0 for some number μ, so F d is a multiple of g. This
-gives d = √(2δ / xᵀF x) x with F x = g; x is the natural gradient. F, a number for each pair of
-weights, is never built: the conjugate-gradient method solves F x = g from products F v alone, and
-F v is the gradient of ∇KL · v. (Each product adds --damping times v, as F may be singular.) Then a
-line search halves d, nine times at most, until L has grown and the KL is at most δ.
+KL(π_old ‖ π) = Σ_a π_old log(π_old / π), the Kullback-Leibler divergence, measures how far π is
+from π_old in a state: it is 0 if they are equal, else more.
+
+(ppo.py needs nothing of this paragraph.) At π_old the KL is at its minimum, and its gradient is 0.
+So for a short step d in θ the KL is about ½ dᵀF d, where F, its Hessian, is called the Fisher
+matrix. The d with the largest gain gᵀd at a KL of δ (--max-kl) has ∇_d (gᵀd − μ ½ dᵀF d) = 0 for
+some number μ, so F d is a multiple of g. This gives d = √(2δ / xᵀF x) x with F x = g; x is the
+natural gradient. F, a number for each pair of weights, is never built: the conjugate-gradient
+method solves F x = g from products F v alone, and F v is the gradient of ∇KL · v. (Each product
+adds --damping times v, as F may be singular.) Then a line search halves d, nine times at most,
+until L has grown and the KL is at most δ.
 
 A_t is GAE, generalized advantage estimation. λ = 0 leaves actor-critic's TD error δ_t, which is
 biased by V's mistakes; λ = 1 gives Σ_l γ^l R_{t+l} − V(s_t), REINFORCE's noisy return minus its
-baseline (V stands for rewards after the rollout's end). The critic's target is V(s_t) + A_t, the
-λ-return: mostly rewards and little of V, so actor_critic.py's Pop-Art is left out. There is no
-entropy bonus: a step raises L alone.
+baseline (V stands for rewards after the rollout's end). A λ in between has less noise than 1 and
+less bias than 0. The critic's target is V(s_t) + A_t, the λ-return: mostly rewards and little of V,
+so actor_critic.py's Pop-Art is left out. There is no entropy bonus: a step raises L alone.
 
-Why: a learning rate bounds a step in the weights θ, but steps of one length may leave the policy as
-it was or ruin it. TRPO bounds the step in the policy itself.
+Why: a learning rate bounds a step in the weights θ, but of two steps of one length, one may hardly
+change the policy and the other ruin it. TRPO bounds the step in the policy itself.
 
 Weakness: it takes some twenty passes over a rollout to make one step of the policy. L is valid
 only near π_old, whose states it uses. The proof that no step makes the policy worse (section 3 of
 the paper) needs exact advantages, a bound on the KL in every state, and far smaller steps; with
 samples and a mean KL there is no such guarantee, though a step rarely cost 10 % of the return here
-(tests/experiments/EXPERIMENTS.md#promise). The next file, ppo.py, needs r_t and GAE, but neither F
-nor x: you may skip these and read `diff actor_critic.py ppo.py`.
+(tests/experiments/EXPERIMENTS.md#promise).
 
     python trpo.py                                                             # CartPole-v1
     python trpo.py --env-id Pendulum-v1 --gamma 0.9                            # continuous actions
@@ -106,6 +108,7 @@ def compute_advantages(rollout, values, next_values, args):
 def prepare(agent, rollout, args):
     """The rollout's B real steps, with advantages and targets: obs (B, D), actions (B,) or (B, A),
     the others (B,)."""
+    # obs[t + 1] is next_obs[t], after an episode's last step, too: the reset comes one step later.
     values = agent.value(torch.cat([rollout["obs"], rollout["next_obs"][-1:]]))  # V(s_0) … V(s_T)
     advantages, targets = compute_advantages(rollout, values[:-1], values[1:], args)
     rollout = rollout | {"advantages": advantages, "targets": targets}
@@ -119,8 +122,9 @@ def flat_gradient(scalar, parameters, twice=False):
 
 
 def conjugate_gradient(product, g, steps, tolerance=1e-10):
-    """Solve product(x) = g for x, where ½ xᵀproduct(x) − gᵀx is least: `steps` steps, each to the
-    minimum along one direction, or fewer if the residual's square is small."""
+    """Solve F x = g for x, where F v is product(v) and ½ xᵀF x − gᵀx is least: `steps` steps, each
+    to the minimum along one direction, or fewer if the residual's square is small. For any two
+    directions uᵀF v = 0, so a step undoes none before it: P steps are exact, ten come close."""
     x = torch.zeros_like(g)
     residual = direction = g
     square = residual @ residual
@@ -132,7 +136,7 @@ def conjugate_gradient(product, g, steps, tolerance=1e-10):
         x += alpha * direction
         residual = residual - alpha * image
         new_square = residual @ residual
-        direction = residual + new_square / square * direction  # no earlier step is undone
+        direction = residual + new_square / square * direction
         square = new_square
     return x
 
@@ -159,8 +163,8 @@ def update(agent, optimizer, batch, progress_remaining, args):
     with torch.no_grad():
         old_policy = agent.policy(batch["obs"])
         old_logprobs = old_policy.log_prob(batch["actions"])
-    # In units of the standard deviation of all returns so far: rewards may be 1e-6 or 1e6.
-    # A z-score per batch would blow up the small, random advantages of a good policy.
+    # In units of the standard deviation of all returns so far: the same flags then suit rewards of
+    # 1e-6 and of 1e6. A z-score per batch would blow up the small advantages of a good policy.
     agent.return_norm.update(batch["targets"])
     advantages = batch["advantages"] / agent.return_norm.std
 

@@ -15,9 +15,9 @@ is a completion and t a token, whose π is its probability after all text before
 After the last token V is 0, as nothing follows. This holds for an answer that is cut off, too: it
 is judged as it stands, so its reward is complete.
 
-Why. RLOO and GRPO give every token of an answer the same credit. What a good critic expects falls
-at the token that spoils the answer, and a λ below 1 lays the blame there. Nor does it need other
-answers to compare with: --group-size 1 --prompts-per-step 256.
+Why. RLOO and GRPO give every token of an answer the same credit. A good critic's V falls at the
+token that spoils the answer, and with a λ below 1 this token has the lowest advantage. PPO also
+needs no other answers to compare with: --group-size 1 --prompts-per-step 256.
 
 Weakness. The critic is as large as the policy, in memory and in time, and learns from the same few
 rewards. With λ = 1 it is a baseline and no more; with a smaller λ its errors bias the policy. Even
@@ -164,7 +164,7 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
     """PPO's clipped objective of each token, to be maximised, and whether the clip zeroes its
     gradient: all (B, T).
 
-    With A < 0 a large ratio is not clipped: what is bad and made likelier is pushed back in full.
+    With A < 0 a large ratio is not clipped: a bad token made likelier is pushed back in full.
     """
     ratio = ((logprobs - old_logprobs) * mask).exp()  # r_it
     clipped_ratio = ratio.clamp(1 - args.clip_low, 1 + args.clip_high)
@@ -173,9 +173,10 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 
 
 def kl_k3(logprobs, other_logprobs):
-    """Schulman's k3 of each token, (B, T): never negative. Over π, the mean of e^d is 1 and that of
-    −d is KL(π ‖ other), and so is the mean of k3. But π also decides which tokens are drawn, which
-    autograd does not see: its gradient, (1 − e^d) ∇log π, has the mean ∇KL(other ‖ π).
+    """Schulman's k3 of each token, (B, T): never negative. Over tokens drawn from π, e^d has mean
+    1, so k3 and −d have the same mean, KL(π ‖ other). Autograd does not see that π also decides
+    which tokens are drawn: the gradient of k3, (1 − e^d) ∇log π, has the mean ∇KL(other ‖ π), which
+    pulls π towards the other, too.
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
