@@ -135,8 +135,8 @@ def update(agent, optimizer, batch, progress_remaining, args):
     loss = policy_loss - args.ent_coef * progress_remaining * entropy
     optimizer.zero_grad()
     loss.backward()
-    # No clipping: Adam divides by the size of past gradients. If the long ones at first were clipped,
-    # that size would be smaller, and later gradients, mostly noise, would make longer steps.
+    # No clipping: Adam divides by the size of past gradients. If early long ones were clipped, that
+    # size would be smaller, and later gradients, mostly noise, would make longer steps.
     optimizer.step()
     stats = {"policy_loss": policy_loss.item(), "entropy": entropy.item()}
     if args.psi == "baseline":

@@ -104,19 +104,22 @@ def words(runs):
     def at(name, when):
         return runs.mean(f"{name}, {when}", ".2f")
 
+    def times(when):
+        return f"{2 ** mean(runs.find({}, f'R + 1, {when}')):.1f}"
+
     def learned(form):
         return runs.mean("learned", ".2f", form=form)
 
     return f"""
     At 16 policies we compute the gradient of the same answers with the baseline and without. The
-    first picture shows how often the baseline halves the variance; below 0 the variance grows. If
-    right answers pay 1 and wrong ones 0, it is {at("R", "at first")} before training and
-    {at("R", "later")} after 10 to 30 rollouts, when the mean reward is
-    {at("mean reward", "later")}. Wrong answers are then rare and their gradients long. A baseline
-    close to 1 weighs them fully, and a reward of 0 not at all. The constant with the least variance
-    is {at("value of b*", "later")} by then. If all rewards are higher by 1, which says nothing new,
-    the baseline halves the variance {at("R + 1", "at first")} and {at("R + 1", "later")} times. In
-    60 rollouts of 4 questions the mean reward is {learned("leave-one-out")} with the baseline,
+    first picture and the table show how often the baseline halves the variance: 1 is half of it, 2
+    a quarter, and below 0 the variance grows. If right answers pay 1 and wrong ones 0, it is
+    {at("R", "at first")} before training and {at("R", "later")} after 10 to 30 rollouts, when the
+    mean reward is {at("mean reward", "later")}. Wrong answers are then rare and their gradients
+    long. With a baseline close to 1 they count fully, and without one, at a reward of 0, not at
+    all. The constant with the least variance is {at("value of b*", "later")} by then. If all
+    rewards are higher by 1, which says nothing new, the variance is {times("at first")} times
+    smaller with the baseline at first, and {times("later")} times later. In 60 rollouts of 4 questions the mean reward is {learned("leave-one-out")} with the baseline,
     {learned("none")} without it, and {learned("none, R + 1")} without it on R + 1."""
 
 

@@ -127,7 +127,7 @@ def words(runs):
 
     return f"""
     In the sixth rollout of GRPO with 16 epochs we measure after 1, 4 and 16 epochs, on other
-    answers that the policy before this rollout gave; numbers here are means over the three. The
+    answers, drawn from the policy as it was before; numbers here are means over the three. The
     variance of a token's ratio r is {times("long")} times that of the geometric mean s in answers
     of 16 tokens and more, {times("middle")} times in answers of 8 to 15, and {times("short")} times
     in shorter ones. Signal is the squared mean gradient as a share of the mean squared gradient of
