@@ -119,8 +119,9 @@ def words(runs):
     long. With a baseline close to 1 they count fully, and without one, at a reward of 0, not at
     all. The constant with the least variance is {at("value of b*", "later")} by then. If all
     rewards are higher by 1, which says nothing new, the variance is {times("at first")} times
-    smaller with the baseline at first, and {times("later")} times later. In 60 rollouts of 4 questions the mean reward is {learned("leave-one-out")} with the baseline,
-    {learned("none")} without it, and {learned("none, R + 1")} without it on R + 1."""
+    smaller with the baseline at first, and {times("later")} times later. In 60 rollouts of 4
+    questions the mean reward is {learned("leave-one-out")} with the baseline, {learned("none")}
+    without it, and {learned("none, R + 1")} without it on R + 1."""
 
 
 NOT_TRIED = "other rewards; other rates than RLOO's own; the baseline of a critic."
