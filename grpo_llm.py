@@ -15,8 +15,10 @@ J is a surrogate: only its gradient counts, which stands for that of the expecte
 
 Why. To predict the reward, PPO trains a critic as large as the policy; here the group's mean
 predicts it. RLOO has such a baseline too, but no clip. PPO's clip lets a rollout serve several
-epochs (--update-epochs); the default is one epoch of four steps, each on a quarter of the groups
-(paper: one step, G = 64, β = 0.04). RLOO's KL penalty moves from the reward to the loss, per token.
+epochs (--update-epochs) at a learning rate that fails without it (without it a lower rate did as
+well: tests/experiments/EXPERIMENTS.md#passes). The default is one epoch of four steps, each on a
+quarter of the groups (paper: one step, G = 64, β = 0.04). RLOO's KL penalty moves from the reward
+to the loss, per token.
 In the reward the plain log ratio, −d, multiplies ∇log π, as any reward does. In a loss autograd
 would differentiate −d itself, which gives ∇log π_θ. Over tokens that π_θ draws ∇log π_θ has mean 0
 (see reinforce.py), so on average such a penalty would not move π_θ. k3 has the same mean as −d, is

@@ -39,7 +39,7 @@ from tyro.conf import Positional
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-RESULTS, TEMPLATE, EARLIER = HERE / "results", HERE / "page.md", HERE / "earlier.md"
+RESULTS, TEMPLATE = HERE / "results", HERE / "page.md"
 for folder in (HERE, ROOT, HERE.parent / "benchmarks", HERE.parent / "examples"):
     sys.path.insert(0, str(folder))
 
@@ -369,16 +369,9 @@ def section(name, runs, findings, verdict):
     ]
 
 
-def earlier_sections():
-    """{experiment: (claim, verdict, section)}, as they were before this procedure."""
-    form = r'(### <a id="(\w+)"></a>([^\n]+)\n.*?\*\*(.+?)\.\*\*.*?)\s*(?=\n### |\Z)'
-    found = re.findall(form, EARLIER.read_text(), re.S)
-    return {name: (claim, verdict.lower(), text) for text, name, claim, verdict in found}
-
-
 def page_text():
     """EXPERIMENTS.md: page.md, in which each name becomes the section of its experiment."""
-    runs, sections = measured(), earlier_sections()
+    runs, sections = measured(), {}
     judged = verdicts.judge(
         {name: load(name).PRIMARIES for name in DECLARED},
         {name: each.rows for name, each in runs.items()},
@@ -390,7 +383,7 @@ def page_text():
             verdict = verdicts.combine([found.verdict for found in findings])
             text = "\n".join(section(name, runs[name], findings, verdict))
             sections[name] = (claim, verdict, text)
-        elif name not in sections:
+        else:
             text = f'### <a id="{name}"></a>{claim}\n\nDeclared, and not run yet.'
             sections[name] = (claim, "not run yet", text)
     text = TEMPLATE.read_text()

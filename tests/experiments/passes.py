@@ -75,9 +75,9 @@ PRIMARIES = [
 
 # The page
 LESSON = (
-    "it depends",
-    "Many epochs learn more from each rollout, and at the default learning rate they need a clip; "
-    "but without a clip a lower rate does as well.",
+    "undecided",
+    "At the default learning rate many epochs need the clip; at a lower rate they do as well "
+    "without it. Whether they then teach enough more than one epoch, we cannot tell.",
 )
 BEST_CURVES = {f"{form}, {epochs}": tuned(form, epochs, "by rollout") for form, epochs in BEST}
 FIXED_CURVES = {form: arm(form, 16, DEFAULT, "by rollout") for form in FORMS}
