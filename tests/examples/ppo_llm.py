@@ -20,8 +20,10 @@ token that spoils the answer, and with a λ below 1 this token has the lowest ad
 needs no other answers to compare with: --group-size 1 --prompts-per-step 256.
 
 Weakness. The critic is as large as the policy, in memory and in time, and learns from the same few
-rewards. With λ = 1 it is a baseline and no more; with a smaller λ its errors bias the policy. Even
-where all rewards are equal, they move it. GRPO asks the group instead, and has KL in the loss.
+rewards. (On long answers, where an oracle helped, it learned nothing of use:
+tests/experiments/EXPERIMENTS.md#critic.) With λ = 1 it is a baseline and no more; with a smaller λ
+its errors bias the policy. Even where all rewards are equal, they move it. GRPO asks the group
+instead, and has KL in the loss.
 
 Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl

@@ -111,8 +111,8 @@ PRIMARIES = [
 # The page
 LESSON = (
     "it depends",
-    "Credit for each token would be worth having on long answers, but PPO's critic does not learn "
-    "to give it, and on short answers there is nothing to gain.",
+    "On long answers an oracle, which knows where an answer goes wrong, makes each rollout teach "
+    "more; PPO's own critic learns nothing of this, and on short answers it brings nothing.",
 )
 PANELS = [
     Panel(f"{answers} answers", arms("reward", "critic", critics, answers=answers), AXES, ROLLOUTS)
@@ -133,7 +133,7 @@ def words(runs):
     {learned("long", "oracle")}, and no critic {learned("long", "none")}. The critic that PPO trains
     brings {learned("long", "learned")}. With a head start of 30 rollouts of the frozen model it
     brings {learned("long", "head start")}, and at the end of the head start it explains
-    {runs.mean("explained", ".0%", critic="head start", answers="long")} of the variance of the
+    {runs.mean("explained", "z.0%", critic="head start", answers="long")} of the variance of the
     rewards. Except on the short answers λ is 0.95 where there is a critic. The learned critic needs
     the memory of a second model."""
 
