@@ -85,12 +85,17 @@ def main(script: tyro.conf.Positional[Path], base: str = "HEAD"):
     shown = output(["git", "show", f"{base}:./{PATHS.get(name, script)}"])
     if name not in FAMILY or shown.returncode:
         sys.exit(f"{script} is not in {base}, or has no row in FAMILY of tests/lineage.py")
+    carried = []
     for sister in LLM if name in LLM else CLASSIC:
         texts, tail = [source(sister), shown.stdout, source(name)], ""
         if "ppo_llm" not in (name, sister):
             tail = texts[2][texts[2].index(MARKER) :]
             texts = [text.partition(MARKER)[0] for text in texts]
-        (ROOT / PATHS[sister]).write_text(carry(sister, *texts) + tail)
+        text, before = carry(sister, *texts) + tail, source(sister)
+        (ROOT / PATHS[sister]).write_text(text)
+        if text != before:
+            carried.append(PATHS[sister])
+    print("carried to:", ", ".join(carried) or "no other script, as nothing was to be carried")
     write_counts()
 
 

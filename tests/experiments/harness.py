@@ -165,7 +165,8 @@ def plan(names):
         number = len(left(name)[1])
         minutes = number * load(name).SECONDS / 60
         total += minutes
-        print(f"{name}: {number} of {len(load(name).JOBS)} runs left, {minutes:.0f} minutes")
+        why = "" if is_current(name, read(name)) else "; the code has changed"
+        print(f"{name}: {number} of {len(load(name).JOBS)} runs left, {minutes:.0f} minutes{why}")
     print(f"in all {total:.0f} minutes on one core, {total / 2:.0f} on two")
     print("to run them: python tests/experiments/harness.py all")
 
@@ -285,11 +286,11 @@ def draw(panels, runs, path):
 # --------------------------------------------------------------------------------------- The page
 def measured():
     """{experiment: its Runs, in the order of its jobs}, of those that are complete."""
-    found = {}
+    stale, found = [name for name in DECLARED if not is_current(name, read(name))], {}
+    if stale:
+        print("Runs were made by other code than there is now. Run these experiments again, or, if")
+        sys.exit(f'the change cannot matter, accept them: {" ".join(stale)} --accept "REASON"')
     for name in DECLARED:
-        if not is_current(name, read(name)):
-            wrong = f"{name}: its runs were made by other code than there is now; run it again, or"
-            sys.exit(f'{wrong} if the change cannot matter: {name} --accept "REASON"')
         kept, missing = left(name)
         if not missing:
             runs = [kept["runs"][json.dumps(job)] for job in load(name).JOBS]
@@ -414,6 +415,8 @@ def main(
         print(f"error: {' '.join(names)}: the experiments are {', '.join(known)}", file=sys.stderr)
         sys.exit(2)
     os.environ["OMP_NUM_THREADS"] = "1"  # in the workers: one run on each core
+    if page or names and not smoke:
+        importlib.import_module("matplotlib")  # is it there? Find out before anything is written
     if smoke:
         for name in chosen:
             try_out(name)
