@@ -18,7 +18,8 @@ from one distribution, but the distribution after each text is drawn from only o
 mostly noise, says the paper. The ratio of a whole completion would be noisier still; s_i, the
 geometric mean of its tokens', varies less, and is clipped more narrowly. The paper adds that GSPO
 steadies mixture-of-experts models, where an update may route a token to other experts, so that its
-ratio jumps (not tested here).
+ratio jumps. In a tiny mixture such jumps added little variance, and GSPO gained nothing by them
+(tests/experiments/EXPERIMENTS.md#experts).
 
 Weakness. A completion is clipped as a whole or not at all. The derivative of s_i by a token's log π
 is s_i / |o_i|, so here, too, a long wrong completion is punished less per token. The paper clips at
