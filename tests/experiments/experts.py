@@ -146,8 +146,8 @@ PRIMARIES = [
 # The page
 LESSON = (
     "no difference",
-    "A small mixture of experts is no case for GSPO: its token ratios vary hardly more than a dense "
-    "model's, changes of experts cause little of that, and GSPO gains nothing by it.",
+    "A small mixture of experts is no case for GSPO: its token ratios vary hardly more than those "
+    "of a dense model, changes of experts cause little of that, and GSPO gains nothing by it.",
 )
 AXES, ROLLOUTS = ("rollouts", "reward"), list(range(1, 31))
 PANELS = [
