@@ -22,7 +22,8 @@ so DAPO's penalty grows gradually towards the length limit (overlong). All-right
 groups have no gradient, so DAPO draws until enough groups have one (dynamic sampling). It also
 drops GRPO's KL.
 
-Weakness. The better the policy, the more samples are drawn and thrown away.
+Weakness. The better the policy, the more samples are drawn and thrown away. Here as many samples
+taught as much without the filter (tests/experiments/EXPERIMENTS.md#dynamic).
 
 Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl

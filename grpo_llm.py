@@ -15,22 +15,24 @@ J is a surrogate: only its gradient counts, which stands for that of the expecte
 
 Why. To predict the reward, PPO trains a critic as large as the policy; here the group's mean
 predicts it. RLOO has such a baseline too, but no clip. PPO's clip lets a rollout serve several
-epochs (--update-epochs) at a learning rate that fails without it (without it a lower rate did as
-well: tests/experiments/EXPERIMENTS.md#passes). The default is one epoch of four steps, each on a
-quarter of the groups (paper: one step, G = 64, β = 0.04). RLOO's KL penalty moves from the reward
-to the loss, per token.
-In the reward the plain log ratio, −d, multiplies ∇log π, as any reward does. In a loss autograd
-would differentiate −d itself, which gives ∇log π_θ. Over tokens that π_θ draws ∇log π_θ has mean 0
-(see reinforce.py), so on average such a penalty would not move π_θ. k3 has the same mean as −d, is
-never negative, and its gradient pulls π_θ back to π_ref. The denominator of r_it must be the
+epochs (--update-epochs) at a learning rate that fails without it. (Without it a lower rate did as
+well: tests/experiments/EXPERIMENTS.md#passes.) The default is one epoch of four steps, each on a
+quarter of the groups (paper: one step, G = 64, β = 0.04). The denominator of r_it must be the
 probability with which o_it was drawn (up to rounding in bf16), so there is no top-p and no top-k.
+
+RLOO's KL penalty moves from the reward to the loss, per token. In the reward the plain log ratio,
+−d, multiplies ∇log π, as any reward does. In a loss autograd would differentiate −d itself, which
+gives ∇log π_θ. Over tokens that π_θ draws ∇log π_θ has mean 0 (see reinforce.py), so on average
+such a penalty would not move π_θ. k3 has the same mean as −d, is never negative, and its gradient
+pulls π_θ back to π_ref.
 
 Weakness. Subtracting mean R adds no bias: R_i − mean R is (G − 1)/G times RLOO's A_i. Dividing by
 std R does: questions solved nearly always or hardly ever weigh more, and a tiny difference in
 reward counts as much as right against wrong. With 1/|o_i|, the longer a completion, the less each
-of its tokens counts, so a long wrong one is punished less. Dr. GRPO, a variant, drops std R and the
-KL, and divides by a constant, which, unlike |o_i| and Σ_i |o_i|, does not depend on the samples:
---no-scale-rewards --length-norm constant --beta 0.
+of its tokens counts, so a long wrong one is punished less (and wrong ones grew longer here:
+tests/experiments/EXPERIMENTS.md#length). Dr. GRPO, a variant, drops std R and the KL, and divides
+by a constant, which, unlike |o_i| and Σ_i |o_i|, does not depend on the samples: --no-scale-rewards
+--length-norm constant --beta 0.
 
 Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl

@@ -20,10 +20,11 @@ gradient is reinforce.py's, as a mean over tokens. What reinforce.py speaks of i
 
 Why. PPO needs a critic, a second language model, though the only reward comes at the end. RLOO uses
 the mean reward of the other G − 1 completions instead: it says how hard the question is, and adds
-no bias, as o_i has no part in its own baseline. The penalty in R'_i is a sum of log-ratios, whose
-mean is the KL, a measure of how far π_old is from π_ref. So it keeps the policy near where it
-began. The paper treats a completion as one action, whose log π is the sum over its tokens; dividing
-that sum by Σ|o_i|, which depends on the samples, does add a little bias.
+no bias, as o_i has no part in its own baseline. (It took noise away here if rewards were 1 and 2,
+not if they were 0 and 1: tests/experiments/EXPERIMENTS.md#baseline.) The penalty in R'_i is a sum
+of log-ratios, whose mean is the KL, a measure of how far π_old is from π_ref. So it keeps the
+policy near where it began. The paper treats a completion as one action, whose log π is the sum over
+its tokens; dividing that sum by Σ|o_i|, which depends on the samples, does add a little bias.
 
 Weakness. No clip limits a token's push, so a rollout allows one gradient step, or a few small ones.
 The KL penalty, a sum over the completion, hits all its tokens alike. Forerunner: REINFORCE,
