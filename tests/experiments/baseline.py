@@ -90,8 +90,8 @@ PRIMARIES = [
 # The page
 LESSON = (
     "it depends",
-    "A baseline takes noise out of the gradient if rewards are far from 0 on average; if they are "
-    "0 and 1, it adds noise once most answers are right, and brings nothing in learning.",
+    "A baseline takes noise out of the gradient if wrong answers are paid, too (R + 1). With "
+    "rewards of 0 and 1 it takes none, adds some once most answers are right, and brings nothing.",
 )
 SAVED = {"R of 0 and 1": ({}, "R"), "R + 1": ({}, "R + 1"), "R, best constant": ({}, "b*")}
 PANELS = [

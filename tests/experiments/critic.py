@@ -112,7 +112,7 @@ PRIMARIES = [
 LESSON = (
     "it depends",
     "On long answers an oracle, which knows where an answer goes wrong, makes each rollout teach "
-    "more; PPO's own critic learns nothing of this, and on short answers it brings nothing.",
+    "more. PPO's own critic does not learn where, and it brings nothing, on short answers either.",
 )
 PANELS = [
     Panel(f"{answers} answers", arms("reward", "critic", critics, answers=answers), AXES, ROLLOUTS)
@@ -125,17 +125,19 @@ def words(runs):
         return runs.mean("learned", ".3f", answers=answers, critic=critic)
 
     return f"""
-    PPO trains with its critic, or with V = 0, so that only the mean of the batch is expected. The
+    PPO trains with its critic, or with V = 0, so that the mean of the batch is the baseline. The
     outcome is the mean reward over 40 rollouts. On the usual sums, whose answers have about seven
     tokens, it is {learned("short", "learned")} with the critic and {learned("short", "none")}
-    without. The long answers are seven running totals, and the model gets some of them wrong.
-    There an oracle, which knows the right totals and whose V falls to 0 at a wrong digit, brings
-    {learned("long", "oracle")}, and no critic {learned("long", "none")}. The critic that PPO trains
-    brings {learned("long", "learned")}. With a head start of 30 rollouts of the frozen model it
-    brings {learned("long", "head start")}, and at the end of the head start it explains
-    {runs.mean("explained", "z.0%", critic="head start", answers="long")} of the variance of the
-    rewards. Except on the short answers λ is 0.95 where there is a critic. The learned critic needs
-    the memory of a second model."""
+    without. The long answers are seven running totals, and the model gets some of them wrong. There
+    an oracle, which knows the right totals and whose V falls to 0 at a wrong digit, brings
+    {learned("long", "oracle")}, and no critic {learned("long", "none")}. (These intervals are wide,
+    as the four networks differ; the runs are compared within each.) The critic that PPO trains
+    brings {learned("long", "learned")}. If it first learns alone, from 30 rollouts of the frozen
+    model (a head start), it brings {learned("long", "head start")}, though at the end of the head
+    start it explains {runs.mean("explained", "z.0%", critic="head start", answers="long")} of the
+    variance of the rewards. With a critic λ, the weight of later TD errors in GAE, is 0.95 on the
+    long answers; that λ without a critic ("λ alone") brings {learned("long", "λ alone")}. A learned
+    critic needs the memory of a second model."""
 
 
 NOT_TRIED = "a larger critic, far more rollouts for it, other λ, several epochs a rollout."

@@ -60,7 +60,7 @@ def words(runs):
     right = {form: runs.mean("pass@1", ".3f", form=form) for form in FORMS}
     drawn = {form: runs.mean("answers", ",.0f", form=form) for form in FORMS}
     return f"""
-    Four runs of dapo_llm.py differ in how they draw questions. DAPO draws 16 at a time until 16
+    Four arms of dapo_llm.py differ in how they draw questions. DAPO draws 16 at a time until 16
     groups have answers with different rewards; after 24 steps its pass@1 is {right["DAPO"]}. With
     one draw of 16 questions a step pass@1 is {right["one draw"]}: a step of DAPO teaches more. But
     it also draws more answers, {drawn["DAPO"]} instead of {drawn["one draw"]} in all. If one draw
@@ -68,7 +68,7 @@ def words(runs):
     {right["large draw"]}. If the steps stay small and there are 96 of them, as many answers bring
     {right["more steps"]}. With a good policy most groups are all right: in the last quarter of the
     steps {runs.mean("signal, last quarter", ".0%", form="DAPO")} of the groups that DAPO draws have
-    a signal, and it throws the others away."""
+    unequal rewards, and it throws the others away."""
 
 
 NOT_TRIED = "harder sums; a time limit, as drawing costs less time than training on large models."

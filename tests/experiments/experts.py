@@ -147,7 +147,8 @@ PRIMARIES = [
 LESSON = (
     "no difference",
     "A small mixture of experts is no case for GSPO: its token ratios vary hardly more than those "
-    "of a dense model, changes of experts cause little of that, and GSPO gains nothing by it.",
+    "of a dense model, changes of experts cause little of their variance, and GSPO gains no more "
+    "than in the dense model. In both it is behind GRPO.",
 )
 AXES, ROLLOUTS = ("rollouts", "reward"), list(range(1, 31))
 PANELS = [

@@ -101,15 +101,17 @@ def words(runs):
         without, penalised = (runs.mean(column, ".2f", **wanted) for wanted, column in arms)
         return f"{without} without the penalty and {penalised} with it"
 
+    first = [each[0] for each in runs.find({"reward": HOLE}, "right")]
     return f"""
-    Every comma pays 0.2, which is meant for steps that are shown, and the model has the habit of
-    repeating them. The share of right answers after 30 rollouts of GRPO is
+    A right answer pays 1, and every comma pays 0.2. Commas stand for steps that are shown, but the
+    model already tends to repeat its steps. Before training a share of
+    {sum(first) / len(first):.2f} of its answers is right. After 30 rollouts of GRPO the share is
     {pair("GRPO", HOLE, "right at the end")} (β = 0.3). With RLOO, whose penalty is in the reward,
     it is {pair("RLOO", HOLE, "right at the end")}. Stopping early is the other cure. We stop each
-    run when half of the held-out sums are answered best, and count right answers to the other half:
-    with GRPO {pair("GRPO", HOLE, "stopped")}, with RLOO {pair("RLOO", HOLE, "stopped")}. If only
-    right answers pay, the mean share of right answers over GRPO's training is
-    {pair("GRPO", CLEAN, "right on average")}."""
+    run at the rollout at which one half of the held-out sums is answered best, and count right
+    answers to the other half: with GRPO {pair("GRPO", HOLE, "stopped")}, with RLOO
+    {pair("RLOO", HOLE, "stopped")}. If only right answers pay, the mean share of right answers over
+    GRPO's training is {pair("GRPO", CLEAN, "right on average")}."""
 
 
 NOT_TRIED = (

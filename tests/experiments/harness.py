@@ -302,18 +302,23 @@ def escape(text):
     return text.replace("|", "\\|")
 
 
-def primary_table(findings):
-    header = ["more − less", "difference [95 % interval]", "worth naming from", "P(more > less)"]
+def primary_table(findings, tests):
+    header = ["test", "more − less", "difference [95 % interval]", "worth naming from"]
+    header += ["P(more > less)", "runs of each arm", "p, adjusted", "verdict"]
+    numbered = [number for number, contrasts in enumerate(tests, 1) for _ in contrasts]
     lines = []
-    for found in findings:
+    if not findings:
+        return ["No tests: nothing is random."]
+    for number, found in zip(numbered, findings, strict=True):
         numbers = (found.difference, *found.interval, found.contrast.smallest)
         difference, low, high, smallest = (minus(f"{number:.3g}") for number in numbers)
         p = "< 0.0001" if found.p < 1e-4 else f"{found.p:.2g}"
         needed = f"; {found.needed:,} runs would do" if found.verdict == verdicts.UNDECIDED else ""
-        cells = [escape(found.contrast.name), f"{difference} [{low}, {high}]", smallest]
+        cells = [number, escape(found.contrast.name), f"{difference} [{low}, {high}]", smallest]
         n = " and ".join(map(str, dict.fromkeys(found.n)))
+        n += " pairs" if found.contrast.paired and found.contrast.less else ""
         lines.append([*cells, f"{found.superiority:.2f}", n, p, found.verdict + needed])
-    return table([*header, "runs of each arm", "p, adjusted", "verdict"], lines)
+    return table(header, lines)
 
 
 def all_numbers(runs):
@@ -342,8 +347,8 @@ def origin(name):
     text = f"{minutes:.0f} minutes of one core; {runs[-1]['on']}; "
     text += f"revision {made['revision']}, code {made['code']}"
     if accepted:
-        text += f". The code was changed since, up to {accepted['revision']}, and the runs were not"
-        text += f" made again: {accepted['reason']}"
+        text += f". The runs were not made again after these changes, up to {accepted['revision']}:"
+        text += f" {accepted['reason']}"
     return text
 
 
@@ -362,7 +367,7 @@ def section(name, runs, findings, verdict):
         f"**Claim.** {module.CLAIM} **{verdict.capitalize()}.**\n",
         f'<img src="results/{name}.png" width="560" alt="{module.CLAIM}">\n',
         wrap(module.words(runs)),
-        *(primary_table(findings) if findings else ["No tests: nothing is random."]),
+        *primary_table(findings, module.PRIMARIES),
         f"\nNot tried: {module.NOT_TRIED}\n",
         "<details><summary>All numbers: mean [95 % interval]</summary>\n",
         *all_numbers(runs),

@@ -65,7 +65,8 @@ PRIMARIES = [
 # The page
 LESSON = (
     "shown",
-    "In a made task 1/|o_i| makes a wrong kind of answer grow and a right kind shrink.",
+    "In a task made for this test 1/|o_i| makes a wrong kind of answer grow, and a right kind "
+    "shrink.",
 )
 PANELS = [
     Panel(title, arms("counts", "norm", NORMS, plus=plus), ("rollouts", "plus signs"), [*range(21)])
@@ -81,7 +82,7 @@ def words(runs):
     The model begins six answers in ten with plus signs, 1 to 40 of them, and ends them with a wrong
     total. It works out the others. An answer that begins with a plus has
     {runs.mean("before", ".1f")} of them before training: a mean under the policy, computed without
-    sampling, however rare such answers have become. In 20 rollouts of GRPO the mean is
+    sampling, however rare such answers have become. Over 20 rollouts of GRPO the mean is
     {length("1/|o_i|", "wrong")} with 1/|o_i|, which punishes each token of a long wrong answer
     less, and {length("constant", "wrong")} with a constant in its place. If the rewards are
     swapped, so that answers with plus signs are right, 1/|o_i| praises each token of a short one

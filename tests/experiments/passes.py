@@ -77,7 +77,8 @@ PRIMARIES = [
 LESSON = (
     "undecided",
     "At the default learning rate many epochs need the clip; at a lower rate they do as well "
-    "without it. Whether they then teach enough more than one epoch, we cannot tell.",
+    "without it. At their best rates they beat a single epoch by little: whether by enough to be "
+    "worth naming, we cannot tell.",
 )
 BEST_CURVES = {f"{form}, {epochs}": tuned(form, epochs, "by rollout") for form, epochs in BEST}
 FIXED_CURVES = {form: arm(form, 16, DEFAULT, "by rollout") for form in FORMS}
@@ -103,8 +104,8 @@ def words(runs):
     {BEST["clip", 1]:g} it is {best("clip", 1)}. At the scripts' default rate, 0.0004, which is made
     for one epoch, 16 epochs bring {fixed("clip")} with the clip and {fixed("no clip")} without it.
     GSPO's clip brings {fixed("GSPO")} there, CISPO's {fixed("CISPO")}. At the end of these runs
-    pass@1 is {fixed("clip", "pass@1")}, {fixed("no clip", "pass@1")}, {fixed("GSPO", "pass@1")} and
-    {fixed("CISPO", "pass@1")}."""
+    pass@1 is {fixed("clip", "pass@1")} with the clip, {fixed("no clip", "pass@1")} without it,
+    {fixed("GSPO", "pass@1")} with GSPO's and {fixed("CISPO", "pass@1")} with CISPO's."""
 
 
 NOT_TRIED = "rates in between; longer training; larger models; a clip of another width."

@@ -80,16 +80,17 @@ PANELS = [Panel("Working out, a rare habit", SHARES, ("rollouts", "worked out"),
 def words(runs):
     share = {form: runs.mean(form, ".2f") for form in FORMS}
     return f"""
-    The model guesses 97 answers in 100 and works out the others. GRPO's loop trains it with 16
-    epochs over each rollout (the script's default is one); only the surrogate, the function whose
-    gradient is followed, differs. The share worked out is the probability that an answer does not
-    begin with "#". Of the praised tokens, those of answers with A > 0,
-    {runs.mean("rare of praised", ".1%")} are rare: their probability was below 0.1. Over the epochs
-    GRPO's clip takes the gradient of {runs.mean("silenced of rare", ".0%")} of these. After two
-    rollouts GRPO works out a share of {share["GRPO"]}. If praised rare tokens alone keep their
+    The model guesses 97 answers in 100 and works out the others. GRPO's loop trains it at the
+    script's learning rate, but with 16 epochs over each rollout in place of one; only the
+    surrogate, the function whose gradient is followed, differs. The share worked out is the
+    probability that an answer does not begin with "#". Of the praised tokens, those of answers with
+    A > 0, {runs.mean("rare of praised", ".1%")} are rare: their probability was below 0.1. Over the
+    epochs GRPO's clip takes the gradient of {runs.mean("silenced of rare", ".0%")} of these. After
+    two rollouts GRPO works out a share of {share["GRPO"]}. If praised rare tokens alone keep their
     gradient, with a weight of 1 + ε, the share is {share["rare lifted"]}; if all others keep it,
     {share["others lifted"]}. (After a third rollout the others help, too.) With CISPO's surrogate
-    it is {share["CISPO"]}, and {share["no clip"]} without any bound."""
+    it is {share["CISPO"]}, and {share["no clip"]} without any bound. (After more rollouts at this
+    rate CISPO and no clip fall back, and GRPO does less: [passes](#passes).)"""
 
 
 NOT_TRIED = "more rollouts; other thresholds of rare than a probability of 0.1; other rates."
