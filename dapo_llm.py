@@ -15,15 +15,15 @@ Only groups whose R_i differ are trained on.
 J is a surrogate: only its gradient counts, which stands for that of the expected reward.
 
 Why. With ε = 0.2 and A_i > 0, the clip stops a token of probability 0.01 at 0.012, but one of 0.9
-can reach 1, so ε_high > ε_low lets rare tokens grow more (clip-higher). A mean per completion
-underweights the tokens of long completions, so J is a mean over all tokens (here of the minibatch,
-in the paper of a question's group). A sound answer that is cut off counts as wrong, which is noise,
-so DAPO's penalty grows gradually towards the length limit (overlong). All-right and all-wrong
-groups have no gradient, so DAPO draws until enough groups have one (dynamic sampling). It also
-drops GRPO's KL.
+can reach 1, so ε_high > ε_low lets rare tokens grow more (clip-higher; here a doubled ε_high did,
+0.28 hardly: tests/experiments/EXPERIMENTS.md#cliphigher). A mean per completion underweights the
+tokens of long completions, so J is a mean over all tokens (here of the minibatch, in the paper of a
+question's group). A sound answer that is cut off counts as wrong, which is noise, so DAPO's penalty
+grows gradually towards the length limit (overlong). All-right and all-wrong groups have no
+gradient, so DAPO draws until enough groups have one (dynamic sampling). It also drops GRPO's KL.
 
 Weakness. The better the policy, the more samples are drawn and thrown away. Here as many samples
-taught as much without the filter (tests/experiments/EXPERIMENTS.md#dynamic).
+taught as much without redrawing (tests/experiments/EXPERIMENTS.md#dynamic).
 
 Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl

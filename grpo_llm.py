@@ -14,11 +14,12 @@ and the tokens before it.
 J is a surrogate: only its gradient counts, which stands for that of the expected reward.
 
 Why. To predict the reward, PPO trains a critic as large as the policy; here the group's mean
-predicts it. RLOO has such a baseline too, but no clip. PPO's clip lets a rollout serve several
-epochs (--update-epochs) at a learning rate that fails without it. (Without it a lower rate did as
-well: tests/experiments/EXPERIMENTS.md#passes.) The default is one epoch of four steps, each on a
-quarter of the groups (paper: one step, G = 64, β = 0.04). The denominator of r_it must be the
-probability with which o_it was drawn (up to rounding in bf16), so there is no top-p and no top-k.
+predicts it. RLOO has such a baseline too, but no clip. PPO's clip is there so that a rollout can
+serve several epochs (--update-epochs). Here 16 epochs failed without it at the default rate; at
+lower rates they did about as well (tests/experiments/EXPERIMENTS.md#passes). The default is one
+epoch of four steps, each on a quarter of the groups (paper: one step, G = 64, β = 0.04). The
+denominator of r_it must be the probability with which o_it was drawn (up to rounding in bf16), so
+there is no top-p and no top-k.
 
 RLOO's KL penalty moves from the reward to the loss, per token. In the reward the plain log ratio,
 −d, multiplies ∇log π, as any reward does. In a loss autograd would differentiate −d itself, which

@@ -26,9 +26,9 @@ of log-ratios, whose mean is the KL, a measure of how far π_old is from π_ref.
 policy near where it began. The paper treats a completion as one action, whose log π is the sum over
 its tokens; dividing that sum by Σ|o_i|, which depends on the samples, does add a little bias.
 
-Weakness. No clip limits a token's push, so a rollout allows one gradient step, or a few small ones.
-The KL penalty, a sum over the completion, hits all its tokens alike. Forerunner: REINFORCE,
---baseline none.
+Weakness. After one step the samples are an older policy's. No ratio corrects for that, and no clip
+limits a token's push, so a rollout serves one gradient step, or a few small ones. The KL penalty, a
+sum over the completion, hits all its tokens alike. Forerunner: REINFORCE, --baseline none.
 
 Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl

@@ -91,7 +91,7 @@ PRIMARIES = [
 LESSON = (
     "it depends",
     "A baseline takes noise out of the gradient if wrong answers are paid, too (R + 1). With "
-    "rewards of 0 and 1 it takes none, adds some once most answers are right, and brings nothing.",
+    "rewards of 0 and 1 it takes none, may add some once most are right, and brought nothing.",
 )
 SAVED = {"R of 0 and 1": ({}, "R"), "R + 1": ({}, "R + 1"), "R, best constant": ({}, "b*")}
 PANELS = [

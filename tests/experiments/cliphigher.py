@@ -74,8 +74,8 @@ PRIMARIES = [slope("guess 0.97", "worked out"), slope("meander", "different at p
 # The page
 LESSON = (
     "it depends",
-    "A higher ε_high lets rare tokens grow, but little from 0.2 to DAPO's 0.28, and it does not "
-    "keep answers more diverse.",
+    "With 16 epochs a doubled ε_high lets a rare habit grow faster. DAPO's 0.28 cannot be told "
+    "from 0.2, and a higher ε_high does not keep answers more diverse.",
 )
 RARE, MANY = arms("outcomes", "habit", ["guess 0.97", "meander"]).values()
 PANELS = [
@@ -93,10 +93,11 @@ def words(runs):
     differs. A model guesses 97 answers in 100; working a sum out begins with another, rare token.
     After three rollouts a share of {at(0.2, "guess 0.97")} of the answers is worked out with an
     ε_high of 0.2, {at(0.28, "guess 0.97")} with 0.28 and {at(0.56, "guess 0.97")} with 0.56.
-    Another model repeats totals at will, so a sum has many right answers. Training makes them more
-    alike, so we compare at a pass@1 of 0.5. The share of different ones among the right answers to
-    a sum is {at(0.2, "meander")} with 0.2, {at(0.28, "meander")} with 0.28 and
-    {at(0.56, "meander")} with 0.56."""
+    Another model repeats totals at will, so a sum has many right answers. Their diversity changes
+    with training, so we compare at a pass@1 of 0.5. The share of different ones among the right
+    answers to a sum is {at(0.2, "meander")} with 0.2, {at(0.28, "meander")} with 0.28 and
+    {at(0.56, "meander")} with 0.56. For diversity this is a second try: with 16 other seeds the
+    first one was undecided."""
 
 
 NOT_TRIED = "one epoch, with which the clip hardly acts; long training; a wider lower bound."

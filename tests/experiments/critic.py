@@ -112,7 +112,7 @@ PRIMARIES = [
 LESSON = (
     "it depends",
     "On long answers an oracle, which knows where an answer goes wrong, makes each rollout teach "
-    "more. PPO's own critic does not learn where, and it brings nothing, on short answers either.",
+    "more. PPO's own critic did not learn where, and it brought nothing, on short answers either.",
 )
 PANELS = [
     Panel(f"{answers} answers", arms("reward", "critic", critics, answers=answers), AXES, ROLLOUTS)
@@ -135,9 +135,10 @@ def words(runs):
     brings {learned("long", "learned")}. If it first learns alone, from 30 rollouts of the frozen
     model (a head start), it brings {learned("long", "head start")}, though at the end of the head
     start it explains {runs.mean("explained", "z.0%", critic="head start", answers="long")} of the
-    variance of the rewards. With a critic λ, the weight of later TD errors in GAE, is 0.95 on the
-    long answers; that λ without a critic ("λ alone") brings {learned("long", "λ alone")}. A learned
-    critic needs the memory of a second model."""
+    variance of the rewards. On the short answers λ, the weight of later TD errors in GAE, is 1, so
+    that V is a baseline and no more. On the long ones it is 0.95 with a critic; that λ without a
+    critic ("λ alone") brings {learned("long", "λ alone")}. A learned critic needs the memory of a
+    second model."""
 
 
 NOT_TRIED = "a larger critic, far more rollouts for it, other λ, several epochs a rollout."

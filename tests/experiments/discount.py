@@ -43,6 +43,7 @@ def words(runs):
     def found(column, spec, gamma):
         return runs.mean(column, spec, gamma=gamma)
 
+    start = mean([each[0] for each in runs.find({}, "length")])
     return f"""
     At first the model mostly guesses. If it works a sum out, it repeats running totals at will,
     which costs tokens and changes nothing else. PPO trains it for 30 rollouts with λ = 1 and
@@ -50,8 +51,8 @@ def words(runs):
     come, so a short right answer is worth more than a long one. The mean length over training is
     {found("tokens", ".1f", 1.0)} tokens with γ = 1 and {found("tokens", ".1f", 0.9)} with 0.9; the
     mean reward, not discounted, is {found("learned", ".3f", 1.0)} and
-    {found("learned", ".3f", 0.9)}. With both, answers become longer than they were, as guesses give
-    way to worked-out sums."""
+    {found("learned", ".3f", 0.9)}. With both, answers become longer than they were, {start:.1f}
+    tokens, as guesses give way to worked-out sums."""
 
 
 NOT_TRIED = "tasks in which a longer answer is right more often; γ in between."

@@ -47,8 +47,8 @@ PRIMARIES = [[contrast("one draw")], [contrast("large draw"), contrast("more ste
 # The page
 LESSON = (
     "it depends",
-    "A step of DAPO teaches more because it draws more answers, not because it filters them: "
-    "without the filter as many answers teach as much.",
+    "A step of DAPO teaches more than one without redrawing, and draws four times the answers. As "
+    "many answers without redrawing, in larger steps or in more steps, teach as much.",
 )
 PANELS = [
     Panel("24 steps (the last: 96)", arms("pass@1", "form", FORMS), ("pass@1 at the end", "")),
@@ -60,15 +60,15 @@ def words(runs):
     right = {form: runs.mean("pass@1", ".3f", form=form) for form in FORMS}
     drawn = {form: runs.mean("answers", ",.0f", form=form) for form in FORMS}
     return f"""
-    Four arms of dapo_llm.py differ in how they draw questions. DAPO draws 16 at a time until 16
-    groups have answers with different rewards; after 24 steps its pass@1 is {right["DAPO"]}. With
-    one draw of 16 questions a step pass@1 is {right["one draw"]}: a step of DAPO teaches more. But
-    it also draws more answers, {drawn["DAPO"]} instead of {drawn["one draw"]} in all. If one draw
-    has 64 questions and all groups stay in the loss, {drawn["large draw"]} answers bring
-    {right["large draw"]}. If the steps stay small and there are 96 of them, as many answers bring
-    {right["more steps"]}. With a good policy most groups are all right: in the last quarter of the
-    steps {runs.mean("signal, last quarter", ".0%", form="DAPO")} of the groups that DAPO draws have
-    unequal rewards, and it throws the others away."""
+    Four arms of dapo_llm.py differ in how they draw questions; all leave out groups with equal
+    rewards, which have no gradient. DAPO draws 16 at a time until 16 groups have answers with
+    different rewards; after 24 steps its pass@1 is {right["DAPO"]}. With one draw of 16 questions a
+    step pass@1 is {right["one draw"]}: a step of DAPO teaches more. But it also draws more answers,
+    {drawn["DAPO"]} instead of {drawn["one draw"]} in all. If one draw has 64 questions,
+    {drawn["large draw"]} answers bring {right["large draw"]}. If the steps stay small and there are
+    96 of them, as many answers bring {right["more steps"]}. With a good policy most groups are all
+    right: in the last quarter of the steps {runs.mean("signal, last quarter", ".0%", form="DAPO")}
+    of the groups that DAPO draws have unequal rewards, and it throws the others away."""
 
 
 NOT_TRIED = "harder sums; a time limit, as drawing costs less time than training on large models."

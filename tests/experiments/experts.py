@@ -146,9 +146,9 @@ PRIMARIES = [
 # The page
 LESSON = (
     "no difference",
-    "A small mixture of experts is no case for GSPO: its token ratios vary hardly more than those "
-    "of a dense model, changes of experts cause little of their variance, and GSPO gains no more "
-    "than in the dense model. In both it is behind GRPO.",
+    "In a small mixture of experts token ratios vary hardly more than in a dense model. Changes of "
+    "experts make up this difference, but it is small, and GSPO gains no more than in the dense "
+    "model. In both models it is behind GRPO.",
 )
 AXES, ROLLOUTS = ("rollouts", "reward"), list(range(1, 31))
 PANELS = [

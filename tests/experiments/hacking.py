@@ -83,8 +83,8 @@ PRIMARIES = [
 # The page
 LESSON = (
     "shown",
-    "A policy finds the loophole in its reward, and a KL penalty keeps it from there; if there is "
-    "no loophole, the penalty costs some learning.",
+    "A policy finds the loophole in its reward, and a strong KL penalty saves most of its right "
+    "answers; if there is no loophole, the penalty costs some learning.",
 )
 WHERE = {"GRPO, with the loophole": ("GRPO", HOLE), "RLOO, with the loophole": ("RLOO", HOLE)}
 WHERE["GRPO, without it"] = ("GRPO", CLEAN)
@@ -106,12 +106,12 @@ def words(runs):
     A right answer pays 1, and every comma pays 0.2. Commas stand for steps that are shown, but the
     model already tends to repeat its steps. Before training a share of
     {sum(first) / len(first):.2f} of its answers is right. After 30 rollouts of GRPO the share is
-    {pair("GRPO", HOLE, "right at the end")} (β = 0.3). With RLOO, whose penalty is in the reward,
-    it is {pair("RLOO", HOLE, "right at the end")}. Stopping early is the other cure. We stop each
-    run at the rollout at which one half of the held-out sums is answered best, and count right
-    answers to the other half: with GRPO {pair("GRPO", HOLE, "stopped")}, with RLOO
-    {pair("RLOO", HOLE, "stopped")}. If only right answers pay, the mean share of right answers over
-    GRPO's training is {pair("GRPO", CLEAN, "right on average")}."""
+    {pair("GRPO", HOLE, "right at the end")} (β = 0.3, 30 times the default). With RLOO, whose
+    penalty is in the reward, it is {pair("RLOO", HOLE, "right at the end")}. Stopping early is the
+    other cure. We stop each run at the rollout at which one half of the held-out sums is answered
+    best, and count right answers to the other half: with GRPO {pair("GRPO", HOLE, "stopped")}, with
+    RLOO {pair("RLOO", HOLE, "stopped")}. If only right answers pay, the mean share of right answers
+    over GRPO's training is {pair("GRPO", CLEAN, "right on average")}."""
 
 
 NOT_TRIED = (

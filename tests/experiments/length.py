@@ -87,7 +87,7 @@ def words(runs):
     less, and {length("constant", "wrong")} with a constant in its place. If the rewards are
     swapped, so that answers with plus signs are right, 1/|o_i| praises each token of a short one
     more: {length("1/|o_i|", "right")}, and {length("constant", "right")} with a constant. So the
-    constant has a drift of its own, in the other direction."""
+    constant has a drift of its own, in the other direction; we do not know why."""
 
 
 NOT_TRIED = "answers that reason at length; other rates and group sizes; dividing by std alone."

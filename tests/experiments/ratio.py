@@ -125,16 +125,22 @@ def words(runs):
     def share(name):
         return runs.mean(f"signal, {name}", ".2f")
 
+    def after(epochs, name):
+        found = runs.find({}, f"signal, {name}, by epoch")
+        return f"{mean([each[EPOCHS.index(epochs)] for each in found]):.2f}"
+
     return f"""
     In the sixth rollout of GRPO with 16 epochs we measure after 1, 4 and 16 epochs, on fresh
     answers of π_old, the policy before this rollout; numbers are means over the three. The variance
     of a token's ratio r is {times("long")} times that of the geometric mean s in answers of 16
-    tokens and more, {times("middle")} times in answers of 8 to 15, and {times("short")} times in
-    shorter ones. Signal is the squared mean gradient as a share of the mean squared gradient of a
+    tokens and more (the mean of 16 independent ratios varies 16 times less), {times("middle")}
+    times in answers of 8 to 15, and {times("short")} times in shorter ones. Signal is how well the
+    gradient repeats itself: the squared mean gradient as a share of the mean squared gradient of a
     rollout of 32 questions. At the same policies and on the same answers it is
     {share("GSPO, no clip")} if s weighs the tokens and {share("GRPO, no clip")} if r does, both
     without a clip. With the clips that the scripts have, it is {share("GSPO")} for GSPO and
-    {share("GRPO")} for GRPO."""
+    {share("GRPO")} for GRPO. They are equal after one epoch, {after(1, "GSPO")} and
+    {after(1, "GRPO")}, and part later: {after(16, "GSPO")} and {after(16, "GRPO")} after 16."""
 
 
 NOT_TRIED = "policies that GSPO has trained; answers of more than 32 tokens."
