@@ -76,9 +76,9 @@ PRIMARIES = [
 # The page
 LESSON = (
     "undecided",
-    "At the default learning rate 16 epochs fail without the clip, and lose reward with it, too. At "
-    "lower rates they do about as well without a clip as with it. At its best rate a single epoch is "
-    "behind by little: whether by enough to be worth naming, we cannot tell.",
+    "At the default learning rate 16 epochs fail without the clip, and lose reward with it, too. "
+    "At lower rates they do about as well without a clip as with it. At its best rate a single "
+    "epoch is behind by little: whether by enough to be worth naming, we cannot tell.",
 )
 BEST_CURVES = {f"{form}, {epochs}": tuned(form, epochs, "by rollout") for form, epochs in BEST}
 FIXED_CURVES = {form: arm(form, 16, DEFAULT, "by rollout") for form in FORMS}
