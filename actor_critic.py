@@ -12,9 +12,9 @@ right, R_t + γ V(s_{t+1}) would have the same mean as REINFORCE's G_t, and ∇J
 
 Then V takes several epochs over the same steps to reduce δ_t². Its target R_t + γ V(s_{t+1}) is
 recomputed each time, but no gradient flows through it: V(s_t) moves towards the target, which has
-one real reward in it, and not the target towards V(s_t). (A mean over steps replaces REINFORCE's
-sum over an episode. Adam divides such a factor out again; only --ent-coef and --max-grad-norm now
-weigh differently.)
+one real reward in it; the target does not move. (A mean over steps replaces REINFORCE's sum over an
+episode. Adam divides such a factor out again; only --ent-coef and --max-grad-norm now weigh
+differently.)
 
 Why: REINFORCE waits for whole episodes, and credits every action with all that came after it. The
 TD error depends on one reward and one step of the environment, so it varies far less, and a rollout
@@ -103,7 +103,7 @@ def rescale_returns(agent, targets):
     # V larger, the next targets would grow, then std again, without end.
     norm, last = agent.return_norm, agent.critic[-1]
     old_mean, old_std = norm.mean, norm.std
-    # At first all targets may be equal, and std 0. So a 0 counts with each: V after an episode.
+    # At first all targets may be equal, and std 0. So each counts with a 0, V after an episode.
     norm.update(torch.cat([targets, torch.zeros_like(targets)]))
     last.weight *= old_std / norm.std
     last.bias.copy_((last.bias * old_std + old_mean - norm.mean) / norm.std)
@@ -122,7 +122,7 @@ def update(agent, optimizer, batch, progress_remaining, args):
     loss = policy_loss - args.ent_coef * progress_remaining * entropy
     optimizer.zero_grad()
     loss.backward()
-    # Clipped, as a TD error can be very large while V is still wrong.
+    # Clipped, unlike REINFORCE's: a TD error can be very large while V is still wrong.
     nn.utils.clip_grad_norm_(agent.actor.parameters(), args.max_grad_norm)
     optimizer.step()
     stats = {"policy_loss": policy_loss.item(), "entropy": entropy.item()}

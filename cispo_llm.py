@@ -11,14 +11,15 @@ and the tokens before it.
     r_it = π_θ(o_it) / π_old(o_it)                    1 at first; each step on a rollout moves it
 
 sg[…] is a stop-gradient: autograd sees a plain number. The mean is over all tokens, as in DAPO. J
-is a surrogate: only its gradient counts, which stands for that of the expected reward.
+is a surrogate: only its gradient counts, an estimate of the gradient of the expected reward.
 
 Why. PPO's clip, in GRPO and DAPO alike, takes the gradient from a token whose ratio has left 1 ± ε
-in the direction that A_i favours. The paper saw that rare tokens, such as the "wait" that saves a
-completion, move fastest, are clipped first, and learn no more from this rollout. CISPO is REINFORCE
-with a capped importance weight: every token keeps its gradient. As ∇r = r ∇log π, GRPO's gradient
-of a token is r A ∇log π, or 0 if clipped; CISPO's is min(r, 1 + ε_high) A ∇log π. (The paper
-divides by the tokens of a question's group, and adds DAPO's dynamic sampling and length penalty.)
+in the direction that A_i favours. The paper saw that rare tokens, such as the "wait" before a
+correction, move fastest, are clipped first, and learn no more from this rollout. CISPO is REINFORCE
+with an importance weight, capped so that few large ratios do not dominate a step: every token keeps
+its gradient. As ∇r = r ∇log π, GRPO's gradient of a token is r A ∇log π, or 0 if clipped; CISPO's
+is min(r, 1 + ε_high) A ∇log π. (The paper divides by the tokens of a question's group, and adds
+DAPO's dynamic sampling and length penalty.)
 
 Weakness. If A_i > 0, only the learning rate limits how far a token is pushed: with 16 epochs CISPO
 learned faster here than GRPO at first, and then fell back
@@ -148,8 +149,8 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 def kl_k3(logprobs, other_logprobs):
     """Schulman's k3 of each token, (B, T): never negative. Over tokens drawn from π, e^d has mean
     1, so k3 and −d have the same mean, KL(π ‖ other). Autograd does not see that π also decides
-    which tokens are drawn: the gradient of k3, (1 − e^d) ∇log π, has the mean ∇KL(other ‖ π), which
-    pulls π towards the other, too.
+    which tokens are drawn: the gradient of k3, (1 − e^d) ∇log π, has the mean −Σ other ∇log π =
+    ∇KL(other ‖ π), which pulls π towards the other, too.
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -163,8 +164,8 @@ def train_minibatch(model, optimizer, batch, args):
 
     Rows with an advantage of 0, as in a group of equal rewards (RLOO: equal R'), have no gradient
     but that of a KL term. If all rows are such, no step is taken, not even for the KL: Adam divides
-    a gradient by the size of those before it. If batch after batch has no signal, even rounding
-    noise becomes a full step.
+    a gradient by the size of those before it, so its step is no shorter if all are tiny. If batch
+    after batch has no signal, even rounding noise becomes a full step.
     approx_kl and clip_ratio (clipped tokens) are means over the tokens trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
@@ -371,7 +372,7 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
 
     Returns B = len(prompts) · num_samples rows: prompt_ids, prompt_mask (B, S), padded on the left;
     completion_ids, mask, old_logprobs (B, T): the mask is 1 up to and including the first stop
-    token, and old_logprobs log π of each token; ended (B,): False where a completion was cut off.
+    token; old_logprobs is log π of each token; ended (B,): False where a completion was cut off.
     """
     device = model.device
     stop_ids = torch.tensor(model.generation_config.eos_token_id, device=device)
@@ -402,7 +403,7 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
 
     batch = {"completion_ids": completion_ids, "mask": mask, "old_logprobs": old_logprobs}
     batch = {name: tensor[:, : t + 1] for name, tensor in batch.items()}
-    batch["ended"] = torch.isin(completion_ids, stop_ids).any(1)  # a row cut off has no padding
+    batch["ended"] = torch.isin(completion_ids, stop_ids).any(1)  # id 0 pads, but not where cut off
     return batch | {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask}
 
 

@@ -12,15 +12,16 @@ and the tokens before it.
     R'_i = R_i + a penalty ≤ 0 near the length limit
 
 Only groups whose R_i differ are trained on.
-J is a surrogate: only its gradient counts, which stands for that of the expected reward.
+J is a surrogate: only its gradient counts, an estimate of the gradient of the expected reward.
 
 Why. With ε = 0.2 and A_i > 0, the clip stops a token of probability 0.01 at 0.012, but one of 0.9
-can reach 1, so ε_high > ε_low lets rare tokens grow more (clip-higher; here a doubled ε_high did,
-0.28 hardly: tests/experiments/EXPERIMENTS.md#cliphigher). A mean per completion underweights the
-tokens of long completions, so J is a mean over all tokens (here of the minibatch, in the paper of a
-question's group). A sound answer that is cut off counts as wrong, which is noise, so DAPO's penalty
-grows gradually towards the length limit (overlong). All-right and all-wrong groups have no
-gradient, so DAPO draws until enough groups have one (dynamic sampling). It also drops GRPO's KL.
+can reach 1, so ε_high > ε_low lets rare tokens grow more (clip-higher; here they grew faster with
+0.56, hardly with 0.28: tests/experiments/EXPERIMENTS.md#cliphigher). A mean per completion
+underweights the tokens of long completions, so J is a mean over all tokens (here of the minibatch,
+in the paper of a question's group). A sound answer that is cut off counts as wrong, without a
+warning, which is noise; DAPO's penalty grows gradually before the length limit (overlong).
+All-right and all-wrong groups have no gradient, so DAPO draws until enough groups have one (dynamic
+sampling). It also drops GRPO's KL.
 
 Weakness. The better the policy, the more samples are drawn and thrown away. Here as many samples
 taught as much without redrawing (tests/experiments/EXPERIMENTS.md#dynamic).
@@ -159,8 +160,8 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 def kl_k3(logprobs, other_logprobs):
     """Schulman's k3 of each token, (B, T): never negative. Over tokens drawn from π, e^d has mean
     1, so k3 and −d have the same mean, KL(π ‖ other). Autograd does not see that π also decides
-    which tokens are drawn: the gradient of k3, (1 − e^d) ∇log π, has the mean ∇KL(other ‖ π), which
-    pulls π towards the other, too.
+    which tokens are drawn: the gradient of k3, (1 − e^d) ∇log π, has the mean −Σ other ∇log π =
+    ∇KL(other ‖ π), which pulls π towards the other, too.
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -188,8 +189,8 @@ def train_minibatch(model, optimizer, batch, args):
 
     Rows with an advantage of 0, as in a group of equal rewards (RLOO: equal R'), have no gradient
     but that of a KL term. If all rows are such, no step is taken, not even for the KL: Adam divides
-    a gradient by the size of those before it. If batch after batch has no signal, even rounding
-    noise becomes a full step.
+    a gradient by the size of those before it, so its step is no shorter if all are tiny. If batch
+    after batch has no signal, even rounding noise becomes a full step.
     approx_kl and clip_ratio (clipped tokens) are means over the tokens trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
@@ -223,8 +224,8 @@ def train_minibatch(model, optimizer, batch, args):
 
 
 def dynamic_rollout(model, tokenizer, draws, args):
-    """Answer one draw after the other, max_resample at most, until as many groups as one draw has
-    show a signal: their rewards differ. Returns generate's tensors and the rewards of all draws,
+    """Answer one draw after the other, max_resample at most, until there are as many groups of
+    unequal rewards as questions in a draw. Returns generate's tensors and the rewards of all draws,
     and the numbers of the groups to train on."""
     batches, rewards = [], []
     for problems in islice(draws, args.max_resample):
@@ -257,7 +258,7 @@ def train_step(model, reference, tokenizer, optimizer, draws, rng, args):
     completions; returns what to log, as means over all processes."""
     batch, rewards, kept = dynamic_rollout(model, tokenizer, draws, args)
     record = rollout_metrics(batch, rewards)
-    record["discarded_groups"] = len(rewards) - len(kept)  # here; also surplus ones
+    record["discarded_groups"] = len(rewards) - len(kept)  # surplus ones, too
     penalty = overlong_penalty(batch["mask"].sum(1), batch["ended"], args).view_as(rewards)
     rows = torch.arange(rewards.numel(), device=model.device).view_as(rewards)[kept].flatten()
     batch, rewards = take_rows(batch, rows), (rewards + penalty)[kept]  # R'_i
@@ -429,7 +430,7 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
 
     Returns B = len(prompts) · num_samples rows: prompt_ids, prompt_mask (B, S), padded on the left;
     completion_ids, mask, old_logprobs (B, T): the mask is 1 up to and including the first stop
-    token, and old_logprobs log π of each token; ended (B,): False where a completion was cut off.
+    token; old_logprobs is log π of each token; ended (B,): False where a completion was cut off.
     """
     device = model.device
     stop_ids = torch.tensor(model.generation_config.eos_token_id, device=device)
@@ -460,7 +461,7 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
 
     batch = {"completion_ids": completion_ids, "mask": mask, "old_logprobs": old_logprobs}
     batch = {name: tensor[:, : t + 1] for name, tensor in batch.items()}
-    batch["ended"] = torch.isin(completion_ids, stop_ids).any(1)  # a row cut off has no padding
+    batch["ended"] = torch.isin(completion_ids, stop_ids).any(1)  # id 0 pads, but not where cut off
     return batch | {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask}
 
 

@@ -11,13 +11,13 @@ and the tokens before it.
     r_it = π_θ(o_it) / π_old(o_it)                    1 at first; each step on a rollout moves it
     k3   = e^d − d − 1,   d = log π_ref − log π_θ     π_ref is the model before training
 
-J is a surrogate: only its gradient counts, which stands for that of the expected reward.
+J is a surrogate: only its gradient counts, an estimate of the gradient of the expected reward.
 
 Why. To predict the reward, PPO trains a critic as large as the policy; here the group's mean
 predicts it. RLOO has such a baseline too, but no clip. PPO's clip is there so that a rollout can
-serve several epochs (--update-epochs). Here 16 epochs failed without it at the default rate; at
-lower rates they did about as well (tests/experiments/EXPERIMENTS.md#passes). The default is one
-epoch of four steps, each on a quarter of the groups (paper: one step, G = 64, β = 0.04). The
+serve several epochs (--update-epochs). Here 16 epochs failed without it at the default rate, but at
+lower rates they did about as well as with it (tests/experiments/EXPERIMENTS.md#passes). The default
+is one epoch of four steps, each on a quarter of the groups (paper: one step, G = 64, β = 0.04). The
 denominator of r_it must be the probability with which o_it was drawn (up to rounding in bf16), so
 there is no top-p and no top-k.
 
@@ -27,13 +27,13 @@ gives ∇log π_θ. Over tokens that π_θ draws ∇log π_θ has mean 0 (see re
 such a penalty would not move π_θ. k3 has the same mean as −d, is never negative, and its gradient
 pulls π_θ back to π_ref.
 
-Weakness. Subtracting mean R adds no bias: R_i − mean R is (G − 1)/G times RLOO's A_i. Dividing by
-std R does: questions solved nearly always or hardly ever weigh more, and a tiny difference in
-reward counts as much as right against wrong. With 1/|o_i|, the longer a completion, the less each
-of its tokens counts, so a long wrong one is punished less (and wrong ones grew longer here:
-tests/experiments/EXPERIMENTS.md#length). Dr. GRPO, a variant, drops std R and the KL, and divides
-by a constant, which, unlike |o_i| and Σ_i |o_i|, does not depend on the samples: --no-scale-rewards
---length-norm constant --beta 0.
+Weakness. A group of equal rewards has A_i = 0, and teaches nothing. Subtracting mean R adds no
+bias: R_i − mean R is (G − 1)/G times RLOO's A_i. Dividing by std R does: questions solved nearly
+always or hardly ever weigh more, and a tiny difference in reward counts as much as right against
+wrong. With 1/|o_i|, the longer a completion, the less each of its tokens counts, so a long wrong
+one is punished less (and wrong ones grew longer here: tests/experiments/EXPERIMENTS.md#length). Dr.
+GRPO, a variant, drops std R and the KL, and divides by a constant, which, unlike |o_i| and Σ_i
+|o_i|, does not depend on the samples: --no-scale-rewards --length-norm constant --beta 0.
 
 Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
@@ -169,8 +169,8 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 def kl_k3(logprobs, other_logprobs):
     """Schulman's k3 of each token, (B, T): never negative. Over tokens drawn from π, e^d has mean
     1, so k3 and −d have the same mean, KL(π ‖ other). Autograd does not see that π also decides
-    which tokens are drawn: the gradient of k3, (1 − e^d) ∇log π, has the mean ∇KL(other ‖ π), which
-    pulls π towards the other, too.
+    which tokens are drawn: the gradient of k3, (1 − e^d) ∇log π, has the mean −Σ other ∇log π =
+    ∇KL(other ‖ π), which pulls π towards the other, too.
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -184,8 +184,8 @@ def train_minibatch(model, optimizer, batch, args):
 
     Rows with an advantage of 0, as in a group of equal rewards (RLOO: equal R'), have no gradient
     but that of a KL term. If all rows are such, no step is taken, not even for the KL: Adam divides
-    a gradient by the size of those before it. If batch after batch has no signal, even rounding
-    noise becomes a full step.
+    a gradient by the size of those before it, so its step is no shorter if all are tiny. If batch
+    after batch has no signal, even rounding noise becomes a full step.
     approx_kl and clip_ratio (clipped tokens) are means over the tokens trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
@@ -392,7 +392,7 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
 
     Returns B = len(prompts) · num_samples rows: prompt_ids, prompt_mask (B, S), padded on the left;
     completion_ids, mask, old_logprobs (B, T): the mask is 1 up to and including the first stop
-    token, and old_logprobs log π of each token; ended (B,): False where a completion was cut off.
+    token; old_logprobs is log π of each token; ended (B,): False where a completion was cut off.
     """
     device = model.device
     stop_ids = torch.tensor(model.generation_config.eos_token_id, device=device)
@@ -423,7 +423,7 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
 
     batch = {"completion_ids": completion_ids, "mask": mask, "old_logprobs": old_logprobs}
     batch = {name: tensor[:, : t + 1] for name, tensor in batch.items()}
-    batch["ended"] = torch.isin(completion_ids, stop_ids).any(1)  # a row cut off has no padding
+    batch["ended"] = torch.isin(completion_ids, stop_ids).any(1)  # id 0 pads, but not where cut off
     return batch | {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask}
 
 

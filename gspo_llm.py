@@ -10,16 +10,16 @@ and the tokens before it.
     A_i  = (R_i − mean R) / std R                     over its group, not over the minibatch
     s_i  = (Π_t π_θ(o_it) / π_old(o_it))^(1/|o_i|)    the geometric mean of the token ratios
 
-GRPO's 1/|o_i| Σ_t is still in the code: s_i stands at each of |o_i| tokens, and the two cancel.
-J is a surrogate: only its gradient counts, which stands for that of the expected reward.
+The code keeps GRPO's 1/|o_i| Σ_t: s_i stands at each of |o_i| tokens, so 1/|o_i| and Σ_t cancel.
+J is a surrogate: only its gradient counts, an estimate of the gradient of the expected reward.
 
 Why. GRPO weighs each token by a ratio of its own. Importance weights correct a mean over many draws
 from one distribution, but the distribution after each text is drawn from only once: such a ratio is
-mostly noise, says the paper. The ratio of a whole completion would be noisier still; s_i, the
-geometric mean of its tokens', varies less, and is clipped more narrowly. The paper adds that GSPO
-steadies mixture-of-experts models, where an update may route a token to other experts, so that its
-ratio jumps. In a tiny mixture such jumps added little variance, and GSPO gained nothing by them
-(tests/experiments/EXPERIMENTS.md#experts).
+mostly noise, says the paper. The ratio of a whole completion would be noisier still. s_i, its
+|o_i|-th root, is no importance weight, but varies less, and is clipped more narrowly. The paper
+adds that GSPO steadies mixture-of-experts models, where after an update a token may go to other
+experts, and its ratio jumps. In a tiny mixture such jumps added little variance, and GSPO gained
+nothing by them (tests/experiments/EXPERIMENTS.md#experts).
 
 Weakness. A completion is clipped as a whole or not at all. The derivative of s_i by a token's log π
 is s_i / |o_i|, so here, too, a long wrong completion is punished less per token. The paper clips at
@@ -156,8 +156,8 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 def kl_k3(logprobs, other_logprobs):
     """Schulman's k3 of each token, (B, T): never negative. Over tokens drawn from π, e^d has mean
     1, so k3 and −d have the same mean, KL(π ‖ other). Autograd does not see that π also decides
-    which tokens are drawn: the gradient of k3, (1 − e^d) ∇log π, has the mean ∇KL(other ‖ π), which
-    pulls π towards the other, too.
+    which tokens are drawn: the gradient of k3, (1 − e^d) ∇log π, has the mean −Σ other ∇log π =
+    ∇KL(other ‖ π), which pulls π towards the other, too.
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -171,8 +171,8 @@ def train_minibatch(model, optimizer, batch, args):
 
     Rows with an advantage of 0, as in a group of equal rewards (RLOO: equal R'), have no gradient
     but that of a KL term. If all rows are such, no step is taken, not even for the KL: Adam divides
-    a gradient by the size of those before it. If batch after batch has no signal, even rounding
-    noise becomes a full step.
+    a gradient by the size of those before it, so its step is no shorter if all are tiny. If batch
+    after batch has no signal, even rounding noise becomes a full step.
     approx_kl and clip_ratio (clipped tokens) are means over the tokens trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
@@ -379,7 +379,7 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
 
     Returns B = len(prompts) · num_samples rows: prompt_ids, prompt_mask (B, S), padded on the left;
     completion_ids, mask, old_logprobs (B, T): the mask is 1 up to and including the first stop
-    token, and old_logprobs log π of each token; ended (B,): False where a completion was cut off.
+    token; old_logprobs is log π of each token; ended (B,): False where a completion was cut off.
     """
     device = model.device
     stop_ids = torch.tensor(model.generation_config.eos_token_id, device=device)
@@ -410,7 +410,7 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
 
     batch = {"completion_ids": completion_ids, "mask": mask, "old_logprobs": old_logprobs}
     batch = {name: tensor[:, : t + 1] for name, tensor in batch.items()}
-    batch["ended"] = torch.isin(completion_ids, stop_ids).any(1)  # a row cut off has no padding
+    batch["ended"] = torch.isin(completion_ids, stop_ids).any(1)  # id 0 pads, but not where cut off
     return batch | {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask}
 
 

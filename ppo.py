@@ -23,8 +23,8 @@ each rollout to keep the KL near a target.
 Weakness: the clip stops a sample from pushing its own ratio further, but other samples may still
 push it: nothing bounds the distance to π_old. If A_t < 0, a ratio above 1 + ε is not clipped,
 however large; dual-clip PPO adds that bound (Ye et al. 2020, arXiv:1912.09729). Here PPO is not
-clearly ahead of TRPO: they differ only on LunarLander, in three seeds, and there T and the entropy
-bonus differ, too (tests/benchmarks/RESULTS.md).
+clearly ahead of TRPO. Their scores differ only on LunarLander, in three seeds, and there T and the
+entropy bonus differ, too (tests/benchmarks/RESULTS.md).
 
 Many implementations also clip the critic's loss, standardize A_t per minibatch, and initialize
 orthogonally (Huang et al. 2022, The 37 Implementation Details of PPO); this one does not.
@@ -124,7 +124,8 @@ def surrogate(logprobs, old_logprobs, advantages, args):
 
 def mean_kl(agent, batch):
     """KL(π_old ‖ π), the mean of −log r over π_old's actions. The mean of r is Σ_a π_old π / π_old,
-    which is 1, so r − 1 adds nothing; but no term is then negative, as log r ≤ r − 1."""
+    which is 1, so adding r − 1 changes no mean, but leaves no term negative, as log r ≤ r − 1. (The
+    language models' scripts call this k3.)"""
     log_ratio = agent.policy(batch["obs"]).log_prob(batch["actions"]) - batch["logprobs"]
     return (log_ratio.exp() - 1 - log_ratio).mean().item()
 

@@ -33,10 +33,10 @@ critic takes several steps on them: whatever V is, it adds no bias.)
 Weakness: one lucky episode stands for all that might have followed an action, and an episode must
 end before anything is learned.
 
-(The three have the same mean if γ = 1 and no time limit lets V stand for missing rewards. If γ < 1,
-R(τ) counts the rewards from step t on as γ^t G_t, so reward-to-go and baseline should carry this
-factor. It is left out, as usual, since late actions would hardly count; the result is no function's
-gradient: Nota & Thomas 2020, arXiv:1906.07073.)
+(The three have the same mean if γ = 1 and V never replaces rewards that a time limit cut off. If
+γ < 1, R(τ) counts the rewards from step t on as γ^t G_t, so reward-to-go and baseline should carry
+this factor. It is left out, as usual, since late actions would hardly count. Without it the
+estimate is not the gradient of any function: Nota & Thomas 2020, arXiv:1906.07073.)
 
     python reinforce.py                                                        # CartPole-v1
     python reinforce.py --psi return                                           # how much noisier?
@@ -91,7 +91,8 @@ class Args:
 
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
-    """Ψ_t and the critic's targets, for a rollout (see `rollouts`): all (T, N)."""
+    """Ψ_t, later called the advantage, and the critic's targets, for a rollout (see `rollouts`):
+    all (T, N)."""
     rewards = rollout["rewards"]
     if args.psi == "baseline":
         # If a time limit cut the episode off, the critic supplies the rewards that are missing.
@@ -135,8 +136,8 @@ def update(agent, optimizer, batch, progress_remaining, args):
     loss = policy_loss - args.ent_coef * progress_remaining * entropy
     optimizer.zero_grad()
     loss.backward()
-    # No clipping: Adam divides by the size of past gradients. If early long ones were clipped, that
-    # size would be smaller, and later gradients, mostly noise, would make longer steps.
+    # No clipping: Adam divides by the size of past gradients. If the long ones of early training
+    # were clipped, Adam would divide by less, and later, noisy gradients would make longer steps.
     optimizer.step()
     stats = {"policy_loss": policy_loss.item(), "entropy": entropy.item()}
     if args.psi == "baseline":

@@ -10,8 +10,8 @@ and the tokens before it.
     A_i  = R'_i − mean of R'_j over the others, j ≠ i
     R'_i = R_i − β Σ_t (log π_old − log π_ref)        π_ref is the model before training
 
-J is a surrogate: only its gradient counts, which stands for that of the expected reward. This
-gradient is reinforce.py's, as a mean over tokens. What reinforce.py speaks of is here:
+J is a surrogate: only its gradient counts, an estimate of the gradient of the expected reward.
+This is reinforce.py's estimate, as a mean over tokens. What reinforce.py speaks of is here:
 
     a state is the question and the tokens so far     an action is the next token
     a step appends the token to the text              its reward is 0, and R_i after the last token
@@ -20,15 +20,17 @@ gradient is reinforce.py's, as a mean over tokens. What reinforce.py speaks of i
 
 Why. PPO needs a critic, a second language model, though the only reward comes at the end. RLOO uses
 the mean reward of the other G − 1 completions instead: it says how hard the question is, and adds
-no bias, as o_i has no part in its own baseline. (It took noise away here if rewards were 1 and 2,
-not if they were 0 and 1: tests/experiments/EXPERIMENTS.md#baseline.) The penalty in R'_i is a sum
-of log-ratios, whose mean is the KL, a measure of how far π_old is from π_ref. So it keeps the
-policy near where it began. The paper treats a completion as one action, whose log π is the sum over
-its tokens; dividing that sum by Σ|o_i|, which depends on the samples, does add a little bias.
+no bias, as o_i has no part in its own baseline. (It took noise away here if rewards were 1 and 2.
+If they are 0 and 1, a wrong completion has no gradient without a baseline, and the baseline gained
+nothing: tests/experiments/EXPERIMENTS.md#baseline.) The mean of the sum in R'_i is KL(π_old ‖
+π_ref), which measures how far π_old is from π_ref. So the penalty keeps the policy near π_ref. The
+paper treats a completion as one action, whose log π is the sum over its tokens; dividing that sum
+by Σ|o_i|, which depends on the samples, does add a little bias.
 
 Weakness. After one step the samples are an older policy's. No ratio corrects for that, and no clip
 limits a token's push, so a rollout serves one gradient step, or a few small ones. The KL penalty, a
-sum over the completion, hits all its tokens alike. Forerunner: REINFORCE, --baseline none.
+sum over the completion, changes the reward of all its tokens alike. Forerunner: REINFORCE,
+--baseline none.
 
 Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
@@ -153,8 +155,8 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 def kl_k3(logprobs, other_logprobs):
     """Schulman's k3 of each token, (B, T): never negative. Over tokens drawn from π, e^d has mean
     1, so k3 and −d have the same mean, KL(π ‖ other). Autograd does not see that π also decides
-    which tokens are drawn: the gradient of k3, (1 − e^d) ∇log π, has the mean ∇KL(other ‖ π), which
-    pulls π towards the other, too.
+    which tokens are drawn: the gradient of k3, (1 − e^d) ∇log π, has the mean −Σ other ∇log π =
+    ∇KL(other ‖ π), which pulls π towards the other, too.
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -168,8 +170,8 @@ def train_minibatch(model, optimizer, batch, args):
 
     Rows with an advantage of 0, as in a group of equal rewards (RLOO: equal R'), have no gradient
     but that of a KL term. If all rows are such, no step is taken, not even for the KL: Adam divides
-    a gradient by the size of those before it. If batch after batch has no signal, even rounding
-    noise becomes a full step.
+    a gradient by the size of those before it, so its step is no shorter if all are tiny. If batch
+    after batch has no signal, even rounding noise becomes a full step.
     approx_kl and clip_ratio (clipped tokens) are means over the tokens trained on.
     """
     # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
@@ -374,7 +376,7 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
 
     Returns B = len(prompts) · num_samples rows: prompt_ids, prompt_mask (B, S), padded on the left;
     completion_ids, mask, old_logprobs (B, T): the mask is 1 up to and including the first stop
-    token, and old_logprobs log π of each token; ended (B,): False where a completion was cut off.
+    token; old_logprobs is log π of each token; ended (B,): False where a completion was cut off.
     """
     device = model.device
     stop_ids = torch.tensor(model.generation_config.eos_token_id, device=device)
@@ -405,7 +407,7 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
 
     batch = {"completion_ids": completion_ids, "mask": mask, "old_logprobs": old_logprobs}
     batch = {name: tensor[:, : t + 1] for name, tensor in batch.items()}
-    batch["ended"] = torch.isin(completion_ids, stop_ids).any(1)  # a row cut off has no padding
+    batch["ended"] = torch.isin(completion_ids, stop_ids).any(1)  # id 0 pads, but not where cut off
     return batch | {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask}
 
 

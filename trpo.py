@@ -20,9 +20,9 @@ So for a short step d in θ the KL is about ½ dᵀF d, where F, its Hessian, is
 matrix. The d with the largest gain gᵀd at a KL of δ (--max-kl) has ∇_d (gᵀd − μ ½ dᵀF d) = 0 for
 some number μ, so F d is a multiple of g. This gives d = √(2δ / xᵀF x) x with F x = g; x is the
 natural gradient. F, a number for each pair of weights, is never built: the conjugate-gradient
-method solves F x = g from products F v alone, and F v is the gradient of ∇KL · v. (Each product
-adds --damping times v, as F may be singular.) Then a line search halves d, nine times at most,
-until L has grown and the KL is at most δ.
+method solves F x = g from products F v alone, and F v is the gradient of ∇KL · v, with v fixed.
+(Each product adds --damping times v, as F may be singular.) Then a line search halves d, nine times
+at most, until L has grown and the KL is at most δ.
 
 A_t is GAE, generalized advantage estimation. λ = 0 leaves actor-critic's TD error δ_t, which is
 biased by V's mistakes; λ = 1 gives Σ_l γ^l R_{t+l} − V(s_t), REINFORCE's noisy return minus its
@@ -122,9 +122,9 @@ def flat_gradient(scalar, parameters, twice=False):
 
 
 def conjugate_gradient(product, g, steps, tolerance=1e-10):
-    """Solve F x = g for x, where F v is product(v) and ½ xᵀF x − gᵀx is least: `steps` steps, each
-    to the minimum along one direction, or fewer if the residual's square is small. For any two
-    directions uᵀF v = 0, so a step undoes none before it: P steps are exact, ten come close."""
+    """Solve F x = g, where F v is product(v): `steps` steps, or fewer if the residual's square is
+    small. Each step goes to the minimum of ½ xᵀF x − gᵀx along one direction. For any two
+    directions uᵀF v = 0, so no step undoes another: P steps are exact, ten come close."""
     x = torch.zeros_like(g)
     residual = direction = g
     square = residual @ residual

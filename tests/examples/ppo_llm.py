@@ -177,8 +177,8 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 def kl_k3(logprobs, other_logprobs):
     """Schulman's k3 of each token, (B, T): never negative. Over tokens drawn from π, e^d has mean
     1, so k3 and −d have the same mean, KL(π ‖ other). Autograd does not see that π also decides
-    which tokens are drawn: the gradient of k3, (1 − e^d) ∇log π, has the mean ∇KL(other ‖ π), which
-    pulls π towards the other, too.
+    which tokens are drawn: the gradient of k3, (1 − e^d) ∇log π, has the mean −Σ other ∇log π =
+    ∇KL(other ‖ π), which pulls π towards the other, too.
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -431,7 +431,7 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
 
     Returns B = len(prompts) · num_samples rows: prompt_ids, prompt_mask (B, S), padded on the left;
     completion_ids, mask, old_logprobs (B, T): the mask is 1 up to and including the first stop
-    token, and old_logprobs log π of each token; ended (B,): False where a completion was cut off.
+    token; old_logprobs is log π of each token; ended (B,): False where a completion was cut off.
     """
     device = model.device
     stop_ids = torch.tensor(model.generation_config.eos_token_id, device=device)
@@ -462,7 +462,7 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
 
     batch = {"completion_ids": completion_ids, "mask": mask, "old_logprobs": old_logprobs}
     batch = {name: tensor[:, : t + 1] for name, tensor in batch.items()}
-    batch["ended"] = torch.isin(completion_ids, stop_ids).any(1)  # a row cut off has no padding
+    batch["ended"] = torch.isin(completion_ids, stop_ids).any(1)  # id 0 pads, but not where cut off
     return batch | {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask}
 
 
