@@ -61,8 +61,9 @@ PRIMARIES = [
 
 # The page
 LESSON = (
-    "it depends",
-    "At a low temperature few groups have a signal, but the likeliest answers are learned as well.",
+    "shown",
+    "At a low temperature fewer groups have unequal rewards, and the policy learns more slowly. "
+    "Later its likeliest answers catch up.",
 )
 LOOKS = list(range(EVERY, 41, EVERY))
 PANELS = [
