@@ -176,7 +176,11 @@ def accept_runs(names, reason):
     now = revision()  # before any file is written
     for name in names:
         kept = read(name)
-        kept["accepted"] = {"code": code(name), "revision": now, "reason": reason}
+        reasons = dict.fromkeys(
+            [kept["accepted"].get("reason"), reason]
+        )  # the earlier one holds, too
+        text = "; ".join(filter(None, reasons))
+        kept["accepted"] = {"code": code(name), "revision": now, "reason": text}
         write(name, kept)
 
 
