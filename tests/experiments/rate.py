@@ -29,9 +29,9 @@ PRIMARIES = [[Contrast("reward: GSPO − GRPO", BOTH["GSPO"], BOTH["GRPO"], 0.05
 
 # The page
 LESSON = (
-    "undecided",
+    "no difference",
     "At twice the usual learning rate, and with 8 epochs, GRPO and GSPO both learn and then fall "
-    "back. Whether GSPO bears it better, we cannot tell.",
+    "back. GSPO bears it no better, by an amount worth naming.",
 )
 PANELS = [
     Panel(
