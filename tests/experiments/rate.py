@@ -31,7 +31,7 @@ PRIMARIES = [[Contrast("reward: GSPO − GRPO", BOTH["GSPO"], BOTH["GRPO"], 0.05
 LESSON = (
     "no difference",
     "At twice the usual learning rate, and with 8 epochs, GRPO and GSPO both learn and then fall "
-    "back. GSPO bears it no better, by an amount worth naming.",
+    "back. Over the whole training GSPO bears it no better, by an amount worth naming.",
 )
 PANELS = [
     Panel(
