@@ -133,7 +133,7 @@ def words(runs):
     {learned("long", "oracle")}, and no critic {learned("long", "none")}. (These intervals are wide,
     as the four networks differ; the runs are compared within each.) The critic that PPO trains
     brings {learned("long", "learned")}. If it first learns alone, from 30 rollouts of the frozen
-    model (a head start), it brings {learned("long", "head start")}, though at the end of the head
+    model (a head start), it brings {learned("long", "head start")}, and at the end of the head
     start it explains {runs.mean("explained", "z.0%", critic="head start", answers="long")} of the
     variance of the rewards. On the short answers λ, the weight of later TD errors in GAE, is 1, so
     that V is a baseline and no more. On the long ones it is 0.95 with a critic; that λ without a

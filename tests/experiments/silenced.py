@@ -90,7 +90,7 @@ def words(runs):
     gradient, with a weight of 1 + ε, the share is {share["rare lifted"]}; if all others keep it,
     {share["others lifted"]}. (After a third rollout the others help, too.) With CISPO's surrogate
     it is {share["CISPO"]}, and {share["no clip"]} without any bound. (After more rollouts at this
-    rate CISPO and no clip fall back, and GRPO does less: [passes](#passes).)"""
+    rate CISPO and no clip fall far back, and GRPO falls less: [passes](#passes).)"""
 
 
 NOT_TRIED = "more rollouts; other thresholds of rare than a probability of 0.1; other rates."
