@@ -1,6 +1,6 @@
 """Compare the five LLM scripts on their default task, one run after the other.
 
-    python tests/benchmarks/llm_compare.py     # five seeds each; half an hour
+    python tests/benchmarks/llm_compare.py     # five seeds each; ten minutes
 
 At the end grpo_llm.py runs once more with an empty cache, so that it also makes the tiny model. The
 table goes into results/llm_compare.md.
