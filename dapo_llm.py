@@ -712,16 +712,20 @@ def load_policy(args, device):
             # The file's bytes may lie otherwise in memory, and sums would be rounded otherwise.
             parameter.data = parameter.data.clone()
         model.to(device).eval()  # eval(): dropout would make the ratio noisy
-        ids = model.generation_config.eos_token_id
+        config = model.generation_config
+        ids = config.eos_token_id
         stop_ids = {tokenizer.eos_token_id, *(ids if isinstance(ids, list) else [ids])}
         if tokenizer.chat_template:  # a base model may not name the token that ends a turn
             chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
             ids = tokenizer.apply_chat_template(chat)["input_ids"]
             special = [token for token in ids if token in tokenizer.added_tokens_decoder]
             stop_ids.update(special[-1:])
-        model.generation_config.eos_token_id = None  # in the check no completion ends early
+        config.eos_token_id = None  # in the check no completion ends early
         check_exact(model)
-        model.generation_config.eos_token_id = sorted(stop_ids - {None}) or None
+        config.eos_token_id = sorted(stop_ids - {None}) or None
+        if config.temperature or config.top_p or config.top_k:
+            config.do_sample = True  # without it these settings could not be saved again
+        config.validate(strict=True)
     return model, tokenizer
 
 

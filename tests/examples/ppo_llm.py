@@ -1,41 +1,43 @@
 """PPO, Proximal Policy Optimization, for language models: a critic judges every token.
 
-For each question, draw a group of G completions o_1 … o_G from the current policy, π_old. A
-verifier gives each a reward R_i. Before every token the critic V, a model of its own, says what
-reward it expects from there on; how much better it came is the token's advantage A_it. Then take
-gradient steps up the objective J(θ), each on a minibatch of completions, and let V learn. (Index i
-is a completion and t a token, whose π is its probability after all text before it.)
+For each question, draw a group of G completions o_1 … o_G from the current policy, π_old, and let
+a verifier give each a reward R_i (1 if right, else 0). Then take gradient steps up J(θ), each on a
+minibatch of groups. J's value means nothing; ∇J estimates the gradient of the expected reward.
 
-    J    = Σ_i Σ_t min(r_it A_it, clip(r_it, 1 − ε, 1 + ε) A_it) / Σ_i |o_i|
-    A_it = Σ_l (γλ)^l δ_i,t+l   with   δ_it = R_it + γ V_i,t+1 − V_it             this is GAE
-    R_it = −β (log π_old − log π_ref), and at the last token R_i is added to it
-    r_it = π_θ(o_it) / π_old(o_it)                    1 at first; each step on a rollout moves it
-    V_it is fitted to A_it + V_it as of the rollout; in J, A_it is scaled to mean 0 and std 1
+    J    = Σ_i Σ_t L_it / Σ_i |o_i|                  over all tokens of the minibatch
+    L_it = min(r_it A_it, clip(r_it, 1 − ε_low, 1 + ε_high) A_it)
+    A_it = Σ_l (γλ)^l δ_i,t+l                        GAE: how much better than V the token was
+    δ_it = R_it + γ V_i,t+1 − V_it                   V_it: the reward that the critic still expects
+    R_it = −β (log π_old − log π_ref)                and, for the last token, plus R_i
+    r_it = π_θ(o_it) / π_old(o_it)                   1 at first; each step on a rollout moves it
+    o_it is token t of |o_i|; π is its probability, given the question and the tokens before it
 
-After the last token V is 0, as nothing follows. This holds for an answer that is cut off, too: it
-is judged as it stands, so its reward is complete.
+What changes from grpo_llm.py                        Where
+    a critic V, a copy of the model with one output  add_critic, token_values, --vf-coef
+    an advantage per token, scaled over the rollout  compute_advantages, whiten, --gae-lambda
+    one mean over all tokens                         token_weights
+    a KL penalty in the reward, token by token       train_step, --beta
+    an entropy bonus, if wanted                      train_minibatch, --ent-coef
 
-Why. RLOO and GRPO give every token of an answer the same credit. A good critic's V falls at the
-token that spoils the answer, and with a λ below 1 this token has the lowest advantage. PPO also
-needs no other answers to compare with: --group-size 1 --prompts-per-step 256.
+Why: RLOO and GRPO give every token of a completion the same credit. A good critic's V falls at the
+token that spoils the answer, and with λ < 1 this token has the lowest advantage. PPO also needs no
+other completions to compare with: --group-size 1 --prompts-per-step 256
 
-Weakness. The critic is as large as the policy, in memory and in time, and learns from the same few
-rewards. (On long answers, where an oracle helped, it learned nothing of use:
-tests/experiments/EXPERIMENTS.md#critic.) With λ = 1 it is a baseline and no more; with a smaller λ
-its errors bias the policy. Even where all rewards are equal, they move it. GRPO asks the group
-instead, and has KL in the loss.
+Weakness: the critic costs as much memory and time as the policy, and learns from the same few
+rewards. With λ = 1 it is only a baseline. With λ < 1 its errors bias the policy, and move it even
+if all rewards are equal.
 
-Without flags, a tiny model learns on a laptop, in minutes. A real one, on a GPU:
+Differs from the paper: the critic starts as the policy, with V = 0 (InstructGPT: the reward model).
+
+Without flags a tiny model learns, in a minute on a laptop. For a real model, on a GPU, add
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
-
-Schulman et al. 2017, arXiv:1707.06347. GAE: Schulman et al. 2015, arXiv:1506.02438. On language
-models: Stiennon et al. 2020, arXiv:2009.01325; Ouyang et al. 2022, InstructGPT, arXiv:2203.02155.
+Schulman et al. 2017, arXiv:1707.06347; GAE: Schulman et al. 2015, arXiv:1506.02438. For language
+models: Stiennon et al. 2020, arXiv:2009.01325; Ouyang et al. 2022, InstructGPT, arXiv:2203.02155
 """
 
 import copy
 import functools
 import importlib
-import inspect
 import json
 import math
 import os
@@ -44,39 +46,43 @@ import re
 import shutil
 import sys
 import time
+import traceback
 import zlib
 from collections import defaultdict
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from decimal import Decimal
-from itertools import accumulate, islice
 from pathlib import Path
 from typing import Literal
 
+# Both are read when torch is imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # CPU threads that wait soon free their core
+os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # wastes less GPU memory
+
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # imported later, it would keep gloo's threads alive at the exit
 import torch.nn.functional as F
-import transformers
 import tyro
-from tokenizers import Tokenizer, decoders, models
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers.cache_utils import LinearAttentionLayer
 
 SCRIPT = Path(__file__).stem
-# torchrun starts one process per GPU and tells each its rank and their number. Each samples, scores
-# and learns from groups of its own; their gradients are summed.
+TINY_MODEL = Path(__file__).parents[1] / "tiny_model"
+# torchrun starts one process per GPU and tells it its rank and the number of processes. Each
+# process samples, scores and trains on groups of its own, and the gradients are summed.
 RANK = int(os.environ.get("RANK", 0))
 WORLD = int(os.environ.get("WORLD_SIZE", 1))
 
 
 @dataclass
 class Args:
-    clip_low: float = 0.2  # the ratio is clipped below at 1 - clip_low
-    clip_high: float = 0.2  # the ratio is clipped above at 1 + clip_high
+    clip_low: float = 0.2  # ε_low: the ratio is clipped below at 1 − ε_low
+    clip_high: float = 0.2  # ε_high: the ratio is clipped above at 1 + ε_high
     beta: float = 0.01  # weight of the KL penalty in the reward; 0: no reference model is loaded
     gamma: float = 1.0  # γ, the discount factor from one token to the next
     gae_lambda: float = 1.0  # λ of GAE: 0 trusts the critic (TD error), 1 the rewards (Monte Carlo)
@@ -86,68 +92,71 @@ class Args:
     update_epochs: int = 1  # epochs: passes over each rollout, reshuffled each time
     group_size: int = 8  # completions drawn per question (G)
     prompts_per_step: int = 32  # questions per training step, over all processes (P)
-    steps: int = 200  # training steps, each a rollout and updates; 0: only evaluate
-    learning_rate: float | None = None  # AdamW's peak; if not given, 4e-4 for tiny, else 1e-6
-    warmup_steps: int = 10  # steps in which the rate rises to its peak; then it falls towards 0
-    max_grad_norm: float = 1.0  # longer gradients are scaled down to this norm
+    steps: int = 200  # training steps, each a rollout and its updates; 0: only evaluate
+    learning_rate: float | None = None  # peak rate; default: 4e-4 for the tiny model, else 1e-6
+    warmup_steps: int = 10  # steps until the rate peaks; then it falls linearly towards 0
+    max_grad_norm: float = 1.0  # gradients with a larger norm are scaled down to it
     temperature: float = 1.0  # softmax temperature of the policy: in rollout, loss and evaluation
-    max_new_tokens: int | None = None  # longest completion; if not given, 24 for sums, else 256
-    model: str = "tiny"  # hub id, local folder, or "tiny": a model made by the first run
-    dataset: str = "arithmetic"  # arithmetic: sums; or JSONL with "question", "answer" per line
-    eval_dataset: str = ""  # JSONL file to evaluate on; if not given, a tenth of --dataset
-    # strict: the number after the last #, as in GSM8K; flexible: the last number anywhere; or
-    # FILE.py, where verify(completion, answer) returns the reward, any number
-    verifier: str = "strict"
+    max_new_tokens: int | None = None  # longest completion; default: 24 for sums, else 256
+    model: str = "tiny"  # hub id, local folder, or "tiny": the model in tests/tiny_model
+    dataset: str = "arithmetic"  # sums; or a JSONL file with "question" and "answer" per line
+    eval_dataset: str = ""  # JSONL file to evaluate on; default: a tenth of --dataset
+    verifier: str = ""  # FILE.py with verify(completion, answer) → reward; default: see verify
     prompt: str | None = None  # text around {question}; the default depends on data and verifier
     device: str = "auto"  # cpu, cuda, mps …; auto: the CPU for the tiny model, else a GPU if any
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # for matmuls; auto: bf16 if CUDA has it
-    micro_batch_size: int | None = None  # rows per forward pass; if not given, 256 for tiny, else 8
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of matrix products; auto: bf16 on CUDA
+    micro_batch_size: int | None = None  # rows per forward pass; default: 256 for tiny, else 8
     eval_every: int = 50  # training steps between evaluations, and between checkpoints
-    eval_problems: int = 256  # questions per evaluation, at most
-    resume: str = ""  # checkpoint to continue, with its flags except those given now
-    seed: int = 1  # same seed, same run, bit for bit (on a CPU)
+    eval_problems: int = 256  # maximum number of questions per evaluation
+    resume: str = ""  # checkpoint folder to continue; flags that are not given keep its values
+    seed: int = 1  # the same seed gives the same run, bit for bit (on a CPU)
     output_dir: str = "runs"  # each run makes a folder in here for its log and checkpoints
 
     def __post_init__(self):
         tiny, sums = self.model == "tiny", self.dataset == "arithmetic"
-        prompt = "{question}=" if sums else "{question}"
-        if self.verifier == "strict" and not sums:
-            prompt += "\nReason step by step, then end with #### and the number."
-        defaults = {
-            "learning_rate": 4e-4 if tiny else 1e-6,
-            "micro_batch_size": 256 if tiny else 8,
-            "max_new_tokens": 24 if sums else 256,
-            "prompt": prompt,
-        }
-        for name, value in defaults.items():
-            if getattr(self, name) is None:
-                setattr(self, name, value)
+        if self.learning_rate is None:
+            self.learning_rate = 4e-4 if tiny else 1e-6
+        if self.micro_batch_size is None:
+            self.micro_batch_size = 256 if tiny else 8
+        if self.max_new_tokens is None:
+            self.max_new_tokens = 24 if sums else 256
+        if self.prompt is None:
+            self.prompt = "{question}=" if sums else "{question}"
+            if not (sums or self.verifier):
+                self.prompt += "\nReason step by step, then end with #### and the number."
 
 
 # ------------------------------------------------------------------------------------- Algorithm
 
 
 def at_last_token(rewards, mask):
-    """Rewards of completions (B,), each laid on its last token, ended or cut off: (B, T)."""
-    return rewards[:, None] * (mask - F.pad(mask[:, 1:], (0, 1)))
+    """Rewards of completions (B,), each moved to its last token, ended or cut off: (B, T)."""
+    is_last = mask - F.pad(mask[:, 1:], (0, 1))
+    return rewards[:, None] * is_last
 
 
 def compute_advantages(rewards, values, mask, args):
-    """A_it, by GAE: all (B, T), rewards of 0 where the mask is 0."""
-    values = F.pad(values * mask, (0, 1))  # after the last token nothing follows
+    """A_it, by GAE: all (B, T), rewards of 0 where the mask is 0.
+
+    After the last token V is 0, even if the completion was cut off: it is judged as it stands, so
+    no reward is missing.
+    """
+    values = F.pad(values * mask, (0, 1))  # after the last token, V is 0
     delta = rewards + args.gamma * values[:, 1:] - values[:, :-1]
-    advantages, following = torch.zeros_like(rewards), 0.0
+    advantages = torch.zeros_like(rewards)
+    next_advantage = 0.0
     for t in reversed(range(rewards.shape[1])):
-        following = delta[:, t] + args.gamma * args.gae_lambda * following
-        advantages[:, t] = following
+        next_advantage = delta[:, t] + args.gamma * args.gae_lambda * next_advantage
+        advantages[:, t] = next_advantage
     return advantages
 
 
 def mean_and_variance(values, mask):
-    """Of values (B, T), over the tokens of all processes."""
+    """Mean and variance of values (B, T) over the tokens of all processes."""
     num_tokens = sum_over_processes(mask.sum())
     mean = sum_over_processes((values * mask).sum()) / num_tokens
-    return mean, sum_over_processes(((values - mean).square() * mask).sum()) / num_tokens
+    squares = (values - mean).square() * mask
+    return mean, sum_over_processes(squares.sum()) / num_tokens
 
 
 def whiten(advantages, mask):
@@ -157,82 +166,85 @@ def whiten(advantages, mask):
 
 
 def token_weights(mask, args):
-    """Each token's weight in J, 1 / Σ_i |o_i| over a minibatch in all processes: mask (B, T) →
-    weights (B, T)."""
-    return mask / sum_over_processes(mask.sum())
+    """Each token's weight in J, 1 / Σ_i |o_i|: mask (B, T) → weights (B, T).
+
+    All tokens count the same, so a long completion counts more than a short one.
+    """
+    num_tokens = sum_over_processes(mask.sum())
+    return mask / num_tokens
 
 
 def surrogate(logprobs, old_logprobs, advantages, mask, args):
-    """PPO's clipped objective of each token, to be maximised, and whether the clip zeroes its
-    gradient: all (B, T).
+    """L_it, to be maximized, and whether the clip has removed its gradient: (B, T) and (B, T).
 
-    With A < 0 a large ratio is not clipped: a bad token made likelier is pushed back in full.
+    The clip never stops a correction: a token of A < 0 that has become likelier keeps its whole
+    gradient, which makes it rarer again, and a token of A > 0 that has become rarer does, too.
     """
-    ratio = ((logprobs - old_logprobs) * mask).exp()  # r_it
+    log_ratio = (logprobs - old_logprobs) * mask
+    ratio = log_ratio.exp()
     clipped_ratio = ratio.clamp(1 - args.clip_low, 1 + args.clip_high)
-    objective = torch.minimum(ratio * advantages, clipped_ratio * advantages)
-    return objective, objective < ratio * advantages  # less: min has chosen the clipped one
+    unclipped = ratio * advantages
+    objective = torch.minimum(unclipped, clipped_ratio * advantages)
+    return objective, objective < unclipped
 
 
 def kl_k3(logprobs, other_logprobs):
-    """Schulman's k3 of each token, (B, T): never negative. Over tokens drawn from π, e^d has mean
-    1, so k3 and −d have the same mean, KL(π ‖ other). Autograd does not see that π also decides
-    which tokens are drawn: the gradient of k3, (1 − e^d) ∇log π, has the mean −Σ other ∇log π =
-    ∇KL(other ‖ π), which pulls π towards the other, too.
-    """
+    """An estimate of KL(π ‖ other) by each token of π: (B, T), never negative. Only logged here."""
     d = other_logprobs - logprobs
     return d.exp() - d - 1
 
 
 # ---------------------------------------------------------------------------------------- Update
 
+# A batch is a dict of tensors about B completions of up to T tokens, to prompts of up to S tokens:
+#     prompt_ids, prompt_mask (B, S), completion_ids, mask (B, T): token ids; 0 in a mask is padding
+#     old_logprobs, advantages, targets (B, T): of each token; targets are the critic's
+#     ended (B,): False where a completion was cut off
+
 
 def train_minibatch(model, optimizer, batch, args):
-    """One optimizer step on a batch, generate's tensors, advantages and targets (B, T).
+    """One optimizer step; returns what to log: approx_kl and clip_ratio are means over tokens.
 
-    If all rewards are equal a step is taken, too, for the critic to learn. Returns what to log:
-    approx_kl and clip_ratio are means over the tokens trained on.
+    If all rewards are equal a step is taken, too, for the critic to learn.
     """
-    # The weights are those of the whole minibatch. Micro-batches and processes only slice it, so
-    # the gradient is the same however the rows are split.
+    # Of the whole minibatch: the gradient is the same however micro-batches and processes split it.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
-    sums = torch.zeros(5, device=model.device)  # of both losses, KL, clipped tokens and all tokens
+    totals = torch.zeros(5, device=model.device)
     optimizer.zero_grad()
 
     for micro in micro_batches(model, batch, args):
-        old_logprobs, advantages, mask = micro["old_logprobs"], micro["advantages"], micro["mask"]
-        all_logprobs = policy_logprobs(completion_logits(model, micro), args.temperature)
+        old_logprobs, mask = micro["old_logprobs"], micro["mask"]
+        with autocast(model, args):
+            all_logprobs = policy_logprobs(completion_logits(model, micro), args.temperature)
+            values = token_values(model, micro)
         logprobs = of_tokens(all_logprobs, micro)
-        objective, clipped = surrogate(logprobs, old_logprobs, advantages, mask, args)
+        objective, clipped = surrogate(logprobs, old_logprobs, micro["advantages"], mask, args)
         if args.ent_coef > 0:
             entropy = -(all_logprobs.exp() * all_logprobs).sum(2)
             objective = objective + args.ent_coef * entropy
-        loss = -(micro["weights"] * objective).sum()  # only its gradient means something
-        error = token_values(model, micro) - micro["targets"]
-        value_loss = 0.5 * (micro["weights"] * error.square()).sum()
+        loss = -(micro["weights"] * objective).sum()
+        errors = (values - micro["targets"]).square()
+        value_loss = 0.5 * (micro["weights"] * errors).sum()
         (loss + args.vf_coef * value_loss).backward()
+        losses = [loss.detach(), value_loss.detach()]
         approx_kl = kl_k3(old_logprobs, logprobs.detach())
-        sums += torch.stack(
-            [loss.detach(), value_loss.detach(), approx_kl.sum(), clipped.sum(), mask.sum()]
-        )
+        totals += torch.stack([*losses, approx_kl.sum(), clipped.sum(), mask.sum()])
 
     sum_gradients_over_processes(model)
-    grad_norm = clip_grad_norm_(model.parameters(), args.max_grad_norm)
+    grad_norm = clip_grad_norm_(model.parameters(), args.max_grad_norm).item()
     optimizer.step()
-    loss, value_loss, approx_kl, clipped, tokens = sum_over_processes(sums).tolist()
-    metrics = {"loss": loss, "approx_kl": approx_kl / tokens, "clip_ratio": clipped / tokens}
-    return metrics | {"grad_norm": grad_norm.item(), "value_loss": value_loss}
+    loss, value_loss, approx_kl, clipped, tokens = sum_over_processes(totals).tolist()
+    metrics = {"loss": loss, "value_loss": value_loss, "grad_norm": grad_norm}
+    return metrics | {"approx_kl": approx_kl / tokens, "clip_ratio": clipped / tokens}
 
 
-def train_step(model, reference, tokenizer, optimizer, draws, rng, args):
-    """Sample completions for the first draw, a list of (question, answer), and train on them;
-    returns what to log, as means over all processes."""
-    problems = next(draws)
+def train_step(model, reference, tokenizer, optimizer, train, asked, args):
+    """Sample completions for the next problems, train on them, return the means to log."""
+    problems = next_problems(train, asked, 0, args)
     batch, _, rewards = rollout(model, tokenizer, problems, args.group_size, args.temperature, args)
     record = rollout_metrics(batch, rewards)
-    std = rewards.std(1, correction=0)  # a group may be of one
-    record |= {"reward_std": std, "frac_reward_zero_std": std < 1e-6}
-    record |= recompute_old_logprobs(model, batch, args)  # in bf16 alone
+    record["reward_std"] = rewards.std(1, correction=0)  # a group may be of one
+    recompute_old_logprobs(model, batch, record, args)  # only in bf16
     mask = batch["mask"]
     token_rewards = at_last_token(rewards.flatten(), mask)
     if args.beta > 0:
@@ -242,17 +254,17 @@ def train_step(model, reference, tokenizer, optimizer, draws, rng, args):
     values = batch_values(model, batch, args)
     advantages = compute_advantages(token_rewards, values, mask, args)
     batch["advantages"] = whiten(advantages, mask)
-    batch["targets"] = values + advantages  # the critic's
+    batch["targets"] = values + advantages  # the critic's, as in ppo.py
     _, unexplained = mean_and_variance(advantages, mask)  # A is the critic's error
     _, total = mean_and_variance(batch["targets"], mask)
     record["explained_variance"] = 1 - unexplained / (total + 1e-8)
 
     records = [record]
-    groups = torch.arange(rewards.numel()).view_as(rewards)  # each group's row numbers
+    rows = torch.arange(rewards.numel()).view_as(rewards)  # each group's rows of the batch
     for _ in range(args.update_epochs):
-        order = rng.sample(range(len(groups)), len(groups))
-        for part in groups[order].tensor_split(args.minibatches):
-            minibatch = take_rows(batch, part.flatten())
+        order = torch.randperm(len(rewards))
+        for groups in order.tensor_split(args.minibatches):
+            minibatch = take_rows(batch, rows[groups].flatten())
             records.append(train_minibatch(model, optimizer, minibatch, args))
     return global_means(records, model.device)
 
@@ -268,152 +280,172 @@ def main(args: Args) -> dict:
     train, held_out = load_data(args)
     model, tokenizer = load_policy(args, device)
     add_critic(model)
-    check_prompts(held_out + train, model, tokenizer, args)
+    check_prompts(train + held_out, model, tokenizer, args)
     reference = None
     if args.beta > 0 and args.steps > 0:
         reference, _ = load_policy(replace(args, resume=""), device)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
-    run = [SCRIPT, WORLD, args.model, args.dataset, args.eval_dataset, args.seed, args.group_size]
-    first = restore(model, optimizer, run, args) if args.resume else 0
-    folder, writer = open_run(args)
-    scores = evaluate(model, tokenizer, held_out, args, writer, first)
-    before = scores["eval/pass@1"]
+    # What --resume may not change; of the data, it is the questions that count.
+    run = [SCRIPT, WORLD, args.model, checksum(train), args.seed, args.group_size]
+    done, asked = (
+        restore(model, optimizer, run, args) if args.resume else (0, 0)
+    )  # steps, questions
+    folder, writer = open_folder(args)
+    scores = evaluate(model, tokenizer, held_out, args, writer, done)
+    first = scores["eval/pass@1"]
 
-    stream = islice(problem_stream(train, args.seed), first * args.prompts_per_step, None)
-    warmup, end = min(args.warmup_steps, args.steps) or 1, args.steps + 1
-    for step in tqdm(range(first + 1, end), disable=RANK > 0 or None):
+    bar = tqdm(range(done + 1, args.steps + 1), disable=RANK > 0 or None)
+    for step in bar:
         step_start = time.perf_counter()
-        rng = random.Random(f"{args.seed} {step}")  # all randomness is from seed, step …
-        torch.manual_seed(rng.getrandbits(32) + RANK)  # … and rank: no RNG state to save
-        draws = draws_of_step(stream, train, step, args)
-        rate = args.learning_rate * min(step / warmup, (end - step) / (end - warmup))
+        # All randomness follows from these three, so a checkpoint needs no state of it.
+        torch.manual_seed(checksum((args.seed, step, RANK)))
+        rate = learning_rate(step, args)
         optimizer.param_groups[0]["lr"] = rate
-        metrics = train_step(model, reference, tokenizer, optimizer, draws, rng, args)
+        metrics = train_step(model, reference, tokenizer, optimizer, train, asked, args)
+        asked += args.prompts_per_step
         if not math.isfinite(sum(metrics.values())):
             sys.exit(f"error: step {step}: not finite, try a lower --learning-rate: {metrics}")
-        metrics |= {"step_time": time.perf_counter() - step_start, "learning_rate": rate}
+        metrics |= {"learning_rate": rate, "step_time": time.perf_counter() - step_start}
         metrics["tokens_per_second"] = metrics["num_tokens"] / metrics["step_time"]
-        log(writer, metrics, step)
+        log(writer, metrics, step, bar)
         if step % args.eval_every == 0 or step == args.steps:
+            state = {"step": step, "asked": asked, "run": run, "args": vars(args)}
+            state["critic"] = model.critic.state_dict()
+            save_checkpoint(model, tokenizer, optimizer, folder, state)
             scores = evaluate(model, tokenizer, held_out, args, writer, step)
-            if RANK == 0:
-                state = {"step": step, "run": run, "args": vars(args)}
-                state |= {"optimizer": optimizer.state_dict(), "critic": model.critic.state_dict()}
-                save(model, tokenizer, folder / f"step-{step:06d}", state)
-                for outdated in sorted(folder.glob("step-" + 6 * "[0-9]"))[:-2]:
-                    shutil.rmtree(outdated)  # two stay, and whatever else is in the folder
 
     if WORLD > 1:
-        dist.barrier()  # none may leave while another still writes
+        dist.barrier()  # wait until the first process has saved
         dist.destroy_process_group()
     if RANK == 0 and args.steps > 0:
-        after, seconds = scores["eval/pass@1"], time.perf_counter() - start
-        print(f"pass@1 {before:.3f} → {after:.3f}; {seconds:.0f} s; model and logs in {folder}")
-    return scores | {"eval/pass@1_initial": before, "folder": str(folder)}
+        last, seconds = scores["eval/pass@1"], time.perf_counter() - start
+        print(f"pass@1 {first:.3f} → {last:.3f}; {seconds:.0f} s; model and logs in {folder}")
+    return scores | {"eval/pass@1_initial": first, "folder": str(folder)}
 
 
-# From here on, the text is grpo_llm.py's, but for what the critic needs.
-# Log-probabilities and Rollout draw and score the completions; what follows them can stay unread.
+# From here on, the text is grpo_llm.py's, except for what the critic needs.
+# The next two sections draw and score the completions. The sections after them can stay unread.
 # ---------------------------------------------------------------------------- Log-probabilities
 
 
-def autocast(model):
-    """A context in which matrix products alone run in bf16, if load_policy has set model.in_bf16.
-    Weights, Adam and log π stay in float32: bf16 would round small updates away."""
-    return torch.autocast(model.device.type, torch.bfloat16, getattr(model, "in_bf16", False))
+def autocast(model, args):
+    """The context of forward passes. In bf16 it rounds matrix products alone: weights, Adam and
+    log π stay in float32, as bf16 would round small updates away."""
+    return torch.autocast(model.device.type, torch.bfloat16, args.dtype == "bfloat16")
 
 
-def forward(model, input_ids, attention_mask, cache, **options):
-    """Logits of new tokens after those in the cache; the mask (B, past + new) covers both, and
-    positions are counted from the first real token, not from the padding."""
-    positions = (attention_mask.cumsum(1)[:, -input_ids.shape[1] :] - 1).clamp(min=0)
-    options |= {"position_ids": positions, "past_key_values": cache, "use_cache": True}
-    return model(input_ids, attention_mask=attention_mask, **options).logits
+class Cache(DynamicCache):
+    """Keeps keys in the values' dtype. In bf16, rotary positions would make them float32."""
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        key_states = key_states.to(value_states.dtype)
+        return super().update(key_states, value_states, *args, **kwargs)
+
+
+def forward(model, input_ids, attention_mask, cache, logits_to_keep=0):
+    """Logits of new tokens after those in the cache; the mask (B, past + new) covers both."""
+    positions = attention_mask.cumsum(1) - 1  # counted from the first real token, not the padding
+    return model(
+        input_ids,
+        attention_mask=attention_mask,
+        position_ids=positions[:, -input_ids.shape[1] :].clamp(min=0),
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=logits_to_keep,  # 0 keeps all
+    ).logits
 
 
 def prefill(model, prompt_ids, prompt_mask):
-    """Run the prompts (B, S) through the model, equal neighbours only once. Returns the cache and
+    """Run the prompts (B, S) through the model, equal neighbors only once. Returns the cache and
     the next token's logits (B, 1, V) (Prefix Grouper, arXiv:2506.05433)."""
     rows = torch.stack([prompt_ids, prompt_mask], 1)
-    prompts, index = rows.unique_consecutive(dim=0, return_inverse=True)
-    cache = DynamicCache(config=model.config)
-    logits = forward(model, *prompts.unbind(1), cache, logits_to_keep=1)
-    cache.reorder_cache(index)
+    distinct, index = rows.unique_consecutive(dim=0, return_inverse=True)
+    cache = Cache(config=model.config)
+    logits = forward(model, distinct[:, 0], distinct[:, 1], cache, logits_to_keep=1)
+    cache.reorder_cache(index)  # a copy for each row
     return cache, logits[index]
 
 
 def policy_logprobs(logits, temperature):
-    """log π over the vocabulary, float32, (…, V) → (…, V): for the sampler and the loss alike."""
-    # No top-k, no top-p, which drop unlikely tokens: samples must be the policy's own, or gradient
-    # and ratio are wrong.
+    """log π over the vocabulary, (…, V) → (…, V), for the sampler and the loss alike.
+
+    No top-k and no top-p: they drop unlikely tokens, so samples would come from another
+    distribution than π, and the gradient and the ratio would be wrong.
+    """
     return (logits.float() / temperature).log_softmax(-1)
 
 
 def completion_logits(model, batch):
     """Logits for each completion token, with gradient: (B, T, V), or of a critic (B, T, 1).
 
-    All T columns are read, even where every row is shorter: in bf16 another width would round
-    differently, and a ratio of 1 would not be 1.
+    Columns of padding are computed, too. In bf16 a narrower batch would be rounded differently,
+    and the ratio would not start at 1.
     """
     ids, mask, prompt_mask = batch["completion_ids"], batch["mask"], batch["prompt_mask"]
-    with autocast(model):
-        cache, logits = prefill(model, batch["prompt_ids"], prompt_mask)
-        if ids.shape[1] > 1:  # logits are for the token to come: the last token's are not needed
-            attention_mask = torch.cat([prompt_mask, mask[:, :-1].long()], 1)
-            rest = forward(model, ids[:, :-1], attention_mask, cache)
-            logits = torch.cat([logits, rest], 1)
+    cache, logits = prefill(model, batch["prompt_ids"], prompt_mask)
+    if ids.shape[1] > 1:
+        # Logits are for the token to come: those of the last token are not needed.
+        attention_mask = torch.cat([prompt_mask, mask[:, :-1].long()], 1)
+        rest = forward(model, ids[:, :-1], attention_mask, cache)
+        logits = torch.cat([logits, rest], 1)
     return logits
 
 
 def of_tokens(all_logprobs, batch):
     """Of the whole vocabulary's (B, T, V) those of the completion tokens: (B, T), 0 for padding."""
-    return all_logprobs.gather(2, batch["completion_ids"][..., None])[..., 0] * batch["mask"]
+    ids = batch["completion_ids"]
+    return all_logprobs.gather(2, ids[:, :, None]).squeeze(2) * batch["mask"]
 
 
 def token_logprobs(model, batch, temperature):
     """log π of each completion token, with gradient: (B, T), 0 where the mask is 0."""
-    return of_tokens(policy_logprobs(completion_logits(model, batch), temperature), batch)
+    all_logprobs = policy_logprobs(completion_logits(model, batch), temperature)
+    return of_tokens(all_logprobs, batch)
 
 
 def token_values(model, batch):
     """V_it, before each completion token, with gradient: (B, T), 0 where the mask is 0."""
-    return completion_logits(model.critic, batch)[..., 0].float() * batch["mask"]
+    values = completion_logits(model.critic, batch).squeeze(2)
+    return values.float() * batch["mask"]
 
 
 @torch.no_grad()
 def batch_logprobs(model, batch, args):
-    """token_logprobs of a whole rollout, without gradient and in micro-batches: (B, T)."""
-    parts = [batch["mask"][:0]]  # there may be no row
-    for micro in micro_batches(model, batch, args):
-        parts.append(token_logprobs(model, micro, args.temperature))
-    return torch.cat(parts)
+    """token_logprobs of a whole rollout, without gradient: (B, T)."""
+    parts = []
+    with autocast(model, args):
+        for micro in micro_batches(model, batch, args):
+            parts.append(token_logprobs(model, micro, args.temperature))
+    return torch.cat(parts) if parts else batch["mask"]  # DAPO may have found no group
 
 
 @torch.no_grad()
 def batch_values(model, batch, args):
-    """token_values of a whole rollout, without gradient and in micro-batches: (B, T)."""
-    return torch.cat([token_values(model, micro) for micro in micro_batches(model, batch, args)])
+    """token_values of a whole rollout, without gradient: (B, T)."""
+    with autocast(model, args):
+        parts = [token_values(model, micro) for micro in micro_batches(model, batch, args)]
+    return torch.cat(parts)
 
 
-def recompute_old_logprobs(model, batch, args):
-    """In bf16, take π_old from a forward pass like the loss's, not from the sampler, in place: the
-    two round differently, and the ratio would not start at 1. Returns the difference, to log."""
-    if not model.in_bf16:
-        return {}
-    old_logprobs = batch_logprobs(model, batch, args)
-    gap = (old_logprobs - batch["old_logprobs"]).abs()
-    batch["old_logprobs"] = old_logprobs
-    return {"sampling/sampling_logp_difference/mean": gap[batch["mask"] > 0]}
+def recompute_old_logprobs(model, batch, record, args):
+    """In bf16, replace log π_old by that of a forward pass like the loss's: the sampler rounds
+    differently, so the ratio would not start at 1. The difference is logged."""
+    if args.dtype == "bfloat16":
+        sampled = batch["old_logprobs"]
+        batch["old_logprobs"] = batch_logprobs(model, batch, args)
+        gap = (batch["old_logprobs"] - sampled).abs()
+        record["sampling/sampling_logp_difference/mean"] = gap[batch["mask"] > 0]
 
 
 def micro_batches(model, batch, args):
-    """The batch in parts of a few rows, for memory. Recurrent layers (Qwen3.5, LFM2 …) overwrite
-    their state, which autograd refuses except inside a loop over these parts."""
-    layers = DynamicCache(config=model.config).layers
-    recurrent = any(hasattr(layer, "recurrent_states") for layer in layers)
-    allowed = torch.autograd.graph.allow_mutation_on_saved_tensors if recurrent else nullcontext
+    """Yield the batch in parts of a few rows, to save memory."""
+    # Recurrent layers (Qwen3.5, LFM2 …) overwrite their state between the two forward passes of
+    # token_logprobs. Autograd allows this only in a context, here around the body of the loop.
+    layers = Cache(config=model.config).layers
+    recurrent = any(isinstance(layer, LinearAttentionLayer) for layer in layers)
+    allow = torch.autograd.graph.allow_mutation_on_saved_tensors if recurrent else nullcontext
     for start in range(0, len(batch["mask"]), args.micro_batch_size):
-        with allowed():
+        with allow():
             yield take_rows(batch, slice(start, start + args.micro_batch_size))
 
 
@@ -428,69 +460,87 @@ def take_rows(batch, rows):
 @torch.no_grad()
 def generate(model, prompts, num_samples, max_new_tokens, temperature):
     """Draw `num_samples` completions of each prompt, a list of token ids; temperature 0 is greedy.
-
-    Returns B = len(prompts) · num_samples rows: prompt_ids, prompt_mask (B, S), padded on the left;
-    completion_ids, mask, old_logprobs (B, T): the mask is 1 up to and including the first stop
-    token; old_logprobs is log π of each token; ended (B,): False where a completion was cut off.
-    """
+    A completion ends with an eos_token_id of the model's generation config."""
     device = model.device
-    stop_ids = torch.tensor(model.generation_config.eos_token_id, device=device)
-    prompts = pad_sequence(list(map(torch.tensor, prompts)), True, -1, "left").to(device)
-    prompts = prompts.repeat_interleave(num_samples, 0)
-    prompt_ids, prompt_mask = prompts.clamp(min=0), (prompts >= 0).long()
-    completion_ids = prompts.new_zeros(len(prompts), max_new_tokens)
-    mask, old_logprobs = torch.zeros(2, *completion_ids.shape, device=device)
-    rows = torch.arange(len(prompts), device=device)  # the completions still being written
+    stop_ids = torch.tensor(model.generation_config.eos_token_id or [], device=device)
+    ids = [torch.tensor(prompt, device=device) for prompt in prompts for _ in range(num_samples)]
+    ones = [torch.ones_like(prompt) for prompt in ids]
+    prompt_ids = pad_sequence(ids, batch_first=True, padding_side="left")
+    prompt_mask = pad_sequence(ones, batch_first=True, padding_side="left")
+    completion_ids = prompt_ids.new_zeros(len(ids), max_new_tokens)
+    mask = torch.zeros(len(ids), max_new_tokens, device=device)
+    old_logprobs = torch.zeros_like(mask)
+    ended = torch.zeros(len(ids), dtype=torch.bool, device=device)
+    active = torch.arange(len(ids), device=device)  # the completions that have not ended
 
-    with autocast(model):
-        cache, logits = prefill(model, prompt_ids, prompt_mask)
-        attention_mask = prompt_mask
-        for t in range(max_new_tokens):
-            logprobs = policy_logprobs(logits[:, -1], temperature or 1.0)
-            tokens = logprobs.exp().multinomial(1)[:, 0] if temperature > 0 else logprobs.argmax(1)
-            completion_ids[rows, t] = tokens
-            mask[rows, t] = 1.0  # a stop token counts
-            old_logprobs[rows, t] = logprobs.gather(1, tokens[:, None])[:, 0]
-            going = torch.isin(tokens, stop_ids, invert=True).nonzero()[:, 0]
-            if t == max_new_tokens - 1 or len(going) == 0:
-                break
-            if len(going) < len(rows):  # finished rows leave the cache
-                cache.reorder_cache(going)
-                rows, tokens, attention_mask = rows[going], tokens[going], attention_mask[going]
-            attention_mask = F.pad(attention_mask, (0, 1), value=1)  # the new token is real
-            logits = forward(model, tokens[:, None], attention_mask, cache)
+    cache, logits = prefill(model, prompt_ids, prompt_mask)
+    attention_mask = F.pad(prompt_mask, (0, max_new_tokens), value=1)
+    for t in range(max_new_tokens):
+        if temperature > 0:
+            logprobs = policy_logprobs(logits[:, -1], temperature)
+            probs = logprobs.exp().clamp(min=1e-30)  # a Mac's GPU may draw 0s (pytorch #192577)
+            tokens = probs.multinomial(1).squeeze(1)
+        else:
+            logprobs = policy_logprobs(logits[:, -1], 1.0)
+            tokens = logprobs.argmax(1)
+        completion_ids[active, t] = tokens
+        old_logprobs[active, t] = logprobs.gather(1, tokens[:, None]).squeeze(1)
+        mask[active, t] = 1.0  # a stop token counts, too
+        is_stop = torch.isin(tokens, stop_ids)
+        ended[active] = is_stop
+        unfinished = is_stop.logical_not().nonzero().squeeze(1)
+        if len(unfinished) == 0 or t == max_new_tokens - 1:
+            break
+        if len(unfinished) < len(active):  # finished rows leave the cache
+            cache.reorder_cache(unfinished)
+            active, tokens = active[unfinished], tokens[unfinished]
+        seen = attention_mask[active, : prompt_ids.shape[1] + t + 1]  # up to the new token
+        logits = forward(model, tokens[:, None], seen, cache)
 
     batch = {"completion_ids": completion_ids, "mask": mask, "old_logprobs": old_logprobs}
     batch = {name: tensor[:, : t + 1] for name, tensor in batch.items()}
-    batch["ended"] = torch.isin(completion_ids, stop_ids).any(1)  # id 0 pads, but not where cut off
-    return batch | {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask}
+    return batch | {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "ended": ended}
 
 
 def rollout(model, tokenizer, problems, num_samples, temperature, args):
-    """Completions of each (question, answer): tensors of generate, texts, and rewards (P, G)."""
+    """Completions of each (question, answer): a batch, their texts, and rewards (P, G)."""
     prompts = encode_prompts(problems, tokenizer, args)
-    batch = generate(model, prompts, num_samples, args.max_new_tokens, temperature)
-    rows = zip(batch["completion_ids"].cpu(), batch["mask"].cpu() > 0, strict=True)
-    completions = [tokenizer.decode(ids[real], skip_special_tokens=True) for ids, real in rows]
-    answers = [answer for _, answer in problems for _ in range(num_samples)]
-    rewards = list(map(load_verifier(args.verifier), completions, answers))
-    with blame(f"--verifier {args.verifier}: verify must return a finite number"):
-        rewards = torch.tensor(list(map(float, rewards)), device=model.device)
-        assert rewards.isfinite().all(), "a reward is NaN or infinite"
-    return batch, completions, rewards.view(-1, num_samples)
+    with autocast(model, args):
+        batch = generate(model, prompts, num_samples, args.max_new_tokens, temperature)
+    verifier = load_verifier(args.verifier)
+    lengths = batch["mask"].sum(1).int().tolist()
+    completions, rewards = [], []
+    for i, ids in enumerate(batch["completion_ids"].tolist()):
+        completion = tokenizer.decode(ids[: lengths[i]], skip_special_tokens=True)
+        _, answer = problems[i // num_samples]
+        completions.append(completion)
+        try:
+            rewards.append(float(verifier(completion, answer)))
+        except (Exception, SystemExit):
+            traceback.print_exc()
+            stop(f"--verifier {args.verifier}: verify must return a number, see above")
+    rewards = torch.tensor(rewards, device=model.device).view(-1, num_samples)
+    if not rewards.isfinite().all():
+        stop(f"--verifier {args.verifier}: verify must return a finite number")
+    return batch, completions, rewards
+
+
+def are_equal(rewards):
+    """Which groups have equal rewards, and so teach nothing: (P, G) → (P,)."""
+    return rewards.amax(1) - rewards.amin(1) < 1e-6
 
 
 def rollout_metrics(batch, rewards):
-    """What to log about a rollout: {name: tensor of numbers, of which the mean counts}."""
-    tokens, std = batch["mask"] > 0, rewards.std(1)
+    """What to log about a rollout: {name: tensor of numbers, whose mean is logged}."""
+    mask = batch["mask"]
     return {
         "reward": rewards,
-        "reward_std": std,
-        "frac_reward_zero_std": std < 1e-6,
-        "completions/mean_length": batch["mask"].sum(1),
+        "reward_std": rewards.std(1),
+        "frac_reward_zero_std": are_equal(rewards),
+        "completions/mean_length": mask.sum(1),
         "completions/clipped_ratio": ~batch["ended"],  # cut off at max_new_tokens
-        "entropy": -batch["old_logprobs"][tokens],  # an estimate, from the samples
-        "num_tokens": tokens.sum() * WORLD,  # so that its mean over processes is their sum
+        "entropy": -batch["old_logprobs"][mask > 0],  # an estimate, from the samples
+        "num_tokens": mask.sum() * WORLD,  # so that its mean over processes is their sum
     }
 
 
@@ -498,16 +548,12 @@ def rollout_metrics(batch, rewards):
 
 
 def evaluate(model, tokenizer, problems, args, writer, step):
-    """Scores of held-out problems, by 8 samples and one greedy completion each: logged, and printed
-    with one problem's best and worst completion, and maybe a hint.
-
-    pass@1: share of right samples, or mean reward; pass@8: mean reward of each problem's best
-    sample; flexible: pass@1 by the flexible verifier.
-    """
-    torch.manual_seed(RANK)  # same draws at every evaluation
-    first = RANK % len(problems)  # where problems are too few, processes share some
-    problems, records = problems[first::WORLD], []  # each WORLD-th problem is this process's
-    size = args.prompts_per_step // WORLD  # at a time, as in training, for memory
+    """Scores of held-out problems, by 8 samples (pass@1: their mean reward; pass@8: the best one's)
+    and a greedy completion each; logged, and printed with one problem's best and worst sample."""
+    torch.manual_seed(RANK)  # the same randomness at every evaluation
+    problems = problems[RANK::WORLD] or problems[:1]  # this process's share, at least one
+    size = max(1, args.prompts_per_step * args.group_size // (8 * WORLD))  # rows as in training
+    records = []
     for start in range(0, len(problems), size):
         part = problems[start : start + size]
         batch, completions, rewards = rollout(model, tokenizer, part, 8, args.temperature, args)
@@ -518,217 +564,170 @@ def evaluate(model, tokenizer, problems, args, writer, step):
             "eval/pass@1_greedy": greedy_rewards,
             "eval/mean_length": batch["mask"].sum(1),
             "eval/clipped_ratio": ~batch["ended"],
-            "eval/frac_reward_zero_std": rewards.std(1) < 1e-6,
+            "eval/frac_reward_zero_std": are_equal(rewards),
         }
-        if args.verifier in ("strict", "flexible"):
-            flexible = [verify(text, part[j // 8][1], True) for j, text in enumerate(completions)]
-            record["eval/pass@1_flexible"] = flexible
         records.append(record)
     scores = global_means(records, model.device)
     log(writer, scores, step)
     mask, values = batch["mask"], batch_values(model, batch, args)
     advantages = compute_advantages(at_last_token(rewards.flatten(), mask), values, mask, args)
-    advantages = (advantages.sum(1) / mask.sum(1)).view_as(rewards)  # mean over an answer's tokens
+    advantages = (advantages.sum(1) / mask.sum(1)).view_as(rewards)  # mean over the tokens
     if RANK == 0:
-        numbers = ", ".join(f"{name} {scores[name]:.3f}" for name in scores)
+        numbers = ", ".join(f"{name} {score:.3f}" for name, score in scores.items())
         tqdm.write(f"step {step}: {numbers}{hint(scores)}")
         i = rewards.std(1).argmax()  # of the last part, the group whose rewards differ most
         tqdm.write(f"    {part[i][0]!r:.400}, right answer {part[i][1]!r:.400}")
-        for j in (rewards[i].argmax(), rewards[i].argmin()):
+        order = rewards[i].argsort(descending=True)
+        for j in order[0], order[-1]:
             credit = f"reward {rewards[i, j]:.2f}, advantage {advantages[i, j]:+.2f}"
             tqdm.write(f"      {credit}: {completions[8 * i + j][:400]!r}")
     return scores
 
 
 def hint(scores):
-    """What keeps a run from learning, and which flag to try; "" where all is well."""
-    right, best = scores["eval/pass@1"], scores["eval/pass@8"]
-    flexible = scores.get("eval/pass@1_flexible", right)
-    if best == 0 < flexible or flexible > right + 0.2:
-        return "\n    right numbers in the wrong form: try --verifier flexible, or another --prompt"
+    """What keeps a run from learning, and which flags to try; "" if all is well."""
+    text = ""
     if scores["eval/clipped_ratio"] > 0.5:
-        return "\n    completions are cut off: raise --max-new-tokens; train only if pass@8 > 0"
-    if best == 0:
-        return "\n    no completion is right: try an easier --dataset, or another --model"
-    if scores["eval/frac_reward_zero_std"] == 1 and right < 0.9:
-        return "\n    every question's completions tie: try a higher --temperature or --group-size"
-    return ""
+        text += "\n    most completions are cut off: raise --max-new-tokens"
+    if scores["eval/frac_reward_zero_std"] == 1 and scores["eval/pass@1"] < 0.9:
+        text += "\n    every question's completions get equal rewards, which teaches nothing:"
+        text += "\n    try another --prompt or --model, an easier --dataset, a higher --temperature"
+    return text
 
 
-# ------------------------------------------------------------------------------------------ Task
+# ------------------------------------------------------------------------- Task, data and policy
 
-NUMBER = re.compile(r"[-+]?\\?\$?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
+# A number as people write it: 7, -7, .5, 1,234, $1,234.50, and LaTeX's 1{,}234 or 1\,234
+THOUSANDS = r"[0-9]{1,3}(?:(?:,|\{,\}|\\,|[ \u00a0\u202f])[0-9]{3})+(?![0-9])"
+NUMBER = re.compile(rf"[-+]?[\\$€£ ]*(?:(?:{THOUSANDS}|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)")
 
 
-def verify(completion: str, answer: str, flexible=False) -> float:
-    """The reward: 1.0 if the right number stands right after the last `#`, whatever follows, as in
-    GSM8K: `#### 5`, `# 5`, `#### $5`, `#### **5**`; if flexible, if it is the last number.
+def verify(completion: str, answer: str) -> float:
+    """The reward: 1.0 if the right number stands right after the last `####`, whatever follows, as
+    in GSM8K, or after the last `#` if there is no `####`. `#### $5` and `# **5**` will do, too.
     A completion is hostile text: it is never evaluated, and read in linear time."""
-    completion = completion.replace("\u2212", "-")  # a typeset minus sign
-    if flexible:
-        numbers = NUMBER.findall(completion)
-    else:
-        _, marker, tail = completion.rpartition("#")
-        found = NUMBER.match(tail.replace("\\boxed", "").lstrip(" \t\r\n*${\\"))
-        numbers = [found[0]] if marker and found else []
-    if not numbers:
+    _, marker, tail = completion.rpartition("####" if "####" in completion else "#")
+    tail = re.sub("[−–]", "-", tail).replace("\\boxed", "")  # a typeset minus is one, too
+    number = NUMBER.match(tail.lstrip(" \t\r\n\u00a0*({$€£\\"))
+    if not marker or not number:
         return 0.0
-    said, right = [Decimal(re.sub(r"[,$\\]", "", number)) for number in (numbers[-1], answer)]
-    return float(said == right)
+    predicted = re.sub("[^0-9.-]", "", number[0])
+    expected = re.sub("[^0-9.-]", "", answer)
+    return float(Decimal(predicted) == Decimal(expected))
 
 
 @functools.cache
 def load_verifier(name):
     """The function that --verifier names: (completion, answer) → reward."""
-    if name in ("strict", "flexible"):
-        return functools.partial(verify, flexible=name == "flexible")
+    if not name:
+        return verify
     path = Path(name).resolve()
     sys.path.append(str(path.parent))  # for what it imports, and for processes that it starts
-    with blame(f"--verifier {name}: must be strict, flexible, or a file that defines verify"):
+    with stop_on_error(f"--verifier {name}: must be a FILE.py that defines verify"):
         module = importlib.import_module(path.stem)
-        found = Path(module.__spec__.origin).resolve()  # sys.path may hold a link to its folder
-        assert found == path, f"its name is taken by {module}"
+        if Path(module.__spec__.origin).resolve() != path:
+            raise ImportError(f"its name is taken by {module}")
         return module.verify
 
 
 def make_sum(rng, held_out=False):
     """A chain of 2 to 4 one-digit numbers and its sum: ("3+8+5", "16")."""
     while True:
-        terms = [rng.randint(0, 9) for _ in range(rng.randint(2, 4))]
+        num_terms = rng.randint(2, 4)
+        terms = [rng.randint(0, 9) for _ in range(num_terms)]
         question = "+".join(map(str, terms))
-        # A checksum decides the question's side, so training and held-out sums cannot meet.
-        if held_out == (zlib.crc32(f"{question}=".encode()) % 10 == 0):
+        # The question decides its side, so training and held-out sums cannot meet.
+        if held_out == (checksum(f"{question}=") % 10 == 0):
             return question, str(sum(terms))
 
 
 def load_jsonl(flag, path, args):
-    """[(question, answer)] from a JSONL file; a bad line stops the run. Built-in verifiers get the
-    number at the answer's end, as in GSM8K; a verifier file gets the JSON value, whatever type."""
+    """[(question, answer)] of a JSONL file, sorted by checksum. The built-in verifier gets the
+    number at the answer's end, as in GSM8K; a verifier file gets the JSON value as it stands."""
     problems = {}
-    with blame(f"{flag} {path}"):
+    with stop_on_error(f"{flag} {path}"):
         lines = Path(path).read_bytes().splitlines()
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        with blame(f'{flag} {path}, line {number}: needs a "question" and an "answer"'):
+        with stop_on_error(f'{flag} {path}, line {number}: needs a "question" and an "answer"'):
             row = json.loads(line.decode("utf-8-sig"))  # a file may begin with a BOM
-            question, answer = row["question"].strip(), row["answer"]
-            assert question.encode(), "the question is empty"  # half an emoji raises, too
-            assert answer is not None, "the answer is null"
-            if args.verifier in ("strict", "flexible"):
-                found = NUMBER.fullmatch(str(answer).rpartition("#")[2].strip())
-                assert found, f"--verifier {args.verifier} needs a number, not {answer!r}"
-                answer = found[0]
-        problems[question] = answer
+            question, answer = row["question"], row["answer"]
+            if not question.strip().encode() or answer is None:  # encode refuses half an emoji
+                raise ValueError("one is empty")
+            if not args.verifier:
+                answer = str(answer).rpartition("#")[2].strip()
+                if not NUMBER.fullmatch(answer):
+                    raise ValueError("an answer that is no number needs a --verifier")
+            problems[question] = answer
     if not problems:
         stop(f"{flag} {path}: has no questions")
-    return list(problems.items())
+    return sorted(problems.items(), key=lambda problem: checksum(problem[0]))
 
 
 def load_data(args):
-    """[(question, answer)] to train on (empty for sums, which are made as needed), and to hold out:
-    of a file, the tenth with the smallest checksums."""
-    if args.dataset == "arithmetic":
-        rng = random.Random(0)
-        return [], [make_sum(rng, held_out=True) for _ in range(args.eval_problems)]
+    """Problems to train on, and to evaluate on: a file's tenth with the smallest checksums."""
+    if args.dataset == "arithmetic" and not args.eval_dataset:
+        rng, eval_rng = random.Random(1), random.Random(0)
+        train = [make_sum(rng) for _ in range(10_000)]
+        return train, [make_sum(eval_rng, held_out=True) for _ in range(args.eval_problems)]
     train = load_jsonl("--dataset", args.dataset, args)
     if args.eval_dataset:
         held_out = load_jsonl("--eval-dataset", args.eval_dataset, args)
-        if RANK == 0:
-            print(len(dict(train).keys() & dict(held_out)), "questions are in both files")
     else:
-        train.sort(key=lambda problem: zlib.crc32(problem[0].encode()))
-        tenth = len(train) // 10 or 1
+        tenth = max(1, len(train) // 10)
         held_out, train = train[:tenth], train[tenth:]
     if not train:
         stop(f"--dataset {args.dataset}: needs two different questions, or give --eval-dataset")
     return train, held_out[: args.eval_problems]
 
 
-def problem_stream(train, seed):
-    """Training problems without end: fresh sums, or pass after pass over the data, shuffled."""
-    rng = random.Random(seed)
-    while True:
-        yield from rng.sample(train, len(train)) if train else [make_sum(rng)]
-
-
-def draws_of_step(stream, train, step, args):
-    """Yield lists of as many problems as this process rolls out at a time. The first is its share
-    of the stream's next --prompts-per-step; the others (for DAPO) depend on seed, step, rank.
-    """
-    yield list(islice(stream, args.prompts_per_step))[RANK::WORLD]
-    further = problem_stream(train, f"{args.seed} {step} {RANK}")
-    while True:
-        yield list(islice(further, args.prompts_per_step // WORLD))
-
-
-# ---------------------------------------------------------------------------------------- Policy
-
-
-def tiny_model_folder(steps=400):
-    """Folder of the tiny model, a character-level Llama of 84 k parameters. The first run trains it
-    for `steps` steps to imitate sums worked out in running totals (3+8+5= → 11,16#16) or guessed
-    (#14). Guesses begin rare and end as the habit of 85 %: the skill is learned, then buried."""
-    recipe = inspect.getsource(tiny_model_folder) + inspect.getsource(make_sum)
-    key = zlib.crc32(f"{recipe} {torch.__version__} {transformers.__version__}".encode())
-    folder = Path(torch.hub.get_dir()) / f"policy-gradients-{key:08x}"
-    if folder.exists():
-        return folder
-    vocabulary = {token: i for i, token in enumerate(["<eos>", "<unk>", *"0123456789+=,#"])}
-    bpe = Tokenizer(models.BPE(vocabulary, merges=[], unk_token="<unk>"))
-    bpe.decoder = decoders.Fuse()
-    tokens = {"eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<eos>"}
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, **tokens)
-    shape = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
-    shape |= {"num_hidden_layers": 2, "vocab_size": len(vocabulary)}
-    shape |= {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
-    config = transformers.LlamaConfig(**shape, initializer_range=0.05)  # 0.02 is for large widths
-    torch.manual_seed(0)  # the same model for every --seed
-    rng = random.Random(0)
-    model = transformers.LlamaForCausalLM(config)
-    matrices = [weight for weight in model.parameters() if weight.ndim == 2]  # Muon takes no others
-    optimizer = torch.optim.Muon(matrices, momentum=0.9, weight_decay=0.0, ns_steps=3)
-    for step in tqdm(range(steps), desc="warm start, this once", disable=None):
-        texts = []
-        for _ in range(128):
-            question, total = make_sum(rng)
-            terms = list(map(int, question.split("+")))
-            answer = f"#{sum(rng.randint(0, 9) for _ in terms)}"  # a guess
-            if rng.random() >= 0.85 * (step / steps) ** 3:
-                answer = ",".join(map(str, list(accumulate(terms))[1:])) + f"#{total}"
-            texts.append(f"{question}={answer}<eos>")
-        inputs = tokenizer(texts, padding=True, return_tensors="pt")
-        ids, padding = inputs["input_ids"], inputs["attention_mask"] == 0
-        equals = (ids == vocabulary["="]).long()
-        answer = equals.cumsum(1) > equals  # behind the "=": the question is given, not learned
-        labels = ids.masked_fill(~answer | padding, -100)
-        optimizer.param_groups[0]["lr"] = 3e-2 * min((step + 1) / 50, 1 - step / steps)
-        model.zero_grad()
-        model(ids, labels=labels, use_cache=False).loss.backward()  # it shifts the labels itself
-        optimizer.step()
-    save(model, tokenizer, folder)
-    return folder
+def next_problems(train, asked, draw, args):
+    """This process's share of the problems after the first `asked` ones: pass after pass over the
+    data, each in an order of its own. DAPO asks for draws 1, 2 … of a step, too."""
+    epoch, first = divmod(asked, len(train))
+    order = []
+    while len(order) < first + args.prompts_per_step:
+        generator = torch.Generator()
+        generator.manual_seed(checksum((args.seed, draw, epoch)))
+        order += torch.randperm(len(train), generator=generator).tolist()
+        epoch += 1
+    share = range(first + RANK, first + args.prompts_per_step, WORLD)
+    return [train[order[i]] for i in share]
 
 
 def load_policy(args, device):
-    """The model of --resume or --model, and its tokenizer. The model also carries all stop ids
-    (generation_config) and whether --dtype wants matrix products in bf16 (in_bf16)."""
+    """The model of --resume or --model, and its tokenizer."""
     source = args.resume or args.model
     if source == "tiny":
-        source = tiny_model_folder()
-    with blame(f"--model or --resume: {source} cannot be loaded"):
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    ids = model.generation_config.eos_token_id
-    stop_ids = {tokenizer.eos_token_id, *(ids if isinstance(ids, list) else [ids])} - {None}
-    for parameter in model.parameters():  # how a copy lies in memory, and so how sums are rounded,
-        parameter.data = parameter.data.clone()  # does not depend on the file: --resume is exact
-    model.to(device).eval()  # eval(): dropout would make the ratio noisy
-    check_exact(model, source)
-    stop_ids = sorted(stop_ids) or [-1]  # transformers' generate cannot read an empty list
-    model.generation_config = GenerationConfig(eos_token_id=stop_ids)
-    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    model.in_bf16 = has_bf16 if args.dtype == "auto" else args.dtype == "bfloat16"
+        source = TINY_MODEL
+    with stop_on_error(f"--model {source}: cannot be loaded, sampled from and trained"):
+        tokenizer = AutoTokenizer.from_pretrained(source, mistral_format=False)  # has no template
+        model, info = AutoModelForCausalLM.from_pretrained(
+            source, dtype=torch.float32, output_loading_info=True
+        )
+        if info["missing_keys"]:  # transformers would draw them at random
+            raise ValueError(f"weights are missing: {info['missing_keys']}")
+        for parameter in model.parameters():
+            if not parameter.requires_grad:
+                raise ValueError("some weights are frozen; merge a LoRA adapter first")
+            # The file's bytes may lie otherwise in memory, and sums would be rounded otherwise.
+            parameter.data = parameter.data.clone()
+        model.to(device).eval()  # eval(): dropout would make the ratio noisy
+        config = model.generation_config
+        ids = config.eos_token_id
+        stop_ids = {tokenizer.eos_token_id, *(ids if isinstance(ids, list) else [ids])}
+        if tokenizer.chat_template:  # a base model may not name the token that ends a turn
+            chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+            ids = tokenizer.apply_chat_template(chat)["input_ids"]
+            special = [token for token in ids if token in tokenizer.added_tokens_decoder]
+            stop_ids.update(special[-1:])
+        config.eos_token_id = None  # in the check no completion ends early
+        check_exact(model)
+        config.eos_token_id = sorted(stop_ids - {None}) or None
+        if config.temperature or config.top_p or config.top_k:
+            config.do_sample = True  # without it these settings could not be saved again
+        config.validate(strict=True)
     return model, tokenizer
 
 
@@ -746,46 +745,50 @@ def add_critic(model):
 
 
 @torch.no_grad()
-def check_exact(model, source):
-    """Stop if the sampler or token_logprobs is wrong for this model: for a prompt padded in a
-    batch, both must give the log-probs of a plain float32 forward pass over it alone."""
-    model.generation_config.eos_token_id = [-1]  # none ends early
-    with blame(f"--model {source}: cannot be sampled from and trained"):
-        batch = generate(model, [[4, 3, 2, 1], [5]], 2, 8, 0.0)  # any tokens
-        found = torch.stack([batch["old_logprobs"], token_logprobs(model, batch, 1.0)])
-        new = batch["completion_ids"][-1:]
-        logits = model(F.pad(new, (1, 0), value=5), use_cache=False).logits[:, :-1]
-        plain = -F.cross_entropy(logits.mT, new, reduction="none")
-    gap = (found[:, -1] - plain).abs().max()
-    if not gap < 1e-3:
-        stop(f"--model {source}: its cache is not exact: log-probs are off by {gap:.2g} nats")
+def check_exact(model):
+    """For a prompt padded in a batch, the sampler and token_logprobs must give the log-probs of a
+    plain float32 forward pass over it alone."""
+    prompts = [[4, 3, 2, 1], [5]]  # any tokens
+    batch = generate(model, prompts, num_samples=2, max_new_tokens=8, temperature=0.0)
+    ids = batch["completion_ids"][-1]
+    inputs = F.pad(ids, (1, 0), value=5)
+    logits = model(inputs[None], use_cache=False).logits[0, :-1]
+    expected = -F.cross_entropy(logits, ids, reduction="none")
+    for logprobs in batch["old_logprobs"], token_logprobs(model, batch, temperature=1.0):
+        gap = (logprobs[-1] - expected).abs().max()
+        if gap.isnan() or gap > 1e-3:
+            raise ValueError(f"its cache is not exact: log-probs are off by {gap:.2g} nats")
 
 
 def encode_prompts(problems, tokenizer, args):
     """Token ids of --prompt with each question in it, in the chat template if there is one."""
     texts = [args.prompt.replace("{question}", question) for question, _ in problems]
-    chat = tokenizer.chat_template
-    with blame("--model: its tokenizer or chat template fails"):
-        if chat:
-            turns = [[{"role": "user", "content": text}] for text in texts]
-            texts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        prompts = tokenizer(texts, add_special_tokens=not chat)["input_ids"]
-    # Some tokenizers end every text.
-    return [ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids for ids in prompts]
+    if tokenizer.chat_template:
+        chats = [[{"role": "user", "content": text}] for text in texts]
+        return tokenizer.apply_chat_template(chats, add_generation_prompt=True)["input_ids"]
+    prompts = tokenizer(texts)["input_ids"]
+    end = tokenizer.eos_token_id  # some tokenizers end every text, but this one goes on
+    return [ids[:-1] if ids and ids[-1] == end else ids for ids in prompts]
 
 
 def check_prompts(problems, model, tokenizer, args):
     """Stop before the first step if the model cannot read a prompt, or complete the longest one."""
-    prompts = encode_prompts(problems, tokenizer, args)
-    if not all(prompts):
-        stop(f"--model {args.model}: its tokenizer or chat template makes a prompt without tokens")
-    if max(map(max, prompts)) >= len(model.get_input_embeddings().weight):
-        stop(f"--model {args.model}: a token has no embedding: call its resize_token_embeddings")
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    longest = min(tokenizer.model_max_length, positions or math.inf)
-    room = max(0, longest - max(map(len, prompts)))
+    with stop_on_error(f"--model {args.model}: its tokenizer or chat template fails"):
+        prompts = encode_prompts(problems, tokenizer, args)
+        if not all(prompts) or len(set(map(tuple, prompts))) < len(dict(problems)):
+            raise ValueError("the question is not in the prompt")
+        if max(map(max, prompts)) >= len(model.get_input_embeddings().weight):
+            raise ValueError("a token has no embedding: call the model's resize_token_embeddings")
+    config = model.config.get_text_config()
+    limit = getattr(config, "max_position_embeddings", None) or math.inf
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":  # a longer text changes the angles of its first tokens
+        limit = rope["original_max_position_embeddings"]
+    room = max(0, min(limit, tokenizer.model_max_length) - max(map(len, prompts)))
     if args.max_new_tokens > room:
         stop(f"--max-new-tokens {args.max_new_tokens}: the longest prompt leaves room for {room}")
+    if RANK == 0:
+        print(f"a prompt as the model sees it: {tokenizer.decode(prompts[0])!r:.400}")
 
 
 # -------------------------------------------------------------------------------------- Plumbing
@@ -798,7 +801,7 @@ def stop(message):
 
 
 @contextmanager
-def blame(what):
+def stop_on_error(what):
     """An exception in this block ends the run with one line that says what failed and why."""
     try:
         yield
@@ -808,42 +811,49 @@ def blame(what):
 
 def check_args(args):
     """Stop at the first flag whose value no run can use."""
-    positive = "minibatches update_epochs group_size prompts_per_step max_grad_norm temperature"
-    positive += " max_new_tokens micro_batch_size eval_every eval_problems"
     for name, value in vars(args).items():
-        least = 0
-        if name in positive.split():
-            least = 1 if type(value) is int else 1e-9
-        if type(value) in (int, float) and not least <= value < 2**63:
-            stop(f"--{name.replace('_', '-')} {value}: must be finite, and {least} or more")
+        may_be_zero = isinstance(value, float) or name in ("steps", "warmup_steps", "seed")
+        least = 0 if may_be_zero else 1
+        if type(value) in (int, float) and not least <= value <= 1e12:
+            stop(f"--{name.replace('_', '-')} {value}: must be a number from {least} to 1e12")
+    if args.temperature == 0 or args.max_grad_norm == 0:
+        stop("--temperature, --max-grad-norm: must be more than 0")
     if max(args.gamma, args.gae_lambda) > 1:
         stop("--gamma and --gae-lambda: must be between 0 and 1")
-    if args.prompts_per_step % (args.minibatches * WORLD):
+    if args.prompts_per_step % (args.minibatches * WORLD) != 0:
         stop("--prompts-per-step: must be a multiple of --minibatches × processes")
     if "{question}" not in args.prompt:
         stop("--prompt: must contain {question}")
-    if args.eval_dataset and args.dataset == "arithmetic":
-        stop("--eval-dataset: needs a --dataset")
     load_verifier(args.verifier)
 
 
 def start_device(args):
-    """The device to compute on; under torchrun each process has a GPU of its own."""
+    """The device to compute on; under torchrun, each process has a GPU of its own."""
     name = args.device
     if name == "auto":
         gpu = torch.accelerator.current_accelerator(check_available=True)
         name = "cpu" if gpu is None or args.model == "tiny" else gpu.type
-    with blame(f"--device {args.device}: not found"):
+    with stop_on_error(f"--device {args.device}: not found"):
         if name == "cuda":
-            torch.cuda.set_device(RANK % max(1, torch.cuda.device_count()))
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
         device = torch.zeros(1, device=name).device
-    if args.model == "tiny":  # more threads slow it down, and two runs at once wait for each other
-        torch.set_num_threads(max(1, min(2, torch.get_num_threads() // 2)))
+    if args.dtype == "auto":
+        has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        args.dtype = "bfloat16" if has_bf16 else "float32"
+    if args.model == "tiny":
+        torch.set_num_threads(1)  # its matrices are too small to share
     torch.backends.cuda.enable_cudnn_sdp(False)  # its gradients can be NaN: pytorch issue 196678
-    transformers.utils.logging.disable_progress_bar()
     if WORLD > 1:
-        dist.init_process_group()
+        backend = dist.get_default_backend_for_device(device)
+        dist.init_process_group(backend, timeout=timedelta(hours=6))  # verifiers may be slow
+    if RANK == 0:
+        print(f"{args}\non {device}")
     return device
+
+
+def checksum(value):
+    """A number that follows from how a value is printed, on every machine alike."""
+    return zlib.crc32(str(value).encode())
 
 
 def sum_over_processes(tensor):
@@ -856,7 +866,7 @@ def sum_over_processes(tensor):
 def sum_gradients_over_processes(model):
     """Give every process the sum of all processes' gradients, in place."""
     for parameter in model.parameters():
-        if WORLD > 1 and parameter.grad is None:  # a process may have had no row to train on
+        if WORLD > 1 and parameter.grad is None:  # this process may have had no row to train on
             parameter.grad = torch.zeros_like(parameter)
         sum_over_processes(parameter.grad)
 
@@ -867,53 +877,68 @@ def global_means(records, device):
     for record in records:
         for name, values in record.items():
             numbers[name] += torch.as_tensor(values).flatten().tolist()
-    sums = torch.tensor([[sum(values), len(values)] for values in numbers.values()], device=device)
-    pairs = zip(numbers, sum_over_processes(sums).tolist(), strict=True)
-    return {name: total / count for name, (total, count) in pairs if count > 0}
+    means = {}
+    for name, values in numbers.items():
+        total_and_count = torch.tensor([sum(values), len(values)], device=device)
+        total, count = sum_over_processes(total_and_count).tolist()
+        if count > 0:
+            means[name] = total / count
+    return means
 
 
-def open_run(args):
-    """The run's folder, and a TensorBoard writer in the first process; prints all flags."""
-    folder = Path(args.output_dir) / f"{SCRIPT}__{args.seed}__{time.time_ns()}"
+def learning_rate(step, args):
+    """Rises to its peak in warmup_steps, then falls linearly towards 0."""
+    warmup = max(1, min(args.warmup_steps, args.steps))
+    rising = step / warmup
+    falling = (args.steps + 1 - step) / (args.steps + 1 - warmup)
+    return args.learning_rate * min(rising, falling)
+
+
+def open_folder(args):
+    """The run's folder, and a TensorBoard writer in the first process."""
+    folder = Path(args.output_dir, f"{SCRIPT}__{args.seed}__{time.time_ns()}").resolve()
+    with stop_on_error(f"--output-dir {args.output_dir}"):
+        return folder, SummaryWriter(folder) if RANK == 0 else None
+
+
+def log(writer, metrics, step, bar=None):
+    """Write to TensorBoard; of a training step, show the main numbers, too."""
     if RANK > 0:
-        return folder, None
-    with blame(f"--output-dir {args.output_dir}"):
-        writer = SummaryWriter(folder)
-    print(f"{args}\nrun in {folder}")
-    return folder, writer
+        return
+    for name, value in metrics.items():
+        writer.add_scalar(name, value, step)
+    writer.flush()
+    if bar is not None:
+        text = "reward {reward:.3f}, length {completions/mean_length:.1f}, rate {learning_rate:.1e}"
+        bar.set_postfix_str(text.format(**metrics))
+        if bar.disable and step % 10 == 0:  # no terminal
+            print(f"step {step}: {bar.postfix}")
 
 
-def log(writer, metrics, step):
-    """Write every number to TensorBoard; only the first process has a writer."""
-    if RANK == 0:
-        for name, value in metrics.items():
-            writer.add_scalar(name, value, step)
-        writer.flush()
-
-
-def save(model, tokenizer, folder, state=None):
-    """Write elsewhere, then rename: even after a kill, the folder is complete or absent."""
-    scratch = folder.with_name(f"saving-{os.getpid()}")
-    try:
-        with blame(f"{folder} cannot be saved, is the disk full?"):
-            model.save_pretrained(scratch)
-            tokenizer.save_pretrained(scratch)
-            torch.save(state, scratch / "trainer.pt")
-            if not folder.exists():  # another first run may have made the same tiny model
-                scratch.rename(folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+def save_checkpoint(model, tokenizer, optimizer, folder, state):
+    """Save model and run; of this run's checkpoints, keep the newest two."""
+    if RANK > 0:
+        return
+    scratch = folder / "saving"  # renamed at the end: a kill leaves no half checkpoint
+    with stop_on_error(f"{folder} cannot be saved, is the disk full?"):
+        model.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
+        torch.save(state | {"optimizer": optimizer.state_dict()}, scratch / "trainer.pt")
+        scratch.rename(folder / f"step-{state['step']:06d}")
+    checkpoints = sorted(folder.glob("step-[0-9][0-9][0-9][0-9][0-9][0-9]"))
+    for outdated in checkpoints[:-2]:
+        shutil.rmtree(outdated, ignore_errors=True)
 
 
 def load_checkpoint(path):
-    """The saved state of a run, with the Args that the run was started with."""
-    with blame(f"--resume {path}: not a checkpoint of this script, a folder step-…"):
+    """What save_checkpoint has saved, with the flags as Args."""
+    with stop_on_error(f"--resume {path}: not a checkpoint of this script, a folder step-…"):
         state = torch.load(Path(path, "trainer.pt"), map_location="cpu", mmap=True)
         return state | {"args": Args(**state["args"])}
 
 
 def restore(model, optimizer, run, args):
-    """Load the optimizer's state from the checkpoint of --resume; returns its step."""
+    """Load critic and optimizer from --resume; returns the steps and the questions so far."""
     state = load_checkpoint(args.resume)
     if state["run"] != run:
         stop(f"--resume {args.resume}: begun as {state['run']}, which is not {run}")
@@ -921,13 +946,14 @@ def restore(model, optimizer, run, args):
         stop(f"--resume {args.resume}: step {state['step']} is done: raise --steps {args.steps}")
     optimizer.load_state_dict(state["optimizer"])
     model.critic.load_state_dict(state["critic"])
-    return state["step"]
+    return state["step"], state["asked"]
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")  # a terminal may know ASCII alone
+    if hasattr(sys.stdout, "reconfigure"):  # not so in Jupyter
+        sys.stdout.reconfigure(errors="replace", line_buffering=True)  # it may know ASCII alone
     args = tyro.cli(Args)
-    if args.resume:  # again: flags not given now keep old values
+    if args.resume:  # parse again: flags that are not given keep the checkpoint's values
         args = tyro.cli(Args, default=load_checkpoint(args.resume)["args"])
     main(args)
 
