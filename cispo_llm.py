@@ -69,6 +69,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.cache_utils import LinearAttentionLayer
+from transformers.utils.logging import disable_progress_bar
 
 SCRIPT = Path(__file__).stem
 TINY_MODEL = Path(__file__).parent / "tests/tiny_model"
@@ -256,7 +257,7 @@ def main(args: Args) -> dict:
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
     # What --resume may not change; of the data, it is the questions that count.
     run = [SCRIPT, WORLD, args.model, checksum(train), args.seed, args.group_size]
-    done, asked = restore(optimizer, run, args) if args.resume else (0, 0)  # steps, questions
+    done, asked = restore(optimizer, run, args) if args.resume else (0, 0)
     folder, writer = open_folder(args)
     scores = evaluate(model, tokenizer, held_out, args, writer, done)
     first = scores["eval/pass@1"]
@@ -640,6 +641,8 @@ def load_policy(args, device):
     source = args.resume or args.model
     if source == "tiny":
         source = TINY_MODEL
+        if not source.exists():
+            stop(f"--model tiny: {source} is missing; copy it, too, or name another model")
     with stop_on_error(f"--model {source}: cannot be loaded, sampled from and trained"):
         tokenizer = AutoTokenizer.from_pretrained(source, mistral_format=False)  # has no template
         model, info = AutoModelForCausalLM.from_pretrained(
@@ -769,6 +772,7 @@ def start_device(args):
     if args.model == "tiny":
         torch.set_num_threads(1)  # its matrices are too small to share
     torch.backends.cuda.enable_cudnn_sdp(False)  # its gradients can be NaN: pytorch issue 196678
+    disable_progress_bar()  # of loading and saving
     if WORLD > 1:
         backend = dist.get_default_backend_for_device(device)
         dist.init_process_group(backend, timeout=timedelta(hours=6))  # verifiers may be slow

@@ -4,27 +4,21 @@ A test marked slow runs with --slow only. It repeats a quick test at full length
 command, or with another script whose text is the same (quick_for). `python -m pytest -q tests
 --slow` runs everything, and `python -m pytest -q tests --slow -m slow` the slow tests alone.
 
-What would be paid in every test is paid once: the imports of the scripts' processes (launch.py) and
-the warm start of the tiny model. If pytest-xdist is installed, with -n 2 two workers share the
-tests, and the first of them that needs the tiny model makes it for both.
+What would be paid in every test is paid once: the imports of the scripts' processes (launch.py).
+If pytest-xdist is installed, with -n 2 two workers share the tests.
 """
 
-import functools
 import importlib
-import itertools
 import json
 import math
 import os
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 import tokenizers
 import torch
 import transformers
-from launch import wait_for
 from lineage import CLASSIC_SCRIPTS, LLM_SCRIPTS, ROOT  # noqa: F401
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -40,12 +34,6 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: takes long, and is run with --slow only")
-    # One cache for the whole session and its processes: the warm start is made once.
-    if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers inherit it
-        folder = tempfile.mkdtemp(prefix="policy-gradients-cache-")
-        config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
-        os.environ["XDG_CACHE_HOME"] = folder
-        os.environ.pop("TORCH_HOME", None)  # it would win
     if getattr(config.option, "dist", "no") == "load":
         config.option.dist = "loadfile"  # what a file's tests share is made once
     torch.set_num_threads(1)  # these models are small, and threads would wait for busy cores
@@ -87,7 +75,6 @@ def random_model(kind="llama", vocab=11, stops=(1,), pad=0, seed=0, **more):
     model = transformers.AutoModelForCausalLM.from_config(config)
     model.generation_config.eos_token_id = list(stops)
     model.generation_config.pad_token_id = pad
-    model.in_bf16 = False
     return model.eval()
 
 
@@ -101,22 +88,8 @@ def with_critic(name, model):
     return model
 
 
-@pytest.fixture(scope="session")
-def tiny_model():
-    """Puts the tiny model into the cache, where all scripts find it; a second worker waits."""
-    begun, made = (Path(os.environ["XDG_CACHE_HOME"], name) for name in ("begun", "made"))
-    try:
-        begun.mkdir()
-    except FileExistsError:
-        wait_for(made.exists, 600)
-    else:
-        grpo = script("grpo_llm")
-        grpo.load_policy(grpo.Args(), torch.device("cpu"))
-        made.mkdir()
-
-
 @pytest.fixture
-def quick(tmp_path, tiny_model):
+def quick(tmp_path):
     """Flags of a run of seconds: two small steps."""
     return {
         "steps": 2,
@@ -183,13 +156,6 @@ def gsm_file(tmp_path):
     path = tmp_path / "gsm.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     return str(path)
-
-
-def draws(problems, size):
-    """What a training step is given: lists of this many problems."""
-    problems = iter(problems)
-    while part := list(itertools.islice(problems, size)):
-        yield part
 
 
 class Characters:
