@@ -160,12 +160,10 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 def kl_k3(logprobs, other_logprobs):
     """Schulman's k3 of each token, an estimate of KL(π ‖ other): (B, T), never negative.
 
-    Why not the log ratio −d? Over tokens drawn from π both have the same mean, the KL, because
-    there e^d = other/π has the mean 1. But a loss uses the gradient. That of −d is ∇log π, which
-    has the mean 0 (see reinforce.py): it would hold nothing. That of k3 is (1 − e^d) ∇log π, whose
-    mean is ∇KL(other ‖ π): it pulls π towards the other. This is exact in the first step on a
-    rollout and roughly true in the next ones. A token that π has made rare can have a huge e^d;
-    max_grad_norm bounds the step.
+    Over tokens drawn from π, the log ratio −d has the same mean, the KL, as e^d = other/π has the
+    mean 1. But a loss uses the gradient. That of −d is ∇log π, whose mean is 0 (see reinforce.py):
+    it would hold nothing. That of k3 is (1 − e^d) ∇log π, whose mean is ∇KL(other ‖ π): it pulls π
+    towards the other. This is exact in the first step on a rollout, and roughly true in the next.
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -258,16 +256,20 @@ def main(args: Args) -> dict:
     # What --resume may not change; of the data, it is the questions that count.
     run = [SCRIPT, WORLD, args.model, checksum(train), args.seed, args.group_size]
     done, asked = restore(optimizer, run, args) if args.resume else (0, 0)
-    folder, writer = open_folder(args)
+    folder = Path(args.output_dir, f"{SCRIPT}__{args.seed}__{time.time_ns()}").resolve()
+    with stop_on_error(f"--output-dir {args.output_dir}"):
+        writer = SummaryWriter(folder) if RANK == 0 else None
     scores = evaluate(model, tokenizer, held_out, args, writer, done)
     first = scores["eval/pass@1"]
 
+    warmup = max(1, min(args.warmup_steps, args.steps))
     bar = tqdm(range(done + 1, args.steps + 1), disable=RANK > 0 or None)
     for step in bar:
         step_start = time.perf_counter()
         # All randomness follows from these three, so a checkpoint needs no state of it.
         torch.manual_seed(checksum((args.seed, step, RANK)))
-        rate = learning_rate(step, args)
+        rising, falling = step / warmup, (args.steps + 1 - step) / (args.steps + 1 - warmup)
+        rate = args.learning_rate * min(rising, falling)
         optimizer.param_groups[0]["lr"] = rate
         metrics = train_step(model, reference, tokenizer, optimizer, train, asked, args)
         asked += args.prompts_per_step
@@ -296,8 +298,7 @@ def main(args: Args) -> dict:
 
 
 def autocast(model, args):
-    """The context of forward passes. In bf16 it rounds matrix products alone: weights, Adam and
-    log π stay in float32, as bf16 would round small updates away."""
+    """In bf16, round matrix products alone. In the weights it would round small updates away."""
     return torch.autocast(model.device.type, torch.bfloat16, args.dtype == "bfloat16")
 
 
@@ -334,20 +335,14 @@ def prefill(model, prompt_ids, prompt_mask):
 
 
 def policy_logprobs(logits, temperature):
-    """log π over the vocabulary, (…, V) → (…, V), for the sampler and the loss alike.
-
-    No top-k and no top-p: they drop unlikely tokens, so samples would come from another
-    distribution than π, and the gradient and the ratio would be wrong.
-    """
+    """log π over the vocabulary, (…, V) → (…, V), for the sampler and the loss alike. No top-k and
+    no top-p: unlikely tokens would be missing, so samples would not be π's and the ratio wrong."""
     return (logits.float() / temperature).log_softmax(-1)
 
 
 def token_logprobs(model, batch, temperature):
-    """log π of each completion token, with gradient: (B, T), 0 where the mask is 0.
-
-    Columns of padding are computed, too. In bf16 a narrower batch would be rounded differently,
-    and the ratio would not start at 1.
-    """
+    """log π of each completion token, with gradient: (B, T), 0 where the mask is 0. Padding is
+    computed, too: in bf16 a narrower batch would be rounded differently, and the ratio not be 1."""
     ids, mask, prompt_mask = batch["completion_ids"], batch["mask"], batch["prompt_mask"]
     cache, logits = prefill(model, batch["prompt_ids"], prompt_mask)
     if ids.shape[1] > 1:
@@ -530,8 +525,10 @@ def hint(scores):
     if scores["eval/clipped_ratio"] > 0.5:
         text += "\n    most completions are cut off: raise --max-new-tokens"
     if scores["eval/frac_reward_zero_std"] == 1 and scores["eval/pass@1"] < 0.9:
-        text += "\n    every question's completions get equal rewards, which teaches nothing:"
-        text += "\n    try another --prompt or --model, an easier --dataset, a higher --temperature"
+        text += (
+            "\n    all groups have equal rewards and teach nothing: try another --prompt, --model"
+        )
+        text += " or --dataset, or a higher --temperature"
     return text
 
 
@@ -741,8 +738,7 @@ def stop_on_error(what):
 def check_args(args):
     """Stop at the first flag whose value no run can use."""
     for name, value in vars(args).items():
-        may_be_zero = isinstance(value, float) or name in ("steps", "warmup_steps", "seed")
-        least = 0 if may_be_zero else 1
+        least = 0 if isinstance(value, float) or name in ("steps", "warmup_steps", "seed") else 1
         if type(value) in (int, float) and not least <= value <= 1e12:
             stop(f"--{name.replace('_', '-')} {value}: must be a number from {least} to 1e12")
     if args.temperature == 0 or args.max_grad_norm == 0:
@@ -807,28 +803,9 @@ def global_means(records, device):
     for record in records:
         for name, values in record.items():
             numbers[name] += torch.as_tensor(values).flatten().tolist()
-    means = {}
-    for name, values in numbers.items():
-        total_and_count = torch.tensor([sum(values), len(values)], device=device)
-        total, count = sum_over_processes(total_and_count).tolist()
-        if count > 0:
-            means[name] = total / count
-    return means
-
-
-def learning_rate(step, args):
-    """Rises to its peak in warmup_steps, then falls linearly towards 0."""
-    warmup = max(1, min(args.warmup_steps, args.steps))
-    rising = step / warmup
-    falling = (args.steps + 1 - step) / (args.steps + 1 - warmup)
-    return args.learning_rate * min(rising, falling)
-
-
-def open_folder(args):
-    """The run's folder, and a TensorBoard writer in the first process."""
-    folder = Path(args.output_dir, f"{SCRIPT}__{args.seed}__{time.time_ns()}").resolve()
-    with stop_on_error(f"--output-dir {args.output_dir}"):
-        return folder, SummaryWriter(folder) if RANK == 0 else None
+    totals = torch.tensor([[sum(v), len(v)] for v in numbers.values()], device=device)
+    totals = zip(numbers, sum_over_processes(totals).tolist(), strict=True)
+    return {name: total / count for name, (total, count) in totals if count > 0}
 
 
 def log(writer, metrics, step, bar=None):
