@@ -132,7 +132,7 @@ def compute_advantages(rewards, args):
     if args.baseline == "mean":
         return rewards - sum_over_processes(rewards.mean()) / WORLD
     sum_of_others = rewards.sum(1, keepdim=True) - rewards
-    return rewards - sum_of_others / (args.group_size - 1)
+    return rewards - sum_of_others / (rewards.shape[1] - 1)
 
 
 def token_weights(mask, args):
