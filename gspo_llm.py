@@ -58,6 +58,7 @@ os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # waste
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # imported after the process group is made, it would abort the exit
 import torch.nn.functional as F
 import tyro
 from torch.nn.utils import clip_grad_norm_
