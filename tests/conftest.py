@@ -20,6 +20,7 @@ import tokenizers
 import torch
 import transformers
 from lineage import CLASSIC_SCRIPTS, LLM_SCRIPTS, ROOT  # noqa: F401
+from oracles import row_by_row
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 # the same tests on every machine; tests/benchmarks/gpu.py is for GPUs
@@ -86,6 +87,31 @@ def with_critic(name, model):
         model.critic.to(model.dtype)
         torch.nn.init.normal_(model.critic.get_output_embeddings().weight, std=0.1)
     return model
+
+
+def batch_of(model, prompts, lengths, temperature=1.0):
+    """A batch as generate makes it, but of tokens that depend on no dice of torch's, and with
+    completions of these lengths, as many to each prompt. The longest ones are cut off, and all
+    others end with a stop token. Its log π_old are those of plain passes."""
+    g = torch.Generator().manual_seed(0)
+    stops = model.generation_config.eos_token_id
+    others = [token for token in range(model.config.vocab_size) if token not in stops]
+    lengths = torch.tensor(lengths)[:, None]
+    column, width = torch.arange(int(lengths.max())), max(map(len, prompts))
+    ids = torch.tensor(others)[torch.randint(len(others), (len(lengths), len(column)), generator=g)]
+    ended = lengths < len(column)
+    ids[(column == lengths - 1) & ended] = stops[0]
+    mask = (column < lengths).float()
+    rows = [prompt for prompt in prompts for _ in range(len(lengths) // len(prompts))]
+    batch = {
+        "prompt_ids": torch.tensor([[0] * (width - len(row)) + row for row in rows]),
+        "prompt_mask": torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows]),
+        "completion_ids": ids * mask.long(),
+        "mask": mask,
+        "ended": ended[:, 0],
+    }
+    with torch.no_grad():
+        return batch | {"old_logprobs": row_by_row(model, batch, temperature).float()}
 
 
 @pytest.fixture

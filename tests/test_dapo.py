@@ -1,12 +1,11 @@
 """What DAPO alone has: the overlong penalty and dynamic sampling."""
 
-import random
-from itertools import islice
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import Characters, draws, equal, random_model, script, spy
+from conftest import batch_of, equal, random_model, script, spy
+from test_llm_epochs import LENGTHS, Lengths
 
 dapo = script("dapo_llm")
 
@@ -55,15 +54,15 @@ DEAD, WRONG, ALIVE = [0.1, 0.1, 0.1], [-1.0, -1.0, -1.0], [2.0, 2.0, 0.5]  # any
 MODEL = SimpleNamespace(device=torch.device("cpu"))
 
 
-def problems():
-    return iter([(f"1+{i}", "2") for i in range(1000)])
+TRAIN = [(f"1+{i}", "2") for i in range(1000)]
 
 
 def test_refill_until_enough_groups_have_signal(monkeypatch, capsys):
     calls = scripted(monkeypatch, [DEAD, ALIVE, WRONG, DEAD, ALIVE, ALIVE, ALIVE, ALIVE])
     args = dapo.Args(prompts_per_step=2, group_size=3, max_resample=10)
-    batch, rewards, kept = dapo.dynamic_rollout(MODEL, None, draws(problems(), 2), args)
-    assert calls == [list(islice(problems(), i, i + 2)) for i in (0, 2, 4)]
+    batch, rewards, kept = dapo.dynamic_rollout(MODEL, None, TRAIN, 6, args)
+    assert calls == [dapo.next_problems(TRAIN, 6, draw, args) for draw in range(3)]
+    assert len({question for problems in calls for question, _ in problems}) == 6
     assert kept.tolist() == [1, 4] and rewards[kept].tolist() == [ALIVE, ALIVE]
     assert len(rewards) == 6 and not capsys.readouterr().out
     assert batch["mask"].shape == (18, 4) and batch["prompt_mask"].shape == (18, 5)
@@ -77,56 +76,67 @@ def test_refill_until_enough_groups_have_signal(monkeypatch, capsys):
 def test_the_cap_is_named_when_it_binds(monkeypatch, capsys, last, kept):
     calls = scripted(monkeypatch, [DEAD, WRONG] * 3 + [DEAD, last])
     args = dapo.Args(prompts_per_step=2, group_size=3, max_resample=4)
-    _, rewards, found = dapo.dynamic_rollout(MODEL, None, draws(problems(), 2), args)
+    _, rewards, found = dapo.dynamic_rollout(MODEL, None, TRAIN, 6, args)
     assert len(calls) == 4 and len(rewards) == 8 and found.tolist() == kept
     said = capsys.readouterr().out
     assert f"only {len(kept)} groups differ" in said and "--max-resample" in said
 
 
-def train_step(model, reference=None, rate=0.0, **flags):
-    """One step on a model's own samples; what it logs."""
-    args = dapo.Args(prompts_per_step=4, group_size=4, **flags)
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    torch.manual_seed(0)
-    rng, tokenizer = random.Random(0), Characters()
-    return dapo.train_step(model, reference, tokenizer, optimizer, draws(problems(), 4), rng, args)
+def train_step(monkeypatch, verify, reference=None, **flags):
+    """One step of four groups of six, of whose completions we know the lengths; the model, and what
+    the step logs. Each draw asks a thousand questions' next four."""
+    monkeypatch.setattr(
+        dapo, "generate", lambda model, prompts, *_: batch_of(model, prompts, LENGTHS)
+    )
+    monkeypatch.setattr(dapo, "load_verifier", lambda _: verify)
+    args = dapo.Args(prompts_per_step=4, group_size=6, max_new_tokens=9, **flags)
+    model = random_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, dapo.train_step(model, reference, Lengths(), optimizer, TRAIN, 0, args)
+
+
+def some_draws(right):
+    """A verifier: of the groups drawn, these have a right completion, of an even length."""
+    seen = []
+
+    def verify(completion, answer):
+        seen.append(completion)
+        return float((len(seen) - 1) // 6 in right and len(completion) % 2 == 0)
+
+    return verify
 
 
 def test_dead_groups_move_nothing_though_their_lengths_differ(monkeypatch):
     """The overlong penalty differs within each group and must not count as a signal."""
-    monkeypatch.setattr(dapo, "load_verifier", lambda name: lambda *_: 0.7)
-    model, penalties = random_model(), spy(monkeypatch, dapo, "overlong_penalty")
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    flags = {"max_resample": 2, "max_new_tokens": 6, "overlong_cache": 1.0}
-    metrics = train_step(model, rate=0.1, **flags)
+    penalties, before = spy(monkeypatch, dapo, "overlong_penalty"), random_model().state_dict()
+    flags = {"max_resample": 2, "overlong_cache": 1.0}
+    model, metrics = train_step(monkeypatch, lambda *_: 0.7, **flags)
     ((_, penalty),) = penalties
-    assert penalty.view(8, 4).std(1).any(), "the penalty told none of them apart"
+    assert penalty.view(8, 6).std(1).all()
     assert equal(model.state_dict(), before) and metrics["discarded_groups"] == 8
     assert metrics["reward"] == pytest.approx(0.7) and not {"loss", "grad_norm"} & set(metrics)
 
 
 def test_it_trains_on_informative_groups_alone_and_counts_what_it_discards(monkeypatch):
-    """Their advantages are those of the rewards with the penalty."""
-    steps = spy(monkeypatch, dapo, "train_minibatch")
-    drawn, penalties = spy(monkeypatch, dapo, "rollout"), spy(monkeypatch, dapo, "overlong_penalty")
-    coin = random.Random(0)
-    monkeypatch.setattr(dapo, "load_verifier", lambda _: lambda *_: float(coin.random() < 0.05))
-    metrics = train_step(random_model(), minibatches=1, max_resample=50, overlong_cache=1.0)
-    rewards = torch.cat([rewards for _, (_, _, rewards) in drawn])
-    ((_, penalty),) = penalties
-    shaped = (rewards + penalty.view_as(rewards))[rewards.std(1) > 0][:4]
-    expected = dapo.compute_advantages(shaped, dapo.Args()).flatten()
+    """Their advantages are those of the rewards with the penalty. The sixth is one too many."""
+    steps, right = spy(monkeypatch, dapo, "train_minibatch"), [1, 2, 6, 9, 10]
+    flags = {"minibatches": 1, "max_resample": 50, "overlong_cache": 1.0}
+    _, metrics = train_step(monkeypatch, some_draws(right), **flags)
+    lengths = torch.tensor(LENGTHS * 3).view(12, 6)[right[:4]]  # of the third draw, the first two
+    rewards = 1.0 * (lengths % 2 == 0)
+    args = dapo.Args(max_new_tokens=9, overlong_cache=1.0)
+    penalty = dapo.overlong_penalty(lengths.flatten(), lengths.flatten() < 9, args)
+    expected = dapo.compute_advantages(rewards + penalty.view(4, 6), args).flatten()
     (((_, _, batch, _), _),) = steps
     assert sorted(batch["advantages"].tolist()) == pytest.approx(sorted(expected.tolist()))
-    assert len(expected) == 16 and penalty.unique().numel() > 5
-    assert metrics["discarded_groups"] == 4 * len(drawn) - 4 > 0
-    assert metrics["num_tokens"] == sum(int(each["mask"].sum()) for _, (each, _, _) in drawn)
+    assert metrics["discarded_groups"] == 8 and metrics["num_tokens"] == 3 * sum(LENGTHS)
 
 
 def test_the_kl_of_beta_is_of_the_kept_groups_alone(monkeypatch):
     """With --beta the KL is GRPO's, and the reference does not read what is discarded."""
-    reads, coin = spy(monkeypatch, dapo, "batch_logprobs"), random.Random(0)
-    monkeypatch.setattr(dapo, "load_verifier", lambda _: lambda *_: float(coin.random() < 0.1))
-    metrics = train_step(random_model(), random_model(seed=1), beta=0.1)
-    assert metrics["discarded_groups"] > 0 and metrics["kl"] > 0.1
-    assert [len(logprobs) for _, logprobs in reads] == [16]
+    reads = spy(monkeypatch, dapo, "batch_logprobs")
+    _, metrics = train_step(
+        monkeypatch, some_draws([1, 2, 6, 9]), random_model(seed=1), beta=0.1, max_resample=3
+    )
+    assert metrics["discarded_groups"] == 8 and metrics["kl"] > 0.1
+    assert [len(logprobs) for _, logprobs in reads] == [24]

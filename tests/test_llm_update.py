@@ -1,34 +1,39 @@
 """One optimizer step: its gradient, however the rows are split; what it logs; where the KL goes."""
 
 import math
-import random
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, Characters, random_model, script, spy, with_critic
+from conftest import LLM_SCRIPTS, Characters, batch_of, random_model, script, spy, with_critic
 from oracles import KL_IN_REWARD, clipped_share, gradient_of_step, row_by_row
+
+# Of three questions, four completions each. Each log ratio is one of these and a little more, so
+# that tokens and whole completions lie on both sides of every clip, with advantages of both signs.
+PROMPTS = [[3, 4], [5, 6, 7, 8], [9]]
+LENGTHS = [8, 2, 5, 1, 3, 8, 8, 4, 1, 6, 7, 2]
+LOG_RATIOS = torch.tensor([-0.4, -0.4, 0.4, 0.4, 0.0, 0.0] * 2)
 
 
 def moved(name, model=None, **flags):
-    """A random model that has moved since it drew a batch; the batch, with made-up advantages, for
-    PPO of each token and with returns, and with a reference where the KL is in the loss; and the
-    script's flags, of which these differ from the defaults."""
+    """A random model that has moved since a batch was drawn; the batch, with made-up advantages,
+    for PPO of each token and with returns, and with a reference where the KL is in the loss; and
+    the script's flags, of which these differ from the defaults."""
     module, model = script(name), with_critic(name, model or random_model("llama"))
     args = module.Args(**{"temperature": 0.7, "group_size": 4, "max_grad_norm": 1e9} | flags)
-    torch.manual_seed(3)
-    batch = module.generate(model, [[3, 4], [5, 6, 7, 8], [9]], 4, 8, args.temperature)
-    batch["advantages"] = torch.randn(12)
+    g = torch.Generator().manual_seed(3)
+    batch = batch_of(model, PROMPTS, LENGTHS, args.temperature)
+    mask = batch["mask"]
+    drift = LOG_RATIOS[:, None] + 0.1 * torch.randn(mask.shape, generator=g)
+    batch["old_logprobs"] = batch["old_logprobs"] - drift * mask
+    batch["advantages"] = torch.tensor([1.0, -1.0] * 6) * (0.5 + torch.rand(12, generator=g))
     if name == "ppo_llm":
-        made_up = torch.randn(2, *batch["mask"].shape) * batch["mask"]
+        made_up = torch.randn(2, *mask.shape, generator=g) * mask
         batch["advantages"], batch["targets"] = made_up
     if args.beta > 0 and name not in KL_IN_REWARD:
-        drift = 0.1 * torch.rand(batch["mask"].shape)
-        batch["ref_logprobs"] = (batch["old_logprobs"] - drift) * batch["mask"]
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.02 * torch.randn_like(parameter)
-            parameter.grad = torch.ones_like(parameter)  # left by a step before
-    assert batch["mask"].sum(1).unique().numel() > 2, "or a wrong normalisation stays hidden"
+        drift = 0.1 * torch.rand(mask.shape, generator=g)
+        batch["ref_logprobs"] = (batch["old_logprobs"] - drift) * mask
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)  # left by a step before
     return model, batch, args
 
 
@@ -91,23 +96,26 @@ def test_max_grad_norm():
 def test_the_kl_is_in_the_reward_of_rloo_and_not_of_grpo(name, monkeypatch):
     """The verifier rewards nothing, and the reference is 0.2 nats away on each token. So RLOO takes
     a step. GRPO takes none, and logs k3 of log π_ref − log π = −0.2."""
-    module, lengths = script(name), []
+    module = script(name)
     seen = spy(monkeypatch, module, "compute_advantages")
 
+    def generate(model, prompts, *_):
+        return batch_of(model, prompts, LENGTHS)
+
     def batch_logprobs(reference, batch, args):
-        lengths.append(batch["mask"].sum(1))
         return batch["old_logprobs"] - 0.2 * batch["mask"]
 
+    monkeypatch.setattr(module, "generate", generate)
     monkeypatch.setattr(module, "batch_logprobs", batch_logprobs)
     monkeypatch.setattr(module, "load_verifier", lambda name: lambda completion, answer: 0.0)
-    model, problems = random_model(), iter([[("1+2", "3"), ("1+2+3", "6"), ("4+5", "9")]])
+    problems = [("1+2", "3"), ("1+2+3", "6"), ("4+5", "9")]
     args = module.Args(prompts_per_step=3, group_size=4, beta=0.5)
+    model = random_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    rng, tokenizer = random.Random(0), Characters()
-    metrics = module.train_step(model, None, tokenizer, optimizer, problems, rng, args)
+    metrics = module.train_step(model, None, Characters(), optimizer, problems, 0, args)
     ((rewards, _), _), *_ = seen
     in_reward = name == "rloo_llm"
-    expected = -0.5 * 0.2 * lengths[0].view(3, 4) * in_reward
+    expected = -0.5 * 0.2 * torch.tensor(LENGTHS).view(3, 4) * in_reward
     torch.testing.assert_close(rewards, expected, rtol=1e-4, atol=1e-5)
     kl = 0.2 if in_reward else math.exp(-0.2) + 0.2 - 1
     assert metrics["kl"] == pytest.approx(kl, rel=1e-3) and ("grad_norm" in metrics) == in_reward

@@ -7,20 +7,20 @@ import torch
 import transformers
 from conftest import last_checkpoint, random_model, scalars, script, spy, with_critic
 from oracles import gae
-from test_llm_passes import take_step, verify_some
+from test_llm_epochs import LENGTHS, by_length, take_step
 
 ppo = script("ppo_llm")
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
 DECAYS = [(1.0, 1.0), (1.0, 0.95), (0.9, 0.8), (0.7, 1.0), (1.0, 0.0), (0.0, 0.5)]
-LENGTHS = [5, 1, 3, 5, 2]
+SHORT = [5, 1, 3, 5, 2]
 
 
 def made_up(seed=0, T=5):
     """Rewards and values of the tokens of five completions, and their mask. The values in the
     padding may not enter any advantage."""
     g = torch.Generator().manual_seed(seed)
-    mask = (torch.arange(T) < torch.tensor(LENGTHS)[:, None]).double()
-    rewards, values = torch.randn(2, len(LENGTHS), T, generator=g, dtype=torch.double)
+    mask = (torch.arange(T) < torch.tensor(SHORT)[:, None]).double()
+    rewards, values = torch.randn(2, len(SHORT), T, generator=g, dtype=torch.double)
     return rewards * mask, torch.where(mask > 0, values, 1e3), mask
 
 
@@ -33,7 +33,7 @@ def test_gae_against_its_definition(decays):
     """GAE is a sum over all δ to come, and nothing comes after the last token."""
     (rewards, values, mask), args = made_up(), args_of(decays)
     found = ppo.compute_advantages(rewards, values, mask, args)
-    for i, length in enumerate(LENGTHS):
+    for i, length in enumerate(SHORT):
         expected = gae(rewards[i, :length].tolist(), values[i, :length].tolist(), args)
         assert found[i, :length].tolist() == pytest.approx(expected)
         assert not found[i, length:].any()
@@ -50,31 +50,28 @@ def seen_in_a_step(monkeypatch, drift=None, **flags):
 
     def rollout(*inputs):
         seen["batch"], completions, rewards = real(*inputs)
-        seen["rewards"] = rewards.flatten()
         return seen["batch"], completions, rewards
 
     def batch_logprobs(reference, batch, args):
-        return batch["old_logprobs"] - drift[:, : batch["mask"].shape[1]] * batch["mask"]
+        return batch["old_logprobs"] - drift * batch["mask"]
 
     for patch in (compute_advantages, rollout, batch_logprobs):
         monkeypatch.setattr(ppo, patch.__name__, patch)
-    flags, model = {"max_new_tokens": 6} | flags, with_critic("ppo_llm", random_model())
+    model = with_critic("ppo_llm", random_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    given = (model, None, optimizer, "012" * 2)
-    metrics = take_step("ppo_llm", monkeypatch, verify_some, *given, **flags)
+    given = (by_length, model, None, optimizer)
+    metrics = take_step("ppo_llm", monkeypatch, *given, **flags)
     return seen, seen["batch"]["mask"], metrics
 
 
 def test_kl_is_in_the_reward_of_its_own_token(monkeypatch):
     """Each token gets −β (log π_old − log π_ref), and the last the verifier's reward, too."""
-    drift = torch.rand(24, 6, generator=torch.Generator().manual_seed(0))
+    drift = torch.rand(24, 9, generator=torch.Generator().manual_seed(0))
     seen, mask, metrics = seen_in_a_step(monkeypatch, drift, beta=0.5)
     total, count = 0.0, 0
-    lengths = mask.sum(1).int().tolist()
-    assert len(set(lengths)) > 3 and 0 < seen["rewards"].mean() < 1
-    for i, length in enumerate(lengths):
+    for i, length in enumerate(LENGTHS):
         expected = [-0.5 * d for d in drift[i, :length].tolist()]
-        expected[-1] += seen["rewards"][i].item()
+        expected[-1] += length % 2
         assert seen["shaped"][i, :length].tolist() == pytest.approx(expected, abs=1e-6)
         assert not seen["shaped"][i, length:].any()
         total, count = total + sum(drift[i, :length].tolist()), count + length
@@ -114,12 +111,12 @@ def test_a_critic_is_a_copy_that_says_0(kind):
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
 
 
-def test_the_saved_model_is_the_policy_alone(pretrained, gsm_file, quick, capfd, monkeypatch):
+def test_the_saved_model_is_the_policy_alone(pretrained, quick, capfd, monkeypatch):
     """The critic is in the optimizer and in the checkpoint's state, and the reference has none."""
     own = {"steps": 1, "minibatches": 1, "learning_rate": 1e-2, "max_new_tokens": 4}
-    own |= {"model": pretrained, "dataset": gsm_file, "verifier": "flexible"}
+    monkeypatch.setattr(ppo, "load_verifier", lambda _: lambda completion, _: 1 + len(completion))
     calls = spy(monkeypatch, ppo, "train_step")
-    folder = ppo.main(ppo.Args(**quick | own))["folder"]
+    folder = ppo.main(ppo.Args(**quick | own, model=pretrained))["folder"]
     (((model, reference, _, optimizer, *_), _),) = calls
     assert not hasattr(reference, "critic")
     trained = {p.data_ptr() for p in optimizer.param_groups[0]["params"]}
