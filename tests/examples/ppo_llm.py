@@ -666,16 +666,17 @@ def load_jsonl(flag, path, args):
 
 def load_data(args):
     """Problems to train on, and to evaluate on: a file's tenth with the smallest checksums."""
-    if args.dataset == "arithmetic" and not args.eval_dataset:
+    if args.dataset == "arithmetic":
         rng, eval_rng = random.Random(1), random.Random(0)
         train = [make_sum(rng) for _ in range(10_000)]
-        return train, [make_sum(eval_rng, held_out=True) for _ in range(args.eval_problems)]
-    train = load_jsonl("--dataset", args.dataset, args)
+        held_out = [make_sum(eval_rng, held_out=True) for _ in range(args.eval_problems)]
+    else:
+        train = load_jsonl("--dataset", args.dataset, args)
+        held_out = train[: max(1, len(train) // 10)]
     if args.eval_dataset:
         held_out = load_jsonl("--eval-dataset", args.eval_dataset, args)
-    else:
-        tenth = max(1, len(train) // 10)
-        held_out, train = train[:tenth], train[tenth:]
+    elif args.dataset != "arithmetic":
+        train = train[len(held_out) :]
     if not train:
         stop(f"--dataset {args.dataset}: needs two different questions, or give --eval-dataset")
     return train, held_out[: args.eval_problems]

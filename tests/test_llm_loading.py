@@ -1,0 +1,237 @@
+"""A model and its tokenizer, as the hub would give them: what is loaded, what a prompt becomes, and
+what is refused in one line."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from conftest import Characters, last_checkpoint, random_model, script
+
+grpo = script("grpo_llm")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def copied(pretrained, tmp_path):
+    """A copy of the model's folder, to be changed, and its tokenizer."""
+    folder = str(tmp_path / "model")
+    shutil.copytree(pretrained, folder)
+    return folder, transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def change_json(path, **change):
+    path = Path(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+
+# ------------------------------------------------------------------------------------- The model
+
+
+def test_the_tiny_model_is_named_where_it_is_missing(quick, monkeypatch, refused, tmp_path):
+    monkeypatch.setattr(grpo, "TINY_MODEL", tmp_path / "nowhere")
+    line = refused(grpo.main, grpo.Args(**quick))
+    assert line.startswith(f"error: --model tiny: {tmp_path}/nowhere is missing")
+
+
+def test_stop_ids_and_dropout(pretrained):
+    args = grpo.Args(model=pretrained)
+    model, tokenizer = grpo.load_policy(args, CPU)
+    assert model.generation_config.eos_token_id == [0, 2]
+    prompts = grpo.encode_prompts([("1+1", "2")], tokenizer, args)
+    batch = grpo.generate(model, prompts, 2, 4, 1.0)
+    a, b = (grpo.token_logprobs(model, batch, 1.0) for _ in range(2))
+    assert torch.equal(a, b), "dropout is on"
+
+
+def test_the_token_that_ends_a_turn_stops_a_base_model_too(copied):
+    """A base model's files name <|endoftext|> alone; its chat template ends a turn otherwise."""
+    folder, tokenizer = copied
+    tokenizer.eos_token = "<|endoftext|>"
+    tokenizer.save_pretrained(folder)
+    change_json(f"{folder}/generation_config.json", eos_token_id=0)
+    model, _ = grpo.load_policy(grpo.Args(model=folder), CPU)
+    assert model.generation_config.eos_token_id == [0, 2]
+
+
+@pytest.mark.parametrize("own", [{"do_sample": True}, {"do_sample": False}, {}])
+def test_the_hubs_generation_config_is_saved_with_the_model(copied, quick, own):
+    """But for the stop ids, and for a do_sample that transformers would refuse to save."""
+    folder, _ = copied
+    settings = {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1}
+    change_json(f"{folder}/generation_config.json", **settings, **own)
+    result = grpo.main(grpo.Args(**quick | {"model": folder, "steps": 1, "max_new_tokens": 4}))
+    saved = last_checkpoint(result["folder"]) / "generation_config.json"
+    expected = settings | {"do_sample": True, "eos_token_id": [0, 2]}
+    assert expected.items() <= json.loads(saved.read_text()).items()
+
+
+def test_a_checkpoint_stops_in_transformers_where_it_stopped_here(copied, quick):
+    """Each of its two stop ids ends a completion of transformers' generate."""
+    folder, _ = copied
+    result = grpo.main(grpo.Args(**quick | {"model": folder, "steps": 1, "max_new_tokens": 4}))
+    saved = transformers.AutoModelForCausalLM.from_pretrained(last_checkpoint(result["folder"]))
+    for stop in ([0], [2]):
+        options = {"max_new_tokens": 5, "prefix_allowed_tokens_fn": lambda *_, stop=stop: stop}
+        assert saved.generate(torch.tensor([[5, 6]]), **options).tolist() == [[5, 6, *stop]]
+
+
+def test_a_model_without_an_end_token_leaves_a_checkpoint_that_generates(copied, quick):
+    folder, tokenizer = copied
+    tokenizer.eos_token = tokenizer.chat_template = None
+    tokenizer.save_pretrained(folder)
+    Path(folder, "chat_template.jinja").unlink(missing_ok=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(folder)
+    own = {"model": folder, "steps": 1, "max_new_tokens": 4}
+    result = grpo.main(grpo.Args(**quick | own))
+    assert result["eval/clipped_ratio"] == 1
+    saved = transformers.AutoModelForCausalLM.from_pretrained(last_checkpoint(result["folder"]))
+    assert saved.generate(torch.tensor([[5, 6]]), max_new_tokens=3).shape == (1, 5)
+
+
+def test_missing_and_frozen_weights_are_refused(copied, refused, monkeypatch):
+    """transformers would draw at random what a file lacks; Adam would fail without a gradient."""
+    folder, _ = copied
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    weights = model.state_dict()
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    model.save_pretrained(folder, state_dict=weights)
+    line = refused(grpo.load_policy, grpo.Args(model=folder), CPU)
+    assert f"--model {folder}" in line and "model.layers.1.mlp.up_proj.weight" in line
+    model.save_pretrained(folder)
+    real = transformers.AutoModelForCausalLM.from_pretrained
+
+    def frozen(*args, **options):
+        model, info = real(*args, **options)
+        model.lm_head.weight.requires_grad = False
+        return model, info
+
+    monkeypatch.setattr(grpo.AutoModelForCausalLM, "from_pretrained", frozen)
+    line = refused(grpo.load_policy, grpo.Args(model=folder), CPU)
+    assert f"--model {folder}" in line and "frozen" in line
+
+
+def test_mistrals_own_tokenizer_is_not_taken(copied, monkeypatch):
+    """With mistral_common installed, its tokenizer would be, which has no chat template."""
+    asked, real = {}, transformers.AutoTokenizer.from_pretrained
+
+    def from_pretrained(source, **options):
+        asked.update(options)
+        return real(source)
+
+    monkeypatch.setattr(grpo.AutoTokenizer, "from_pretrained", from_pretrained)
+    grpo.load_policy(grpo.Args(model=copied[0]), CPU)
+    assert asked == {"mistral_format": False}
+
+
+# ------------------------------------------------------------------------------------ The prompts
+
+
+def test_default_prompts(pretrained):
+    """`3+8=` for sums; of a file the question, and for the built-in verifier its instruction."""
+    _, tokenizer = grpo.load_policy(grpo.Args(model=pretrained), CPU)
+
+    def asked(**flags):
+        (ids,) = grpo.encode_prompts([("3+8", "11")], tokenizer, grpo.Args(**flags))
+        text = tokenizer.decode(ids)
+        question = text.removeprefix("<|im_start|>user\n")
+        question = question.removesuffix("<|im_end|>\n<|im_start|>assistant\n")
+        assert (question != text) == bool(tokenizer.chat_template)
+        return question
+
+    reasons = "3+8\nReason step by step, then end with #### and the number."
+    for template in (tokenizer.chat_template, None):
+        tokenizer.chat_template = template
+        assert asked() == asked(verifier="own.py") == "3+8="
+        assert asked(dataset="d.jsonl") == reasons
+        assert asked(dataset="d.jsonl", verifier="own.py") == "3+8"
+        assert asked(prompt="Q: {question} {A}:") == "Q: 3+8 {A}:"
+
+
+def test_bos_comes_once_and_no_end(pretrained):
+    """A tokenizer may begin and end every text; the end may not stand before the completion."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
+    tokenizer.add_special_tokens({"bos_token": "<s>"})
+    special = {name: tokenizer.convert_tokens_to_ids(name) for name in ("<s>", "<|im_end|>")}
+    post = tokenizers.processors.TemplateProcessing(
+        single="<s> $A <|im_end|>", special_tokens=list(special.items())
+    )
+    tokenizer.backend_tokenizer.post_processor = post
+    assert tokenizer("1")["input_ids"][-1] == tokenizer.eos_token_id
+    for template in ("{{ bos_token }}" + tokenizer.chat_template, None):
+        tokenizer.chat_template = template
+        (ids,) = grpo.encode_prompts([("1 + 1", "2")], tokenizer, grpo.Args())
+        assert ids.count(special["<s>"]) == 1 and ids[-1] != tokenizer.eos_token_id
+
+
+def test_a_template_may_end_a_prompt_with_an_end_token(pretrained):
+    """Then it is the template's, and stays: it is the tokenizer's own end alone that goes."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
+    tokenizer.chat_template = "{{ messages[0]['content'] }}<|im_end|>"
+    (ids,) = grpo.encode_prompts([("1 + 1", "2")], tokenizer, grpo.Args())
+    assert ids[-1] == tokenizer.eos_token_id
+
+
+def test_a_prompt_is_printed_as_the_model_sees_it(pretrained, quick, capsys):
+    grpo.main(grpo.Args(**quick | {"model": pretrained, "steps": 0, "max_new_tokens": 4}))
+    found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("a prompt ")]
+    train, _ = grpo.load_data(grpo.Args(**quick))
+    text = f"<|im_start|>user\\n{train[0][0]}=<|im_end|>\\n<|im_start|>assistant\\n"
+    assert found == [f"a prompt as the model sees it: '{text}'"]
+
+
+TEMPLATES = [(None, "resize_token_embeddings")]  # and a token added to the tokenizer alone
+TEMPLATES += [("{{ messages[0]['content'][0]['text'] }}", "question is not in")]  # it wants parts
+ALL_BUT_ONE = "{% if '🙂' not in messages[0]['content'] %}{{ messages[0]['content'] }}{% endif %}"
+TEMPLATES += [(ALL_BUT_ONE, "question is not in"), ("Go!", "question is not in")]
+TEMPLATES += [("{{ raise_exception('\n\nsystem first') }}", ": system first")]
+
+
+@pytest.mark.parametrize("template,reason", TEMPLATES)
+def test_a_prompt_that_cannot_be_read_is_one_line(
+    template, reason, copied, quick, tmp_path, refused
+):
+    """The run stops before its first step, though only a question to train on has the 🙂."""
+    folder, tokenizer = copied
+    if template is None:
+        tokenizer.add_tokens(["🙂"])
+    else:
+        tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    questions = ["What is 1 + 🙂?", *(f"What is {i} + 1?" for i in range(20))]
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join(json.dumps({"question": q, "answer": 1}) for q in questions))
+    own = {"model": folder, "dataset": str(data), "max_new_tokens": 8, "prompt": "{question}"}
+    args = grpo.Args(**quick | own)
+    assert questions[0] in dict(grpo.load_data(args)[0])
+    line = refused(grpo.main, args)
+    assert line.startswith("error: --model") and reason in line
+    assert not Path(quick["output_dir"]).exists()
+
+
+LIMITS = [("gpt2", {}, math.inf, 58), ("qwen2", {"max_position_embeddings": 32}, 1e30, 26)]
+LIMITS += [("llama", {}, 10, 4), ("llama", {}, 6, 0), ("llama", {}, 3, 0)]
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "long_factor": [2.0] * 4}
+LONG |= {"short_factor": [1.0] * 4}
+LONG = {"rope_parameters": LONG, "original_max_position_embeddings": 16}
+LIMITS += [("phi3", LONG | {"max_position_embeddings": 64}, 1e30, 10)]
+
+
+@pytest.mark.parametrize("kind,shape,limit,room", LIMITS)
+def test_a_prompt_that_leaves_no_room_is_one_line(kind, shape, limit, room, monkeypatch, refused):
+    """Tokenizer or model may set the limit; the longest prompt has 6 tokens. A longrope model reads
+    a text of more than its original length with other angles, from the first token on."""
+    monkeypatch.setattr(Characters, "model_max_length", limit)
+    problems = [("1+2", "3"), ("7+7+7", "21"), ("3+4", "7")]
+    given, args = (random_model(kind, **shape), Characters()), grpo.Args(max_new_tokens=room + 1)
+    line = refused(grpo.check_prompts, problems, *given, args)
+    reason = f"the longest prompt leaves room for {room}"
+    assert line == f"error: --max-new-tokens {room + 1}: {reason}"
+    grpo.check_prompts(problems, *given, replace(args, max_new_tokens=room))
