@@ -673,6 +673,9 @@ def load_data(args):
         held_out = train[: max(1, len(train) // 10)]
     if args.eval_dataset:
         held_out = load_jsonl("--eval-dataset", args.eval_dataset, args)
+        both = len(dict(train).keys() & dict(held_out).keys())
+        if both > 0 and RANK == 0:
+            print(f"{both} questions are in both --dataset and --eval-dataset")
     elif args.dataset != "arithmetic":
         train = train[len(held_out) :]
     if not train:
@@ -713,7 +716,7 @@ def load_policy(args, device):
                 raise ValueError("some weights are frozen; merge a LoRA adapter first")
             # The file's bytes may lie otherwise in memory, and sums would be rounded otherwise.
             parameter.data = parameter.data.clone()
-        model.to(device).eval()  # eval(): dropout would make the ratio noisy
+        model.to(device)  # from_pretrained has switched dropout off: the ratio would be noisy
         config = model.generation_config
         ids = config.eos_token_id
         stop_ids = {tokenizer.eos_token_id, *(ids if isinstance(ids, list) else [ids])}

@@ -87,7 +87,7 @@ def test_a_model_without_an_end_token_leaves_a_checkpoint_that_generates(copied,
     tokenizer.save_pretrained(folder)
     Path(folder, "chat_template.jinja").unlink(missing_ok=True)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    model.generation_config.eos_token_id = None
+    model.generation_config.eos_token_id = model.generation_config.pad_token_id = None
     model.save_pretrained(folder)
     own = {"model": folder, "steps": 1, "max_new_tokens": 4}
     result = grpo.main(grpo.Args(**quick | own))

@@ -3,7 +3,6 @@
 import json
 import random
 import zlib
-from itertools import islice
 
 import pytest
 from conftest import script
@@ -12,10 +11,13 @@ grpo = script("grpo_llm")
 
 
 def test_sums_are_right_and_sides_are_disjoint():
-    """As a run gets them: the stream that it trains on, and what it evaluates on."""
-    train = set(islice(grpo.problem_stream(None, 1), 20_000))
-    held_out = set(grpo.load_data(grpo.Args(eval_problems=5_000))[1])
-    assert len(held_out) > 800 and not {q for q, _ in train} & {q for q, _ in held_out}
+    """As a run gets them: what it trains on, and what it evaluates on."""
+    train, held_out = map(set, grpo.load_data(grpo.Args(eval_problems=5_000)))
+    assert (
+        len(train) > 3_000
+        and len(held_out) > 800
+        and not {q for q, _ in train} & {q for q, _ in held_out}
+    )
     for question, answer in train | held_out:
         terms = question.split("+")
         assert 2 <= len(terms) <= 4 and sum(map(int, terms)) == int(answer)
@@ -28,7 +30,7 @@ def test_held_out_sums_are_what_they_have_always_been():
         terms = [rng.randint(0, 9) for _ in range(rng.randint(2, 4))]
         if zlib.crc32(("+".join(map(str, terms)) + "=").encode()) % 10 == 0:
             expected.append(("+".join(map(str, terms)), str(sum(terms))))
-    assert grpo.load_data(grpo.Args()) == ([], expected)
+    assert grpo.load_data(grpo.Args())[1] == expected
     assert expected[0][0].count("=") == 0 and len(set(expected)) > 100
 
 
@@ -61,13 +63,43 @@ def test_jsonl_split_is_fixed_and_disjoint(tmp_path):
     assert grpo.load_data(args) == (train, held_out[:10])
 
 
-def test_each_pass_over_a_file_has_every_question_once():
-    """In an order of its own, which follows from the seed."""
-    train = [(f"{i}?", str(i)) for i in range(20)]
-    streams = [grpo.problem_stream(train, seed) for seed in (1, 1, 2)]
-    first, again, other = ([list(islice(each, 20)) for _ in range(3)] for each in streams)
-    assert all(sorted(once) == sorted(train) for once in first)
-    assert first == again != other and first[0] != first[1] != first[2] and first[0] != train
+TRAIN = [(f"{i}?", str(i)) for i in range(20)]
+
+
+def asked(steps, asked=0, draw=0, **flags):
+    """The problems of some steps, one after the other."""
+    args, problems = grpo.Args(**flags), []
+    for step in range(steps):
+        problems += grpo.next_problems(TRAIN, asked + step * args.prompts_per_step, draw, args)
+    return problems
+
+
+@pytest.mark.parametrize("size", [4, 6, 20, 32])
+def test_each_pass_over_the_data_has_every_question_once(size):
+    """Also where the size of a step does not divide the data, or is larger. Each pass has an order
+    of its own, which follows from the seed."""
+    found = asked(-(-60 // size), prompts_per_step=size)[:60]
+    passes = [found[i : i + 20] for i in (0, 20, 40)]
+    assert all(sorted(once) == sorted(TRAIN) for once in passes)
+    assert passes[0] != passes[1] != passes[2] and passes[0] != TRAIN
+    assert asked(1, prompts_per_step=60) == found
+    assert asked(1, prompts_per_step=60, seed=2) != found != asked(1, draw=1, prompts_per_step=60)
+
+
+def test_a_step_s_size_may_change_between_runs():
+    """After 12 questions in steps of 4, the other 8 of the pass come next, in steps of any size."""
+    first = asked(3, prompts_per_step=4)
+    rest = asked(1, asked=12, prompts_per_step=8)
+    assert sorted(first + rest) == sorted(TRAIN)
+
+
+def test_processes_share_a_step_s_questions(monkeypatch):
+    alone, shared = asked(1, prompts_per_step=8), []
+    monkeypatch.setattr(grpo, "WORLD", 2)
+    for rank in (0, 1):
+        monkeypatch.setattr(grpo, "RANK", rank)
+        shared.append(asked(1, prompts_per_step=8))
+    assert shared == [alone[::2], alone[1::2]]
 
 
 def test_two_questions_or_one_for_both_sides_are_enough(tmp_path):
@@ -82,6 +114,8 @@ def test_eval_dataset_takes_nothing_out_of_training(tmp_path, capsys):
     own["eval_dataset"] = write(tmp_path / "e.jsonl", gsm(10, 15))
     train, held_out = grpo.load_data(grpo.Args(**own))
     assert len(train) == 20 and len(held_out) == 7
+    sums, held_out = grpo.load_data(grpo.Args(eval_dataset=own["eval_dataset"]))
+    assert len(sums) == 10_000 and held_out[0][0].startswith("What is ")
     assert "5 questions are in both" in capsys.readouterr().out
 
 

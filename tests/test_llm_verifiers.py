@@ -1,4 +1,4 @@
-"""The verifiers: strict, flexible, and a file of the reader's own."""
+"""The verifiers: the built-in one, the examples, and a file of the reader's own."""
 
 import json
 import random
@@ -22,12 +22,13 @@ RIGHT = {
     "72": "#### $72~####72~#### 72.00~#### 72.~#### \\boxed{72}~#### $\\boxed{72}$~"
     "#### \\boxed{\\$72}~#### **72**~**#### 72**~#### 72 \n~#### 72 dollars~"
     "#### 72\nShe has 72 clips, not 80.~#### 72. That is all.",
-    "0.5": "#### 0.50",
-    "-3": "#### -3~#### \u22123",
+    "0.5": "#### 0.50~#### .5~#### $.5",
+    "-3": "#### -3~#### \u22123~#### - 3~#### \u20133~#### -$3~#### $-3",
     "3": "#### +3",
     "-1000": "#### -$1,000.0",
-    "-5": "#### $-5",
-    "5": "#### 5%~#### 5\\%",
+    "5": "#### 5%~#### 5\\%~#### €5~#### £5.00~#### (5)~#### \\$5~####\u00a05",
+    "9500": "#### 9{,}500~#### 9\\,500~#### 9 500~#### 9\u202f500~#### 9\u00a0500",
+    "18": "#### 18\n### 2. Check it~### 1. Add\n#### 18~# 18",
     "2": "# 1 # 2",
     "7": "#### 007",
     "0": "#### -0",
@@ -37,8 +38,9 @@ RIGHT = {
 WRONG = {
     "14": "#15~14~~#~#14#~#14#15~# 1 4~#1,4~#,14~#2*7~#7+7~#0xE~#--14~#-14~#1.4~#14.5~#１４~"
     "#١٤~# answer 14~#\\boxed{1}4~#1_4~#9**9**9**9~#__import__('os').abort()~#1.4.",
-    "0": "####",
-    "5": "#.5",
+    "0": "####~",
+    "5": "#.5~#### 0.5",
+    "9": "#### 9 500~#### 9{,}500",
     "1234": "#12,34",
     "12345": "#1,2345",
     "2": "#²",
@@ -46,41 +48,19 @@ WRONG = {
     "inf": "#inf",
     "123456789012345678901234567890": "#123456789012345678901234567891",
     "0.1": "#0.1000000000000000055",
-    "72": "#### 720~#### 72#### 80~72 dollars~#### about 72",
+    "72": "#### 720~#### 72#### 80~72 dollars~#### about 72~#### 80\n# 72",
 }
 
 
-FLEXIBLE = {
-    "16": "the answer is 16~11,16#16~11,16~first 17, then 16.~#### 17\nno, 16~#### 16 #~5+11=16~"
-    "**16**~\\boxed{16}.~16%~016~16.0~16e~x16y",
-    "1234": "costs $1,234.00 in all~1,234~12,1234",
-    "-3": "-3~so it is -3.~#-3~-$3~\u22123",
-    "3": "1, 2, 3~3#~3.00~+3~3 - ",
-    "0": "0~-0~0.00",
-    "123456789012345678901234567890": "123456789012345678901234567890",
-}
-NOT_FLEXIBLE = {
-    "16": "~no number~#~16 and 17~1 6~16.5~-16~１６~١٦~#### 16 (step 2)~__import__('os').abort()~"
-    "16.4.~1,6~0x1F",
-    "0": "none~####~-~$~.",
-    "9": "9**9**9**8~nan~inf~Infinity~9e5",
-    "387420489": "9**9",
-}
-
-
-READ = [("strict", RIGHT, 1.0), ("strict", WRONG, 0.0)]
-READ += [("flexible", FLEXIBLE, 1.0), ("flexible", NOT_FLEXIBLE, 0.0)]
-
-
-@pytest.mark.parametrize("name,cases,reward", READ)
-def test_right_wrong_and_hostile_completions(name, cases, reward):
+@pytest.mark.parametrize("cases,reward", [(RIGHT, 1.0), (WRONG, 0.0)], ids=["right", "wrong"])
+def test_right_wrong_and_hostile_completions(cases, reward):
     for answer, completions in cases.items():
         for completion in completions.split("~"):
-            assert grpo.load_verifier(name)(completion, answer) == reward, (completion, answer)
+            assert grpo.verify(completion, answer) == reward, (completion, answer)
 
 
 LONG = ["7", "#", "#7", "1,", "1,234", " ", "\\boxed{", "{", "*", "7.", "-", "$", "0", "\n#"]
-LONG += ["2003-", "2003-07-2", ".", "[", '{"answer":', '"']
+LONG += ["2003-", "2003-07-2", ".", "[", '{"answer":', '"', "9\\,", "1{,}234", "1 234", "- ", "("]
 
 
 @pytest.mark.parametrize("piece", LONG)
@@ -89,8 +69,7 @@ def test_linear_in_the_length(piece):
     text = piece * (200_000 // len(piece))
     completions = [text, "#" + text, text + "x", "#" + text + "#1x"]
     completions += [f'{{"answer": {text}}}', f'{{"answer": "{text}"}}']
-    verifiers = [grpo.load_verifier("strict"), grpo.load_verifier("flexible")]
-    verifiers += [grpo.load_verifier(str(path)) for path in EXAMPLES.glob("*.py")]
+    verifiers = [grpo.verify, *(grpo.load_verifier(str(path)) for path in EXAMPLES.glob("*.py"))]
     for verify, completion in product(verifiers, completions):
         start = time.process_time()
         verify(completion, "7")
@@ -109,7 +88,6 @@ def test_fuzz_never_raises_and_agrees_with_gsm8ks_own_regex():
         if theirs and theirs[1].replace(",", "") == "12" and "," not in theirs[1][:-1]:
             agreed += 1
             assert found == 1.0, repr(text)
-        assert grpo.verify(text, "12", flexible=True) in (0.0, 1.0)
         if found:
             rewarded += 1
             digits = text.removeprefix("####").lstrip(" $*{\n")
@@ -140,15 +118,15 @@ def test_a_file_gets_answers_of_any_json_type_unchanged(own, tmp_path, refused):
     source = "seen = []\ndef verify(completion, answer):\n    seen.append(answer)\n    return 1"
     args = grpo.Args(verifier=own(source), dataset=str(data))
     problems = grpo.load_jsonl("--dataset", str(data), args)
-    assert problems == [(f"q{i}", answer) for i, answer in enumerate(ANSWERS)]
+    assert dict(problems) == {f"q{i}": answer for i, answer in enumerate(ANSWERS)}
     rows[7]["answer"] = None
     data.write_text("\n".join(map(json.dumps, rows)))
     line = refused(grpo.load_jsonl, "--dataset", str(data), args)
-    assert f"--dataset {data}, line 8: " in line and "null" in line
+    assert f"--dataset {data}, line 8: " in line and "empty" in line
     grpo.rollout(random_model(), Characters(), problems, 2, 1.0, args)
     seen = grpo.load_verifier(args.verifier).__globals__["seen"]
-    assert seen == [answer for answer in ANSWERS for _ in range(2)]
-    assert list(map(type, seen)) == [type(answer) for answer in ANSWERS for _ in range(2)]
+    expected = [answer for _, answer in problems for _ in range(2)]
+    assert seen == expected and list(map(type, seen)) == list(map(type, expected))
 
 
 def test_a_file_is_run_once(own, tmp_path):
@@ -162,7 +140,7 @@ def test_a_file_is_run_once(own, tmp_path):
 
 def test_what_is_no_verifier_ends_in_one_line(own, tmp_path, refused):
     names = [own("def check(completion, answer):\n    return 1"), own("undefined", "undefined")]
-    for name in (*names, "exact", str(tmp_path / "missing.py"), str(tmp_path), ""):
+    for name in (*names, "exact", str(tmp_path / "missing.py"), str(tmp_path)):
         error = refused(grpo.check_args, grpo.Args(verifier=name))
         assert f"--verifier {name}" in error and "verify" in error
 
@@ -201,10 +179,17 @@ def test_a_file_named_as_another_module_ends_in_one_line(name, tmp_path, refused
     assert len(line) < 400 and sys.modules[name] is before
 
 
-def test_what_verify_raises_is_its_owners_traceback(own):
-    args = grpo.Args(verifier=own("def verify(completion, answer):\n    return 1 / 0"))
-    with pytest.raises(ZeroDivisionError):
-        grpo.rollout(random_model(), Characters(), [("1+2", "3")], 2, 1.0, args)
+@pytest.mark.parametrize("wrong", ["1 / 0", "exit()", "int('many')"])
+def test_what_verify_raises_shows_its_file_and_line(wrong, own, refused, capsys):
+    """exit() would end the run with status 0 and no word."""
+    name = own(f"def verify(completion, answer):\n    return {wrong}")
+    args, said = grpo.Args(verifier=name), []
+    given = (random_model(), Characters(), [("1+2", "3")], 2, 1.0, args)
+    with pytest.raises(SystemExit) as caught:
+        grpo.rollout(*given)
+    said = capsys.readouterr().err
+    assert caught.value.code == 2 and f'File "{name}", line 2, in verify' in said
+    assert said.splitlines()[-1].startswith(f"error: --verifier {name}: verify must return")
 
 
 RETURNED = ["None", "'right' * 9999", "[1.0]", "10**400", "float('nan')", "float('-inf')", "1e39"]
@@ -215,13 +200,14 @@ def test_what_is_no_finite_number_ends_in_one_line(returned, own, refused):
     name = own(f"def verify(completion, answer):\n    return {returned}")
     args = grpo.Args(verifier=name)
     error = refused(grpo.rollout, random_model(), Characters(), [("1+2", "3")], 2, 1.0, args)
-    assert f"--verifier {name}: verify must return a finite number" in error and len(error) < 420
+    assert f"--verifier {name}: verify must return a " in error and len(error) < 420
 
 
 # File: rows of an answer, a reward, and completions that earn it, with ~ between them.
 CASES = {
     "exact_text": [
         ("Yes", 1.0, "Yes~yes~YES~Yes.~ Yes \n~\tyes."),
+        ("Yes.", 1.0, "Yes~Yes."),
         ("Yes", 0.0, "~No~Yes!~Yes, it is~Yes No~Yes..~'Yes'~Y es~Үes~__import__('os').abort()"),
         ("63", 1.0, "63~63.~ 63"),
         (63, 1.0, "63~63.~ 63"),
@@ -234,6 +220,18 @@ CASES = {
         ("2003-07-28", 0.0, "2003-07-28..~2003-07-28T10:00~2003-07-28 or 2003-7-8~(2003-07-28)"),
         ("2003-07-28", 0.0, "12003-07-28~2003-07-281~2003 - 07 - 28~٢٠٠٣-٠٧-٢٨~2003-07-2"),
         ("1957-07-26", 0.0, "2019-07-26-1957-07-26~2019-07-26-1957-07-26-07~1957-07-26-"),
+    ],
+    "last_number": [
+        ("16", 1.0, "the answer is 16~11,16#16~11,16~first 17, then 16.~#### 17\nno, 16~5+11=16"),
+        ("16", 1.0, "**16**~\\boxed{16}.~16%~016~16.0~16e~x16y~#### 16 #~20-16"),
+        ("16", 0.0, "~no number~#~16 and 17~1 6~16.5~-16~１６~١٦~#### 16 (step 2)~16.4.~1,6~0x1F"),
+        ("so 8 + 8 = 16\n#### 16", 1.0, "16"),
+        ("1,234", 1.0, "costs $1,234.00 in all~1,234~12,1234"),
+        (-3, 1.0, "-3~so it is -3.~#-3~-$3~\u22123"),
+        (0.5, 1.0, "0.5~.5~$.50"),
+        (0, 0.0, "none~####~-~$~."),
+        ("9", 0.0, "9**9**9**8~nan~inf~Infinity~9e5~__import__('os').abort()"),
+        (10**29 + 1, 1.0, "100000000000000000000000000001"),
     ],
     "json_field": [
         ("85", 1.0, '{"answer": 85}~{"answer": "85"}~ {"sum": 1, "answer": 85}\n'),
