@@ -120,6 +120,8 @@ class Args:
             self.micro_batch_size = 256 if tiny else 8
         if self.max_new_tokens is None:
             self.max_new_tokens = 24 if sums else 256
+        if self.verifier:
+            self.verifier = str(Path(self.verifier).resolve())  # --resume may come from elsewhere
         if self.prompt is None:
             self.prompt = "{question}=" if sums else "{question}"
             if not (sums or self.verifier):

@@ -50,7 +50,8 @@ def scripted(monkeypatch, rewards):
     return calls
 
 
-DEAD, WRONG, ALIVE = [0.1, 0.1, 0.1], [-1.0, -1.0, -1.0], [2.0, 2.0, 0.5]  # any numbers
+# Any numbers; the standard deviation of three equal ones may be 1e-5.
+DEAD, WRONG, ALIVE = [1000.1] * 3, [-1.0] * 3, [2.0, 2.0, 0.5]
 MODEL = SimpleNamespace(device=torch.device("cpu"))
 
 

@@ -98,8 +98,13 @@ def test_reference_stays_and_is_not_loaded_without_kl(quick, monkeypatch):
     assert len(seen) == 3 and len(loaded) == 3
 
 
-BAD = {"group_size": 1, "minibatches": 7, "seed": -1, "prompt": "{q}", "verifier": "exact"}
-BAD |= {"dataset": "x.jsonl", "eval_dataset": "x.jsonl", "model": "/nowhere/at/all"}
+BAD = {
+    "seed": -1,
+    "verifier": "exact",
+    "dataset": "x.jsonl",
+    "eval_dataset": "x.jsonl",
+    "model": "/nowhere/at/all",
+}
 
 
 @pytest.mark.parametrize("name,value", BAD.items())
