@@ -149,7 +149,7 @@ def row_by_row(model, batch, temperature=1.0):
     return torch.stack(found)
 
 
-def check_logprobs(module, model, batch, temperature=1.0, atol=1e-5):
+def check_logprobs(module, model, batch, temperature=1.0, atol=5e-5):
     """A script's token_logprobs, and the gradient through them, are those of plain passes."""
     weights = torch.randn(batch["mask"].shape, generator=torch.Generator().manual_seed(0))
     alone, gradients = row_by_row(model, batch, temperature), []

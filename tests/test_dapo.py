@@ -50,8 +50,7 @@ def scripted(monkeypatch, rewards):
     return calls
 
 
-# Any numbers; the standard deviation of three equal ones may be 1e-5.
-DEAD, WRONG, ALIVE = [1000.1] * 3, [-1.0] * 3, [2.0, 2.0, 0.5]
+DEAD, WRONG, ALIVE = [0.1] * 3, [-1.0] * 3, [2.0, 2.0, 0.5]  # any numbers
 MODEL = SimpleNamespace(device=torch.device("cpu"))
 
 

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import Characters, random_model, script, spy
+from conftest import Characters, batch_of, random_model, script, spy
 from oracles import check_logprobs, single_rows
 
 grpo = script("grpo_llm")
@@ -97,10 +97,19 @@ def test_rewards_are_those_of_their_completions(monkeypatch):
         assert batch["prompt_ids"][i][batch["prompt_mask"][i] > 0].tolist() == prompts[i // 3]
 
 
+def test_which_groups_are_equal():
+    """By comparison: the standard deviation of eight rewards of 100.1 is 8e-6."""
+    rewards = torch.tensor([[100.1] * 8, [100.1] * 7 + [100.2], [0.0] * 8, [0.0] * 7 + [1e-5]])
+    assert grpo.are_equal(rewards).tolist() == [True, False, True, False]
+
+
 def test_no_more_questions_at_a_time_than_in_a_step(monkeypatch):
     """Else an evaluation on 256 questions of 8 samples would need the memory of 2048 rows."""
     calls = spy(monkeypatch, grpo, "generate")
-    problems, args = [(f"{i}+1", "1") for i in range(5)], grpo.Args(prompts_per_step=2)
+    problems, args = (
+        [(f"{i}+1", "1") for i in range(5)],
+        grpo.Args(prompts_per_step=2, group_size=8),
+    )
     grpo.evaluate(random_model(), Characters(), problems, args, Mock(), 0)
     assert [len(prompts) for (_, prompts, *_), _ in calls] == [2, 2, 2, 2, 1, 1]
 
@@ -110,11 +119,7 @@ def test_no_more_questions_at_a_time_than_in_a_step(monkeypatch):
 KINDS = ["qwen2", "gpt2"]
 
 
-def drawn(model, prompts=PROMPTS, num_samples=4, length=9):
-    torch.manual_seed(3)
-    batch = grpo.generate(model, prompts, num_samples, length, 0.7)
-    assert length == 1 or batch["mask"].sum(1).unique().numel() > 2
-    return batch
+LENGTHS = [9, 2, 5, 1, 3, 3, 6, 9, 1, 7, 4, 8]
 
 
 ROWS = {
@@ -132,14 +137,16 @@ ROWS = {
 def test_any_rows_share_a_prompt_and_change_nothing(rows, kind):
     """Catches rows that get the prompt of another, and a cache that keeps the gradient back."""
     model = random_model(kind)
-    check_logprobs(grpo, model, grpo.take_rows(drawn(model), torch.tensor(rows)), 0.7)
+    check_logprobs(
+        grpo, model, grpo.take_rows(batch_of(model, PROMPTS, LENGTHS, 0.7), torch.tensor(rows)), 0.7
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_ids_are_two_prompts_if_their_masks_differ(kind):
     """With a pad token that the prompt may hold, [3, 4] is padded to the ids of [0, 3, 4]."""
     model = random_model(kind, pad=0)
-    batch = drawn(model, [[3, 4], [0, 3, 4], [3, 4]], num_samples=2)
+    batch = batch_of(model, [[3, 4], [0, 3, 4], [3, 4]], [5, 9, 3, 2, 8, 9])
     assert (batch["prompt_ids"] == batch["prompt_ids"][0]).all()
     check_logprobs(grpo, model, batch, 0.7)
     plain = grpo.token_logprobs(model, batch, 0.7)
@@ -151,22 +158,17 @@ def test_the_same_ids_are_two_prompts_if_their_masks_differ(kind):
 @pytest.mark.parametrize("length", [1, 2])
 def test_completions_of_one_token(kind, length):
     """After the prompts nothing is left to read: an empty forward pass would raise."""
-    model = random_model(kind, stops=range(11))
-    check_logprobs(grpo, model, drawn(model, length=1), 0.7)
-    batch = drawn(random_model(kind))
-    cut = {name: batch[name][:, :length] for name in ("completion_ids", "mask", "old_logprobs")}
-    check_logprobs(grpo, random_model(kind), batch | cut, 0.7)
+    model = random_model(kind)
+    check_logprobs(grpo, model, batch_of(model, PROMPTS, [length, 1, 1]), 0.7)
 
 
 def test_short_rows_are_read_at_the_width_of_the_rollout(monkeypatch):
     """In bf16 another width would round differently, and the first ratio would not be 1."""
     model = random_model()
-    batch = drawn(model)
-    lengths, T = batch["mask"].sum(1), batch["mask"].shape[1]
-    some = grpo.take_rows(batch, (lengths < lengths.max()).nonzero()[:, 0])
-    assert 2 < some["mask"].sum(1).max() < T
+    batch = batch_of(model, PROMPTS, LENGTHS)
+    some = grpo.take_rows(batch, torch.tensor([1, 2, 5, 8]))  # of 5 tokens at most
     check_logprobs(grpo, model, some, 0.7)
     calls = spy(monkeypatch, model, "forward")
     grpo.token_logprobs(model, some, 1.0)
     _, ((rest,), _) = calls
-    assert rest.shape == (len(some["mask"]), T - 1)  # but for the last token, which tells nothing
+    assert rest.shape == (4, 8)  # but for the last token, which tells nothing
