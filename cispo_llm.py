@@ -232,7 +232,7 @@ def train_step(model, reference, tokenizer, optimizer, train, asked, args):
     batch["advantages"] = advantages.flatten()
 
     records = [record]
-    rows = torch.arange(rewards.numel()).view_as(rewards)  # each group's rows of the batch
+    rows = torch.arange(rewards.numel(), device=model.device).view_as(rewards)  # of each group
     for _ in range(args.update_epochs):
         order = torch.randperm(len(rewards))
         for groups in order.tensor_split(args.minibatches):
@@ -809,7 +809,7 @@ def global_means(records, device):
     numbers = defaultdict(list)
     for record in records:
         for name, values in record.items():
-            numbers[name] += torch.as_tensor(values).flatten().tolist()
+            numbers[name] += torch.as_tensor(values, device=device).flatten().tolist()
     totals = torch.tensor([[sum(v), len(v)] for v in numbers.values()], device=device)
     totals = zip(numbers, sum_over_processes(totals).tolist(), strict=True)
     return {name: total / count for name, (total, count) in totals if count > 0}

@@ -1,12 +1,10 @@
-"""Two processes and one: the same step and scores, one warm start, one log, one saved model."""
+"""Two processes and one: the same step and scores, one log, one saved model."""
 
 import pytest
 import torch
 from conftest import LLM_SCRIPTS, OWN_STEPS, equal, quick_for, scalars, script, weights
 from launch import flags, run, side_by_side
 from lineage import PATHS
-
-pytestmark = pytest.mark.usefixtures("tiny_model")
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +22,7 @@ def steps(tmp_path_factory, request):
 def test_two_processes_take_the_step_of_one(steps, name):
     """The same weights and metrics, also where one process has no row to train on."""
     one, *both = (step[name] for step in steps)
-    assert one["lengths"] > 3
-    cases = one.keys() - {"lengths", "scores"}
+    cases = one.keys() - {"scores"}
     for case in cases:
         for two in both:
             assert (two[case]["weights"] - one[case]["weights"]).abs().max() < 1e-6
@@ -52,7 +49,7 @@ def test_two_processes_make_one_run(name, tmp_path, quick):
     is the same to the last bit. With DAPO each process draws until it has enough."""
     own = {"minibatches": 2, "update_epochs": 2, "eval_problems": 1, "steps": 4, "eval_every": 2}
     first, second = side_by_side(PATHS[name], *flags(quick | own))
-    for said in ("run in ", "step 0: eval/pass@1", "step 4: eval/pass@1", "logs in"):
+    for said in ("on cpu", "a prompt as", "step 0: eval/pass@1", "step 4: eval/pass@1", "logs in"):
         assert first.stdout.count(said) == 1
     (folder,) = (tmp_path / "runs").iterdir()
     assert second.stdout == "" and len(list(folder.glob("events*"))) == 1
@@ -69,7 +66,7 @@ import pathlib
 import grpo_llm as grpo
 seen, real = [], grpo.rollout
 grpo.rollout = lambda *args: seen.append((args[2][0], real(*args))) or seen[-1][1]
-encode = grpo.encode_prompts
+encode, grpo.check_prompts = grpo.encode_prompts, lambda *_: None
 grpo.encode_prompts = lambda problems, *rest: encode([("3+8+5", "16")] * len(problems), *rest)
 grpo.evaluate = lambda *args: {{"eval/pass@1": 0.0}}
 own = {{"steps": 1, "prompts_per_step": 2, "minibatches": 1, "group_size": 32}}
