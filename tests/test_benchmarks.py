@@ -34,7 +34,7 @@ SMOKE += [(name, f"experiments/harness.py {name} --smoke", f"{name}: ") for name
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name,command,expected", SMOKE, ids=[row[0] for row in SMOKE])
-def test_it_runs_at_smoke_size(name, command, expected, tiny_model, pretrained):
+def test_it_runs_at_smoke_size(name, command, expected, pretrained):
     """If TRL or Stable-Baselines3 is not installed, our side runs alone."""
     words = f"tests/{command}".replace("PRETRAINED", pretrained).split()
     shown = run(*words).stdout

@@ -34,7 +34,10 @@ EDITS = [  # in order: a new flag, another flag, an import, and a function below
     ("    seed: int = 1  #", "    new: int = 0  # a new flag\n    seed: int = 1  # mended:"),
     ("import sys\n", "import this\n"),
     ("\ndef evaluate(", "\n# mended\ndef evaluate("),
-    ("return mask / sum", "return mask + sum"),  # ppo_llm has this line, and grpo_llm another
+    (
+        "return mask / num_tokens",
+        "return mask + num_tokens",
+    ),  # ppo_llm has this line, and grpo_llm another
 ]
 
 

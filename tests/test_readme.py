@@ -176,7 +176,7 @@ EARLIER = {"runs/…/step-000050": "grpo_llm__*/step-000001", "runs/…/agent.pt
 
 
 @pytest.mark.slow
-def test_every_command_runs(tiny_model, pretrained, gsm_file, tmp_path):
+def test_every_command_runs(pretrained, gsm_file, tmp_path):
     """Run the commands of both pages from top to bottom, each as a user starts it, at toy size.
 
     A small local model stands in for the hub's models, and small files for GSM8K's.

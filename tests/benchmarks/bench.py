@@ -161,7 +161,7 @@ def train(script, args, steps=None, each_step=None, folder=None):
 
     functions = {"train_step": train_step, "evaluate": evaluate}
     if folder:
-        functions["tiny_model_folder"] = lambda: folder
+        functions["TINY_MODEL"] = Path(folder)
     found["pass@1"] = run_main(script, args, **functions).get("eval/pass@1", 0.0)
     names = dict.fromkeys(name for metrics in history for name in metrics)
     return {name: [metrics.get(name) for metrics in history] for name in names} | found

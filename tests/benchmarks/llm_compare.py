@@ -2,11 +2,9 @@
 
     python tests/benchmarks/llm_compare.py     # five seeds each; ten minutes
 
-At the end grpo_llm.py runs once more with an empty cache, so that it also makes the tiny model. The
-table goes into results/llm_compare.md.
+The table goes into results/llm_compare.md.
 """
 
-import tempfile
 from math import nan
 from statistics import mean, median
 
@@ -26,9 +24,9 @@ COLUMNS = {  # each column, and the format of its numbers
 }
 
 
-def run(script, *flags, **environment):
+def run(script, *flags):
     """One run. Its seconds are those of the whole process, imports included."""
-    found = run_script(script, *flags, **environment)
+    found = run_script(script, *flags)
     log = found["log"]
     score, length = log["eval/pass@1"], log["eval/mean_length"]
     found |= {"pass@1 before": score[0], "at step 50": score[1], "after": score[-1]}
@@ -44,9 +42,6 @@ def main(seeds: int = 5, smoke: bool = False):
     runs = {}
     for script in LLM[:2] if smoke else LLM:
         runs[script] = [run(script, "--seed", seed, *flags) for seed in range(1, seeds + 1)]
-    with tempfile.TemporaryDirectory() as cache:
-        if not smoke:
-            runs["grpo_llm, empty cache"] = [run("grpo_llm", TORCH_HOME=cache)]
     rows = []
     for name, found in runs.items():
         cells = [name, len(found), f"{min(one['after'] for one in found):.3f}"]

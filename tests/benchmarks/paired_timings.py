@@ -30,7 +30,8 @@ def main(checkout: Path, script: str = "grpo_llm", rounds: int = 10, smoke: bool
     warm, steps = (1, 2) if smoke else (60, 20)
     trained = train(module, module.Args(steps=warm, eval_problems=1))
     folder = Path(tempfile.mkdtemp(), "trained")
-    module.save(trained["model"], trained["tokenizer"], folder)
+    trained["model"].save_pretrained(folder)
+    trained["tokenizer"].save_pretrained(folder)
     flags = ["--model", folder, "--device", "cpu", "--learning-rate", 0, "--steps", steps]
     flags += ["--micro-batch-size", 256, "--eval-problems", 1]  # 256, as with the tiny model
     rewards = []

