@@ -392,15 +392,17 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
     A completion ends with an eos_token_id of the model's generation config."""
     device = model.device
     stop_ids = torch.tensor(model.generation_config.eos_token_id or [], device=device)
-    ids = [torch.tensor(prompt, device=device) for prompt in prompts for _ in range(num_samples)]
+    ids = [torch.tensor(prompt, device=device) for prompt in prompts]
     ones = [torch.ones_like(prompt) for prompt in ids]
     prompt_ids = pad_sequence(ids, batch_first=True, padding_side="left")
     prompt_mask = pad_sequence(ones, batch_first=True, padding_side="left")
-    completion_ids = prompt_ids.new_zeros(len(ids), max_new_tokens)
-    mask = torch.zeros(len(ids), max_new_tokens, device=device)
+    prompt_ids = prompt_ids.repeat_interleave(num_samples, 0)
+    prompt_mask = prompt_mask.repeat_interleave(num_samples, 0)
+    completion_ids = prompt_ids.new_zeros(len(prompt_ids), max_new_tokens)
+    mask = torch.zeros(completion_ids.shape, device=device)
     old_logprobs = torch.zeros_like(mask)
-    ended = torch.zeros(len(ids), dtype=torch.bool, device=device)
-    active = torch.arange(len(ids), device=device)  # the completions that have not ended
+    ended = torch.zeros(len(mask), dtype=torch.bool, device=device)
+    active = torch.arange(len(mask), device=device)  # the completions that have not ended
 
     cache, logits = prefill(model, prompt_ids, prompt_mask)
     attention_mask = F.pad(prompt_mask, (0, max_new_tokens), value=1)
