@@ -1,8 +1,8 @@
 """RLOO, REINFORCE Leave-One-Out: the mean reward of the other completions is the baseline.
 
-For each question, draw a group of G completions o_1 … o_G from the current policy, π_old, and let
-a verifier give each a reward R_i (1 if right, else 0). Then take gradient steps up J(θ), each on a
-minibatch of groups. J's value means nothing; ∇J estimates the gradient of the expected reward.
+For each question, draw a group of G completions o_1 … o_G from the policy π_old, the model as it is
+now, and let a verifier give each a reward R_i (1 if right, else 0). On this rollout the model, π_θ,
+takes steps up J(θ), on minibatches of groups. Only ∇J counts: it stands for the expected reward's.
 
     J    = Σ_i Σ_t L_it / Σ_i |o_i|                  over all tokens of the minibatch
     L_it = A_i log π_θ(o_it)
@@ -61,7 +61,7 @@ os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # waste
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # imported after the process group is made, it would abort the exit
+import torch.distributed.nn  # imported only after init_process_group, it crashes at exit
 import torch.nn.functional as F
 import tyro
 from torch.nn.utils import clip_grad_norm_
@@ -102,7 +102,7 @@ class Args:
     prompt: str | None = None  # text around {question}; the default depends on data and verifier
     device: str = "auto"  # cpu, cuda, mps …; auto: the CPU for the tiny model, else a GPU if any
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of matrix products; auto: bf16 on CUDA
-    micro_batch_size: int | None = None  # rows per forward pass; default: 256 for tiny, else 8
+    micro_batch_size: int | None = None  # rows per training pass; default: 256 for tiny, else 8
     eval_every: int = 50  # training steps between evaluations, and between checkpoints
     eval_problems: int = 256  # maximum number of questions per evaluation
     resume: str = ""  # checkpoint folder to continue; flags that are not given keep its values
@@ -175,10 +175,10 @@ def train_minibatch(model, optimizer, batch, args):
     """One optimizer step; returns what to log: approx_kl and clip_ratio are means over tokens.
 
     A group of equal R'_i has advantages of 0, so its rows have no gradient.
-    A batch that has only such rows gets no step: Adam divides a gradient by
-    the usual size of those before it, and would make full steps of rounding noise.
+    A batch that has only such rows gets no step: what is left of a gradient
+    there is rounding noise, and Adam would scale it up to a full step.
     """
-    # Of the whole minibatch: the gradient is the same however micro-batches and processes split it.
+    # The weights first, of the whole minibatch: so its split into parts changes no gradient.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
     has_signal = batch["advantages"] != 0
     if sum_over_processes(has_signal.sum()) == 0:
@@ -194,7 +194,7 @@ def train_minibatch(model, optimizer, batch, args):
         objective, clipped = surrogate(logprobs, old_logprobs, micro["advantages"], mask, args)
         loss = -(micro["weights"] * objective).sum()
         loss.backward()
-        approx_kl = kl_k3(old_logprobs, logprobs.detach())
+        approx_kl = kl_k3(old_logprobs, logprobs.detach())  # from π_old to π_θ; only logged
         totals += torch.stack([loss.detach(), approx_kl.sum(), clipped.sum(), mask.sum()])
 
     sum_gradients_over_processes(model)
@@ -221,7 +221,7 @@ def train_step(model, reference, tokenizer, optimizer, train, asked, args):
     batch["advantages"] = advantages.flatten()
 
     records = [record]
-    rows = torch.arange(rewards.numel(), device=model.device).view_as(rewards)  # of each group
+    rows = torch.arange(rewards.numel(), device=model.device).view_as(rewards)  # [g]: group g's
     for _ in range(args.update_epochs):
         order = torch.randperm(len(rewards))
         for groups in order.tensor_split(args.minibatches):
@@ -243,7 +243,8 @@ def main(args: Args) -> dict:
     check_prompts(train + held_out, model, tokenizer, args)
     reference = None
     if args.beta > 0 and args.steps > 0:
-        reference, _ = load_policy(replace(args, resume=""), device)
+        reference, _ = load_policy(replace(args, resume=""), device)  # not of the checkpoint
+    # The rate is set at each step.
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
     # What --resume may not change; of the data, it is the questions that count.
     run = [SCRIPT, WORLD, args.model, checksum(train), args.seed, args.group_size]
@@ -316,13 +317,13 @@ def forward(model, input_ids, attention_mask, cache, logits_to_keep=0):
 
 
 def prefill(model, prompt_ids, prompt_mask):
-    """Run the prompts (B, S) through the model, equal neighbors only once. Returns the cache and
-    the next token's logits (B, 1, V) (Prefix Grouper, arXiv:2506.05433)."""
+    """Run the prompts (B, S) through the model, each once for all its completions. Returns the
+    cache and the next token's logits (B, 1, V) (Prefix Grouper, arXiv:2506.05433)."""
     rows = torch.stack([prompt_ids, prompt_mask], 1)
     distinct, index = rows.unique_consecutive(dim=0, return_inverse=True)
     cache = Cache(config=model.config)
     logits = forward(model, distinct[:, 0], distinct[:, 1], cache, logits_to_keep=1)
-    cache.reorder_cache(index)  # a copy for each row
+    cache.reorder_cache(index)  # each row gets its prompt's part
     return cache, logits[index]
 
 
@@ -422,7 +423,7 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
         unfinished = is_stop.logical_not().nonzero().squeeze(1)
         if len(unfinished) == 0 or t == max_new_tokens - 1:
             break
-        if len(unfinished) < len(active):  # finished rows leave the cache
+        if len(unfinished) < len(active):  # the cache keeps the unfinished rows alone
             cache.reorder_cache(unfinished)
             active, tokens = active[unfinished], tokens[unfinished]
         seen = attention_mask[active, : prompt_ids.shape[1] + t + 1]  # up to the new token
@@ -639,7 +640,7 @@ def load_policy(args, device):
         if not source.exists():
             stop(f"--model tiny: {source} is missing; copy it, too, or name another model")
     with stop_on_error(f"--model {source}: cannot be loaded, sampled from and trained"):
-        tokenizer = AutoTokenizer.from_pretrained(source, mistral_format=False)  # has no template
+        tokenizer = AutoTokenizer.from_pretrained(source, mistral_format=False)  # no chat there
         model, info = AutoModelForCausalLM.from_pretrained(
             source, dtype=torch.float32, output_loading_info=True
         )
@@ -648,7 +649,7 @@ def load_policy(args, device):
         for parameter in model.parameters():
             if not parameter.requires_grad:
                 raise ValueError("some weights are frozen; merge a LoRA adapter first")
-            # The file's bytes may lie otherwise in memory, and sums would be rounded otherwise.
+            # A copy: where a file's bytes lie in memory changes how sums are rounded.
             parameter.data = parameter.data.clone()
         model.to(device)  # from_pretrained has switched dropout off: the ratio would be noisy
         config = model.generation_config
@@ -700,7 +701,7 @@ def check_prompts(problems, model, tokenizer, args):
     with stop_on_error(f"--model {args.model}: its tokenizer or chat template fails"):
         prompts = encode_prompts(problems, tokenizer, args)
         if not all(prompts) or len(set(map(tuple, prompts))) < len(dict(problems)):
-            raise ValueError("the question is not in the prompt")
+            raise ValueError("two questions make the same prompt: is the question in it?")
         if max(map(max, prompts)) >= len(model.get_input_embeddings().weight):
             raise ValueError("a token has no embedding: call the model's resize_token_embeddings")
     config = model.config.get_text_config()

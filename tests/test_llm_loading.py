@@ -188,9 +188,9 @@ def test_a_prompt_is_printed_as_the_model_sees_it(pretrained, quick, capsys):
 
 
 TEMPLATES = [(None, "resize_token_embeddings")]  # and a token added to the tokenizer alone
-TEMPLATES += [("{{ messages[0]['content'][0]['text'] }}", "question is not in")]  # it wants parts
+TEMPLATES += [("{{ messages[0]['content'][0]['text'] }}", "is the question in it?")]  # it wants parts
 ALL_BUT_ONE = "{% if '🙂' not in messages[0]['content'] %}{{ messages[0]['content'] }}{% endif %}"
-TEMPLATES += [(ALL_BUT_ONE, "question is not in"), ("Go!", "question is not in")]
+TEMPLATES += [(ALL_BUT_ONE, "is the question in it?"), ("Go!", "is the question in it?")]
 TEMPLATES += [("{{ raise_exception('\n\nsystem first') }}", ": system first")]
 
 
