@@ -17,7 +17,6 @@ What changes from reinforce.py                   Where
     rollouts of T steps, not whole episodes      rollouts, --num-steps
     the critic's targets contain V itself        fit_critic
     a mean over steps, and a clipped gradient    update, --max-grad-norm
-    advantages minus their mean                  update
 
 Why: REINFORCE waits for whole episodes and credits every action with all that came after it. The TD
 error depends on one reward and one step of the environment, so it varies far less. In the target,
@@ -294,8 +293,10 @@ def main(args):
     # It knows the returns that are logged, of the rewards as the environment pays them.
     envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
     # We train on rewards divided by the standard deviation of the returns so far: one learning
-    # rate then suits an environment that pays 0.001 a step, and one that pays 1,000.
+    # rate then suits an environment that pays 0.001 a step, and one that pays 1,000. At first this
+    # deviation is a guess, so rewards are bounded.
     envs = gym.wrappers.vector.NormalizeReward(envs, args.gamma)
+    envs = gym.wrappers.vector.TransformReward(envs, lambda rewards: rewards.clip(-10, 10))
     agent = Agent(envs, args.init_std)
     if args.load:
         try:

@@ -125,6 +125,8 @@ def update(agent, optimizer, batch, progress_remaining, args):
     """One step of the policy, then epochs of the critic; returns what to log.
     `progress_remaining` falls from 1 to 0 over the training."""
     advantages = batch["advantages"]
+    if args.psi == "baseline":  # a constant baseline beside V, which may be too low everywhere
+        advantages = advantages - advantages.mean()
     policy = agent.policy(batch["obs"])
     entropy = policy.entropy().mean()
     logprobs = policy.log_prob(batch["actions"])
@@ -315,8 +317,10 @@ def main(args):
     # It knows the returns that are logged, of the rewards as the environment pays them.
     envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
     # We train on rewards divided by the standard deviation of the returns so far: one learning
-    # rate then suits an environment that pays 0.001 a step, and one that pays 1,000.
+    # rate then suits an environment that pays 0.001 a step, and one that pays 1,000. At first this
+    # deviation is a guess, so rewards are bounded.
     envs = gym.wrappers.vector.NormalizeReward(envs, args.gamma)
+    envs = gym.wrappers.vector.TransformReward(envs, lambda rewards: rewards.clip(-10, 10))
     agent = Agent(envs, args.init_std)
     if args.load:
         try:

@@ -365,8 +365,10 @@ def main(args):
     # It knows the returns that are logged, of the rewards as the environment pays them.
     envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
     # We train on rewards divided by the standard deviation of the returns so far: one learning
-    # rate then suits an environment that pays 0.001 a step, and one that pays 1,000.
+    # rate then suits an environment that pays 0.001 a step, and one that pays 1,000. At first this
+    # deviation is a guess, so rewards are bounded.
     envs = gym.wrappers.vector.NormalizeReward(envs, args.gamma)
+    envs = gym.wrappers.vector.TransformReward(envs, lambda rewards: rewards.clip(-10, 10))
     agent = Agent(envs, args.init_std)
     if args.load:
         try:
