@@ -232,13 +232,13 @@ def test_the_kl_is_that_of_the_whole_rollout(form, monkeypatch):
 @pytest.mark.parametrize("action", ACTIONS)
 @ALL
 def test_gradients_of_every_optimizer_step_by_hand(module, action):
-    """Signs of policy, entropy and value loss; advantages minus their mean (not REINFORCE's); actor
+    """Signs of policy, entropy and value loss; advantages minus their mean; actor
     and critic each clipped by its own norm (REINFORCE's actor not at all); none left over."""
     agent, most = make_agent(module, action), 0.3
     batch = batch_for(agent)
     for key in ("advantages", "targets", "rewards"):
         batch[key] = 100 * batch[key] + 3
-    A = batch["advantages"] - (0 if module is reinforce else batch["advantages"].mean())
+    A = batch["advantages"] - batch["advantages"].mean()
     policy = agent.policy(batch["obs"])
     log_prob, entropy = policy.log_prob(batch["actions"]), policy.entropy().mean()
     value_loss = (0.5 * (agent.value(batch["obs"]) - batch["targets"]) ** 2).mean()
