@@ -1,51 +1,50 @@
 """REINFORCE, the Monte Carlo policy gradient: make the actions that paid off likelier.
 
-An environment, such as a cart with a pole to keep upright, shows its state s (`obs` in the code),
-and answers an action a with a reward R and the next state. A policy π(a | s), a network with
-weights θ, gives each action a probability. It plays one whole episode τ = s_0, a_0, R_0, s_1, a_1,
-R_1, … in each of N environments. Its return is R(τ) = R_0 + γ R_1 + γ² R_2 + … (γ < 1 lets late
-rewards count less). The goal is to raise the expected return J(θ) = E[R(τ)], the mean over all
-episodes that π could play. Nobody can differentiate the environment, but θ acts only through p(τ),
-the probability of an episode. Since ∇p = p ∇log p, ∇J is a mean over episodes, too, and the
-episodes played can estimate it (hence "Monte Carlo"):
+An environment, such as a cart with a pole to keep upright, shows its state s (`obs` in the code).
+It answers an action a with a reward R and the next state. A policy π(a | s), a network with weights
+θ, gives each action a probability. In each of N environments it plays one whole episode τ = s_0,
+a_0, R_0, s_1, a_1, R_1, … Then θ takes a step that raises the expected return J:
 
-    ∇J = ∇ Σ_τ p(τ) R(τ) = Σ_τ p(τ) ∇log p(τ) R(τ) = E[ R(τ) ∇log p(τ) ]
+    J(θ) = E[ R(τ) ] = Σ_τ p(τ) R(τ)             over all episodes τ that π could play
+    R(τ) = R_0 + γ R_1 + γ² R_2 + …              the return; with γ < 1 late rewards count less
+
+Nobody can differentiate the environment, but θ acts only through p(τ), the probability of an
+episode. Since ∇p = p ∇log p, ∇J is a mean over episodes, too, and those played can estimate it:
+
+    ∇J = Σ_τ ∇p(τ) R(τ) = Σ_τ p(τ) ∇log p(τ) R(τ) = E[ R(τ) ∇log p(τ) ]
     log p(τ) = Σ_t log π(a_t | s_t) + log-probabilities of the environment, without θ
-    ∇J = E[ Σ_t Ψ_t ∇log π(a_t | s_t) ],   where Ψ_t = R(τ), or one of these by --psi:
+    ∇J = E[ Σ_t Ψ_t ∇log π(a_t | s_t) ],   where Ψ_t is R(τ), or another choice by --psi:
 
-    return          R_0 + γ R_1 + γ² R_2 + …     the whole episode's return, for each of its actions
+    return          R(τ)                         the whole return, for each of its actions
     reward-to-go    G_t = R_t + γ R_{t+1} + …    without the rewards from before the action
-    baseline        G_t − V(s_t)                 minus the baseline V(s) = E[G_t | s_t = s], which a
-                                                 second network, the critic, learns from the G_t
+    baseline        G_t − V(s_t)                 minus the baseline V(s) = E[ G_t | s_t = s ], which
+                                                 a second network, the critic, learns from the G_t
 
-In code this is the cross-entropy of classification: an action's label is the action itself, and Ψ_t
-its weight. With Ψ_t > 0 the action is imitated, with Ψ_t < 0 it becomes rarer.
+These differ by a past reward or by V(s_t): a number b that is the same for every action a_t. On
+average over the actions, b ∇log π(a_t | s_t) is 0:
 
-Let b be a past reward, or V(s_t). Given the past, b is the same for every action a_t, so on average
-b ∇log π(a_t | s_t) is b Σ_a π ∇log π = b Σ_a ∇π = b ∇ Σ_a π = b ∇1 = 0. So b may be left out, or
-subtracted: all three have the same mean, ∇J, and each usually varies less than the one before it.
-That is the whole purpose of a baseline. (How much less: tests/experiments/EXPERIMENTS.md#psi.)
+    Σ_a π b ∇log π = b Σ_a ∇π = b ∇ Σ_a π = b ∇1 = 0
 
-Why: it is the simplest estimate of the gradient. It is on-policy: E is a mean over the episodes of
-the current π, so after one step of θ the old episodes no longer fit, and new ones are played. (The
-critic takes several steps on them: whatever V is, it adds no bias.)
+So all three give the same mean, ∇J. Each usually varies less than the one before it, and that is
+the whole purpose of a baseline.
+
+Why: it is the simplest estimate of ∇J. It is on-policy: E is over the episodes of the current π,
+so after one step of θ the old episodes no longer fit, and new ones are played. (The critic takes
+several steps on them: whatever V is, it adds no bias.)
 
 Weakness: one lucky episode stands for all that might have followed an action, and an episode must
 end before anything is learned.
 
-(The three have the same mean if γ = 1 and V never replaces rewards that a time limit cut off. If
-γ < 1, R(τ) counts the rewards from step t on as γ^t G_t, so reward-to-go and baseline should carry
-this factor. It is left out, as usual, since late actions would hardly count. Without it the
-estimate is not the gradient of any function: Nota & Thomas 2020, arXiv:1906.07073.)
+Differs from the formula: if γ < 1, R(τ) counts the rewards from t on as γ^t G_t. As usual γ^t is
+left out, as late actions would hardly count. Then the estimate is not the gradient of any function
+(Nota & Thomas 2020, arXiv:1906.07073).
 
-    python reinforce.py                                                        # CartPole-v1
-    python reinforce.py --psi return                                           # how much noisier?
-
-Williams 1992, Simple Statistical Gradient-Following Algorithms, doi:10.1007/BF00992696
-Baselines: Greensmith et al. 2004, Variance Reduction Techniques for Gradient Estimates in RL
+    python reinforce.py --psi return             # how much noisier than with the default, baseline?
+Williams 1992, doi:10.1007/BF00992696; baselines: Greensmith, Bartlett & Baxter 2004, JMLR 5
 """
 
 import math
+import random
 import sys
 import time
 from dataclasses import dataclass
@@ -81,7 +80,7 @@ class Args:
     # steps over all environments (the last rollout trains nothing); 0: only evaluate --load's agent
     total_timesteps: int = 200_000
     env_id: str = "CartPole-v1"  # any gymnasium environment with Discrete or Box actions
-    init_std: float = 1.0  # initial standard deviation of a Gaussian policy (Box actions)
+    init_std: float = 1.0  # initial std of a Gaussian policy; bounded actions are scaled to [-1, 1]
     target_return: float = math.inf  # stop once the last 100 episodes reach this mean return
     seed: int = 1  # the same seed gives the same run, to the last digit
     load: str = ""  # start from the agent in this file, the agent.pt of an earlier run
@@ -115,9 +114,9 @@ def compute_advantages(rollout, values, next_values, args):
 def prepare(agent, rollout, args):
     """The rollout's B real steps, with advantages and targets: obs (B, D), actions (B,) or (B, A),
     the others (B,)."""
-    # obs[t + 1] is next_obs[t], after an episode's last step, too: the reset comes one step later.
-    values = agent.value(torch.cat([rollout["obs"], rollout["next_obs"][-1:]]))  # V(s_0) … V(s_T)
-    advantages, targets = compute_advantages(rollout, values[:-1], values[1:], args)
+    values = agent.value(rollout["obs"])
+    next_values = agent.value(rollout["next_obs"])
+    advantages, targets = compute_advantages(rollout, values, next_values, args)
     rollout = rollout | {"advantages": advantages, "targets": targets}
     return {name: column[rollout["mask"]] for name, column in rollout.items()}
 
@@ -125,14 +124,14 @@ def prepare(agent, rollout, args):
 def update(agent, optimizer, batch, progress_remaining, args):
     """One step of the policy, then epochs of the critic; returns what to log.
     `progress_remaining` falls from 1 to 0 over the training."""
-    # In units of the standard deviation of all returns so far: the same flags then suit rewards of
-    # 1e-6 and of 1e6. A z-score per batch would blow up the small advantages of a good policy.
-    agent.return_norm.update(batch["targets"])
-    advantages = batch["advantages"] / agent.return_norm.std
+    advantages = batch["advantages"]
+    if args.psi == "baseline":  # a constant baseline beside V, which may be too low everywhere
+        advantages = advantages - advantages.mean()
     policy = agent.policy(batch["obs"])
     entropy = policy.entropy().mean()
+    logprobs = policy.log_prob(batch["actions"])
     # Sum over the steps of an episode, mean over the episodes: one per environment.
-    policy_loss = -(advantages * policy.log_prob(batch["actions"])).sum() / args.num_envs
+    policy_loss = -(advantages * logprobs).sum() / args.num_envs
     loss = policy_loss - args.ent_coef * progress_remaining * entropy
     optimizer.zero_grad()
     loss.backward()
@@ -152,7 +151,7 @@ def fit_critic(agent, optimizer, batch, args):
         order = torch.randperm(len(batch["obs"]))
         for rows in order.chunk(args.num_minibatches):
             error = agent.value(batch["obs"][rows]) - batch["targets"][rows]
-            loss = 0.5 * (error / agent.return_norm.std).square().mean()
+            loss = 0.5 * error.square().mean()
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(agent.critic.parameters(), args.max_grad_norm)
@@ -174,81 +173,50 @@ def rollouts(envs, agent, args):
     obs, _ = envs.reset(seed=args.seed)
     while True:
         mask = np.ones(args.num_envs, bool)
-        episode_returns = np.zeros(args.num_envs)
-        steps = []
+        steps, returns = [], []
         while mask.any():
             actions = agent.act(obs)
-            next_obs, rewards, terminated, truncated, _ = envs.step(actions)
-            done = terminated | truncated | (len(steps) + 1 == limit)
-            step = {"obs": obs, "actions": actions, "rewards": rewards.astype(np.float32)}
-            step |= {"next_obs": next_obs, "terminated": terminated, "done": done, "mask": mask}
+            next_obs, rewards, terminated, truncated, infos = envs.step(actions)
+            done = terminated | truncated
+            if "episode" in infos:  # of RecordEpisodeStatistics
+                returns += infos["episode"]["r"][mask & done].tolist()
+            done |= len(steps) + 1 == limit
+            step = {"obs": obs, "actions": actions, "next_obs": next_obs, "mask": mask}
+            step["rewards"] = rewards.astype(np.float32)
+            step |= {"terminated": terminated.copy(), "done": done}
             steps.append(step)
-            episode_returns += rewards * mask
             obs, mask = next_obs, mask & ~done
-        rollout = {name: torch.as_tensor(np.stack([s[name] for s in steps])) for name in steps[0]}
-        yield rollout, episode_returns.tolist()
+        columns = {name: np.stack([step[name] for step in steps]) for name in steps[0]}
+        rollout = {name: torch.as_tensor(column) for name, column in columns.items()}
+        yield rollout, returns
         obs, _ = envs.reset()
 
 
 # From here on, all scripts of this family are the same, byte for byte.
-# -------------------------------------------------------------------------- Environment and agent
-def make_envs(env_id, num_envs, **options):
-    """num_envs environments that step as one; natively vectorized where gymnasium has that."""
-    try:
-        envs = gym.make_vec(env_id, num_envs=num_envs, **options)
-    except (gym.error.Error, ImportError) as error:
-        stop(f"--env-id {env_id}: {error}")
-    seen, space = envs.single_observation_space, envs.single_action_space
-    discrete = isinstance(space, Discrete) and space.start == 0
-    flat = isinstance(space, Box) and len(space.shape) == 1
-    continuous = flat and np.issubdtype(space.dtype, np.floating)
-    next_step = envs.metadata["autoreset_mode"] == gym.vector.AutoresetMode.NEXT_STEP
-    if not (seen.is_np_flattenable and (discrete or continuous) and next_step):
-        needs = "observations of a fixed size, Discrete or flat float actions, next-step autoreset"
-        stop(f"--env-id {env_id}: needs {needs}")
-    if not isinstance(seen, Box) or len(seen.shape) != 1:  # a Dict or an image becomes a vector
-        envs = gym.wrappers.vector.FlattenObservation(envs)
-    if continuous:  # only the environment sees the clipped action; log π does not
-        envs = gym.wrappers.vector.ClipAction(envs)
-
-    def check_finite(values):
-        if not np.isfinite(values).all():
-            sys.exit(f"error: --env-id {env_id} gave an observation or a reward of NaN or infinity")
-        return values
-
-    envs = gym.wrappers.vector.TransformObservation(envs, check_finite)
-    return gym.wrappers.vector.TransformReward(envs, check_finite)
-
-
-def check_frames(env_id):
-    """Stop if --record would fail after the training: render one frame before it."""
-    try:
-        envs = make_envs(env_id, 1, render_mode="rgb_array")
-        envs.reset()
-        Image.fromarray(envs.render()[0])
-    except Exception as error:  # each environment fails in a way of its own
-        stop(f"--record: --env-id {env_id} gives no frames ({type(error).__name__})")
-
-
+# ------------------------------------------------------------------------------------------ Agent
 class RunningMeanStd(nn.Module):
-    """Scales to mean 0 and standard deviation 1 over all rows seen, as networks learn best so."""
+    """Scales to mean 0 and standard deviation 1 over all rows seen so far: networks learn best from
+    such numbers. It counts in float64, as the mean may be large: a date in seconds."""
 
-    def __init__(self, *shape):
+    def __init__(self, size):
         super().__init__()
-        self.register_buffer("sums", torch.zeros(3, *shape, dtype=torch.float64))  # of 1, x, x²
-        self.register_buffer("mean", torch.zeros(shape))
-        self.register_buffer("std", torch.ones(shape))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(size, dtype=torch.float64))
 
     def update(self, x):
-        x = x.double()
-        self.sums += torch.stack([x**0, x, x**2]).sum(1)
-        count, total, squares = self.sums
-        mean = total / count
-        self.mean = mean.float()
-        self.std = (squares / count - mean**2).clamp(min=1e-8).sqrt().float()
+        """Add the rows of x (B, D), by Welford's formula for a whole batch."""
+        var, mean = torch.var_mean(x.double(), 0, correction=0)
+        self.count += len(x)
+        share = len(x) / self.count
+        delta = mean - self.mean
+        self.mean += share * delta
+        self.var += share * (var - self.var + (1 - share) * delta**2)
 
     def forward(self, x):
-        return ((x.to(self.mean.dtype) - self.mean) / self.std).clamp(-10, 10)
+        std = self.var.clamp(min=1e-8).sqrt()
+        scaled = (x.double() - self.mean) / std
+        return scaled.clamp(-10, 10).float()
 
 
 def mlp(inputs, outputs):
@@ -265,109 +233,186 @@ class Agent(nn.Module):
         obs_size = flatdim(envs.single_observation_space)
         action_space = envs.single_action_space
         self.obs_norm = RunningMeanStd(obs_size)
-        self.return_norm = RunningMeanStd()
         self.actor = mlp(obs_size, flatdim(action_space))
         self.critic = mlp(obs_size, 1)
         self.actor[-1].weight.data *= 0.01  # close to uniform at first
-        self.critic[-1].weight.data *= 0  # V is 0 at first, so that it suits tiny rewards, too
-        self.critic[-1].bias.data *= 0
         self.discrete = isinstance(action_space, Discrete)
         if not self.discrete:
-            self.actor.log_std = nn.Parameter(torch.full(action_space.shape, math.log(init_std)))
+            log_std = torch.full(action_space.shape, math.log(init_std))
+            self.actor.log_std = nn.Parameter(log_std)
 
     def policy(self, obs):
         """π(·|s): obs (…, D) → a distribution over actions (…) or (…, A)."""
         output = self.actor(self.obs_norm(obs))
         if self.discrete:
             return Categorical(logits=output)
-        return Independent(Normal(output, self.actor.log_std.exp()), 1)
+        std = self.actor.log_std.exp()
+        return Independent(Normal(output, std), 1)
 
     def value(self, obs):
-        """V(s): obs (…, D) → (…). The network itself sees returns of mean 0 and deviation 1."""
-        normalized = self.critic(self.obs_norm(obs)).squeeze(-1)
-        return normalized * self.return_norm.std + self.return_norm.mean
+        """V(s): obs (…, D) → (…)."""
+        return self.critic(self.obs_norm(obs)).squeeze(-1)
 
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """Actions for the observations of N environments: drawn from π, or its mode."""
         policy = self.policy(torch.as_tensor(obs))
-        return (policy.mode if greedy else policy.sample()).numpy()
+        actions = policy.mode if greedy else policy.sample()
+        return actions.numpy()
 
 
-# --------------------------------------------------------------- Evaluation, training and main
+# ------------------------------------------------------------------------------ Training and main
+def train(envs, agent, path, args):
+    """Train until the steps are spent or --target-return is reached. The agent, as it was before
+    each update, is saved at `path`, beside the logs."""
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
+    writer = SummaryWriter(path.parent)
+    writer.add_text("hyperparameters", str(args))
+    scratch = path.with_suffix(".tmp")
+    recent = []  # returns of the last 100 episodes
+    global_step = 0
+    start = time.perf_counter()
+    bar = tqdm(total=args.total_timesteps, unit="step", disable=None)
+    for rollout, returns in rollouts(envs, agent, args):
+        torch.save({args.env_id: agent.state_dict()}, scratch)
+        scratch.replace(path)  # a kill at any moment leaves a whole file
+        steps = int(rollout["mask"].sum())
+        global_step += steps
+        bar.update(steps)
+        recent = (recent + returns)[-100:]
+        if returns:
+            bar.set_postfix(mean_return=f"{np.mean(recent):.1f}")
+            writer.add_scalar("charts/episodic_return", np.mean(returns), global_step)
+        solved = len(recent) == 100 and np.mean(recent) >= args.target_return
+        if solved or global_step >= args.total_timesteps:
+            break
+
+        batch = prepare(agent, rollout, args)
+        progress_remaining = 1 - global_step / args.total_timesteps
+        stats = update(agent, optimizer, batch, progress_remaining, args)
+        agent.obs_norm.update(batch["obs"])  # only now: update needs the π that acted
+        if not math.isfinite(sum(stats.values())):
+            hint = f"lower --learning-rate; the agent from before this update is {path}"
+            sys.exit(f"error: step {global_step}: loss not finite; {hint}")
+        error = batch["advantages"].var(correction=0)
+        total = batch["targets"].var(correction=0)
+        stats["explained_variance"] = 1 - (error / total.clamp(min=1e-30)).item()
+        for name, value in stats.items():
+            writer.add_scalar(f"losses/{name}", value, global_step)
+        writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
+        seconds = time.perf_counter() - start
+        writer.add_scalar("charts/SPS", global_step / seconds, global_step)
+    bar.close()
+    writer.close()
+
+
+def main(args):
+    check_args(args)
+    torch.set_num_threads(1)  # networks this small only get slower with more
+    Distribution.set_default_validate_args(False)  # checking every tensor is slow as well
+    torch.manual_seed(args.seed)
+    np.random.seed(args.seed)  # some environments draw from these two
+    random.seed(args.seed)
+    envs = make_envs(args.env_id, args.num_envs)
+    # It knows the returns that are logged, of the rewards as the environment pays them.
+    envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
+    # We train on rewards divided by the standard deviation of the returns so far: one learning
+    # rate then suits an environment that pays 0.001 a step, and one that pays 1,000. At first this
+    # deviation is a guess, so rewards are bounded.
+    envs = gym.wrappers.vector.NormalizeReward(envs, args.gamma)
+    envs = gym.wrappers.vector.TransformReward(envs, lambda rewards: rewards.clip(-10, 10))
+    agent = Agent(envs, args.init_std)
+    if args.load:
+        try:
+            agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
+        except Exception as error:  # a missing, torn or foreign file can fail in many ways
+            stop(f"--load {args.load}: no agent of --env-id {args.env_id} ({type(error).__name__})")
+    modes = envs.metadata.get("render_modes", [])
+    if args.record and "rgb_array" not in modes:
+        stop(f"--record: --env-id {args.env_id} needs the render mode rgb_array, has {modes}")
+    folder = f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+    path = Path(args.output_dir, folder, "agent.pt")
+    try:
+        path.parent.mkdir(parents=True)
+    except OSError as error:
+        stop(f"--output-dir {args.output_dir}: {error.strerror}")
+    print(f"logs and agent in {path.parent}; tensorboard --logdir {args.output_dir}")
+
+    train(envs, agent, path, args)
+    envs.close()
+    greedy = evaluate(agent, args, True)
+    sampled = evaluate(agent, args, False)
+    print(f"mean return {greedy:.1f} greedy, {sampled:.1f} sampled; agent: {path}")
+    if args.record:
+        evaluate(agent, args, True, episodes=1, gif=path.with_suffix(".gif"))
+    return {"eval/return": greedy, "eval/return_stochastic": sampled, "agent": str(path)}
+
+
+# -------------------------------------------------------------------- Evaluation and environments
 def evaluate(agent, args, greedy, episodes=100, gif=None):
-    """Mean return of fresh episodes, one per environment, each cut off after 10,000 steps; the
-    first is filmed if given a file name for the `gif`."""
+    """Mean return of fresh episodes, one per environment, each cut off after 10,000 steps. With a
+    file name as `gif` the first is filmed, its first 1,000 steps at most."""
     options = {"render_mode": "rgb_array"} if gif else {}
     envs = make_envs(args.env_id, episodes, **options)
     obs, _ = envs.reset(seed=args.seed + 10**6)
-    episode_returns = np.zeros(episodes)
+    returns = np.zeros(episodes)
     running = np.ones(episodes, bool)
     frames = []
-    for _ in tqdm(range(10_000), desc="evaluating", disable=None, leave=False):
-        if gif:
+    for step in range(10_000):
+        if gif and step < 1000:  # more would fill the memory
             frames.append(Image.fromarray(envs.render()[0]))
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
-        episode_returns += rewards * running
+        returns += rewards * running
         running &= ~(terminated | truncated)
         if not running.any():
             break
     if gif:
         duration = 1000 / envs.metadata.get("render_fps", 30)
         frames[0].save(gif, save_all=True, append_images=frames[1:], duration=duration)
-    return episode_returns.mean()
+    envs.close()
+    return returns.mean()
 
 
-def train(envs, agent, path, args):
-    """Train until the steps are spent or --target-return is reached; the agent as it was before
-    each update is saved at `path`, beside the logs."""
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
-    writer = SummaryWriter(path.parent)
-    writer.add_text("hyperparameters", str(args))
-    global_step, recent = 0, []  # recent: returns of the last 100 episodes
-    start = time.perf_counter()
-    with tqdm(total=args.total_timesteps, unit="step", disable=None) as bar:  # on a terminal
-        for rollout, episode_returns in rollouts(envs, agent, args):
-            torch.save({args.env_id: agent.state_dict()}, path.with_suffix(".tmp"))
-            path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole agent
-            steps = int(rollout["mask"].sum())
-            global_step += steps
-            bar.update(steps)
-            recent = (recent + episode_returns)[-100:]
-            if episode_returns:
-                bar.set_postfix(mean_return=f"{np.mean(recent):.1f}")
-                writer.add_scalar("charts/episodic_return", np.mean(episode_returns), global_step)
-            solved = len(recent) == 100 and np.mean(recent) >= args.target_return
-            if solved or global_step >= args.total_timesteps:
-                break
-            batch = prepare(agent, rollout, args)
-            stats = update(agent, optimizer, batch, 1 - global_step / args.total_timesteps, args)
-            agent.obs_norm.update(batch["obs"])  # only now: update needs the π that acted
-            if not math.isfinite(sum(stats.values())):
-                hint = f"lower --learning-rate; the agent from before this update is {path}"
-                sys.exit(f"error: step {global_step}: loss not finite; {hint}")
-            error, total = (batch[key].var(correction=0) for key in ("advantages", "targets"))
-            stats["explained_variance"] = 1 - (error / total.clamp(min=1e-30)).item()
-            for name, value in stats.items():
-                writer.add_scalar(f"losses/{name}", value, global_step)
-            writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
-            seconds = time.perf_counter() - start
-            writer.add_scalar("charts/SPS", global_step / seconds, global_step)
-    writer.close()
+def make_envs(env_id, num_envs, **options):
+    """num_envs environments that step as one, with flat observations and bounded actions."""
+    sys.path.append(str(Path.cwd()))  # for --env-id my_module:MyEnv-v0
+    try:
+        envs = gym.make_vec(env_id, num_envs=num_envs, **options)
+    except (gym.error.Error, ImportError) as error:
+        stop(f"--env-id {env_id}: {error}")
+    seen = envs.single_observation_space
+    space = envs.single_action_space
+    reset = envs.metadata.get("autoreset_mode")
+    discrete = isinstance(space, Discrete) and space.start == 0
+    continuous = isinstance(space, Box) and len(space.shape) == 1 and space.dtype.kind == "f"
+    if not seen.is_np_flattenable:
+        stop(f"--env-id {env_id}: needs observations of a fixed size, has {seen}")
+    if not discrete and not continuous:
+        stop(f"--env-id {env_id}: needs actions from 0 to n or a flat Box of floats, has {space}")
+    if reset != gym.vector.AutoresetMode.NEXT_STEP:
+        stop(f"--env-id {env_id}: needs autoreset_mode NEXT_STEP in its metadata, has {reset}")
 
+    if not isinstance(seen, Box) or len(seen.shape) != 1:  # a Dict or an image becomes a vector
+        envs = gym.wrappers.vector.FlattenObservation(envs)
+    if continuous and space.is_bounded():  # π begins as N(0, 1), which suits bounds of -1 and 1
+        envs = gym.wrappers.vector.RescaleAction(envs, -1.0, 1.0)
+    if continuous:  # only the environment sees the clipped action; log π does not
+        envs = gym.wrappers.vector.ClipAction(envs)
 
-def stop(message):
-    """End a run that cannot work: one line that names the flag and the fix, exit status 2."""
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(2)
+    def checked_copy(values):
+        if not np.isfinite(values).all():
+            sys.exit(f"error: --env-id {env_id} gave an observation or a reward of NaN or infinity")
+        return values.copy()  # the environment may write its next values into the same array
+
+    envs = gym.wrappers.vector.TransformObservation(envs, checked_copy)
+    return gym.wrappers.vector.TransformReward(envs, checked_copy)
 
 
 def check_args(args):
     """Stop at the first number that no run can use."""
+    counts = ("num_envs", "num_steps", "num_minibatches", "update_epochs", "cg_steps")
     for name, value in vars(args).items():
-        low = 1 if Args.__annotations__[name] is int else 0
-        if name in ("seed", "total_timesteps"):
-            low = 0
+        low = 1 if name in counts else 0
         if name in ("init_std", "max_grad_norm"):
             low = 1e-9
         high = 1 if name in ("gamma", "gae_lambda") else 2**31  # trpo.py and ppo.py have gae_lambda
@@ -376,34 +421,10 @@ def check_args(args):
             stop(f"--{name.replace('_', '-')} {value}: must be between {low} and {high}")
 
 
-def main(args):
-    check_args(args)
-    torch.set_num_threads(1)  # networks this small only get slower with more
-    Distribution.set_default_validate_args(False)  # checking every tensor is slow as well
-    torch.manual_seed(args.seed)
-    envs = make_envs(args.env_id, args.num_envs)
-    agent = Agent(envs, args.init_std)
-    if args.load:
-        try:
-            agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
-        except Exception as error:  # a missing, torn or foreign file can fail in many ways
-            stop(f"--load {args.load}: no agent of --env-id {args.env_id} ({type(error).__name__})")
-    if args.record:
-        check_frames(args.env_id)
-    folder = f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
-    path = Path(args.output_dir, folder, "agent.pt")
-    try:
-        path.parent.mkdir(parents=True)
-    except OSError as error:
-        stop(f"--output-dir {args.output_dir}: {error.strerror}")
-    print(f"logs and agent in {path.parent}; tensorboard --logdir {args.output_dir}")
-    train(envs, agent, path, args)
-    greedy = evaluate(agent, args, True)
-    sampled = evaluate(agent, args, False)
-    print(f"mean return {greedy:.1f} greedy, {sampled:.1f} sampled; agent: {path}")
-    if args.record:
-        evaluate(agent, args, True, episodes=1, gif=path.with_suffix(".gif"))
-    return {"eval/return": greedy, "eval/return_stochastic": sampled, "agent": str(path)}
+def stop(message):
+    """End a run that cannot work: one line that names the flag and the fix, exit status 2."""
+    print("error:", " ".join(message.split()), file=sys.stderr)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -1,52 +1,50 @@
 """TRPO, Trust Region Policy Optimization: the best step that hardly changes the policy.
 
 The current policy π_old plays T steps in each of N environments, and the critic V turns the
-rewards into advantages A_t, how much better than expected an action was. Then a single step solves
+rewards into advantages A_t, how much better than expected an action was. Then one step solves
 
-    max_θ L = mean_t r_t A_t   subject to   mean_t KL(π_old ‖ π) ≤ δ
-    r_t = π(a_t | s_t) / π_old(a_t | s_t)       (R_t is a reward, δ_t a TD error, δ a bound)
+    max_θ L = mean_t r_t A_t   subject to   mean_t KL(π_old ‖ π) ≤ δ             (--max-kl)
+    r_t = π(a_t | s_t) / π_old(a_t | s_t)
     A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)    (up to the episode's end)
+    KL(π_old ‖ π) = Σ_a π_old log(π_old / π)     0 if both are equal, else more
 
-Why r_t, where actor-critic has log π? A says how much better an action is than π_old's average, so
-Σ_a π A is what π would gain in a state. But the actions are π_old's. The importance weight r_t
-corrects for that: Σ_a π_old r A = Σ_a π A. The gradient of r is ∇r = ∇π / π_old = r ∇log π. If π
-is π_old, then r = 1, so there g = ∇L is actor-critic's gradient, with A_t in place of δ_t.
+What changes from actor_critic.py                Where
+    GAE, not a single TD error                   compute_advantages, --gae-lambda
+    a ratio in place of log π                    measure, in update
+    the natural gradient                         conjugate_gradient, fisher_vector_product
+    a step within the trust region               line_search, --max-kl
+    targets that stay, and no entropy bonus      fit_critic, update
 
-KL(π_old ‖ π) = Σ_a π_old log(π_old / π), the Kullback-Leibler divergence, measures how far π is
-from π_old in a state: it is 0 if they are equal, else more.
+The ratio: A says how much better an action is than π_old's average, so Σ_a π A is what π gains in a
+state. But the actions are π_old's. The importance weight r corrects for that: Σ_a π_old r A is
+Σ_a π A. As ∇r = ∇π / π_old = r ∇log π, and r = 1 at π_old, ∇L is actor-critic's gradient there.
 
-(ppo.py needs nothing of this paragraph.) At π_old the KL is at its minimum, and its gradient is 0.
-So for a short step d in θ the KL is about ½ dᵀF d, where F, its Hessian, is called the Fisher
-matrix. The d with the largest gain gᵀd at a KL of δ (--max-kl) has ∇_d (gᵀd − μ ½ dᵀF d) = 0 for
-some number μ, so F d is a multiple of g. This gives d = √(2δ / xᵀF x) x with F x = g; x is the
-natural gradient. F, a number for each pair of weights, is never built: the conjugate-gradient
-method solves F x = g from products F v alone, and F v is the gradient of ∇KL · v, with v fixed.
-(Each product adds --damping times v, as F may be singular.) Then a line search halves d, nine times
-at most, until L has grown and the KL is at most δ.
+The step (ppo.py does not need this): at π_old the KL is at its minimum, so its gradient is 0. For a
+short step d the KL is about ½ dᵀF d, where F, its Hessian, is called the Fisher matrix, and L gains
+gᵀd, with g = ∇L. At the best d the gradients of both, F d and g, are parallel. So d is a multiple
+of x with F x = g, the natural gradient: d = √(2δ / xᵀF x) x. Conjugate gradients solve F x = g from
+products F v alone, and F v is the gradient of ∇KL · v. So F, with a number for each pair of
+weights, is never built. A line search then halves d until L has grown and the KL is at most δ.
 
-A_t is GAE, generalized advantage estimation. λ = 0 leaves actor-critic's TD error δ_t, which is
-biased by V's mistakes; λ = 1 gives Σ_l γ^l R_{t+l} − V(s_t), REINFORCE's noisy return minus its
-baseline (V stands for rewards after the rollout's end). A λ in between has less noise than 1 and
-less bias than 0. The critic's target is V(s_t) + A_t, the λ-return: mostly rewards and little of V,
-so actor_critic.py's Pop-Art is left out. There is no entropy bonus: a step raises L alone.
+GAE, generalized advantage estimation: A_t is the mean of all k-step estimates, R_t + … + γ^k
+V(s_{t+k}) − V(s_t), with weights (1 − λ) λ^(k−1). λ = 0 leaves the TD error, biased by V's errors;
+λ = 1 leaves REINFORCE's noisy return minus V(s_t). The critic's target, V(s_t) + A_t, is called the
+λ-return.
 
-Why: a learning rate bounds a step in the weights θ, but of two steps of one length, one may hardly
-change the policy and the other ruin it. TRPO bounds the step in the policy itself.
+Why: a learning rate bounds a step in θ, but of two steps of equal length one may hardly change the
+policy and the other ruin it. TRPO bounds the change of the policy itself.
 
-Weakness: it takes some twenty passes over a rollout to make one step of the policy. L is valid
-only near π_old, whose states it uses. The proof that no step makes the policy worse (section 3 of
-the paper) needs exact advantages, a bound on the KL in every state, and far smaller steps; with
-samples and a mean KL there is no such guarantee, though a step rarely cost 10 % of the return here
-(tests/experiments/EXPERIMENTS.md#promise).
+Weakness: one step takes some twenty passes over a rollout. L is valid only near π_old, whose states
+it uses. The paper's proof that no step harms needs a KL bounded in every state, and smaller steps.
 
-    python trpo.py                                                             # CartPole-v1
-    python trpo.py --env-id Pendulum-v1 --gamma 0.9                            # continuous actions
+Differs from the paper: it has Monte Carlo returns in place of GAE, and no --damping.
 
-Schulman et al. 2015, Trust Region Policy Optimization, arXiv:1502.05477
-GAE: Schulman et al. 2015, High-Dimensional Continuous Control Using GAE, arXiv:1506.02438
+    python trpo.py --env-id Pendulum-v1 --gamma 0.95                   # continuous actions
+Schulman et al. 2015, arXiv:1502.05477; GAE: Schulman et al. 2015, arXiv:1506.02438
 """
 
 import math
+import random
 import sys
 import time
 from dataclasses import dataclass
@@ -80,7 +78,7 @@ class Args:
     # steps over all environments (the last rollout trains nothing); 0: only evaluate --load's agent
     total_timesteps: int = 200_000
     env_id: str = "CartPole-v1"  # any gymnasium environment with Discrete or Box actions
-    init_std: float = 1.0  # initial standard deviation of a Gaussian policy (Box actions)
+    init_std: float = 1.0  # initial std of a Gaussian policy; bounded actions are scaled to [-1, 1]
     target_return: float = math.inf  # stop once the last 100 episodes reach this mean return
     seed: int = 1  # the same seed gives the same run, to the last digit
     load: str = ""  # start from the agent in this file, the agent.pt of an earlier run
@@ -91,15 +89,16 @@ class Args:
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
     """GAE(γ, λ) and the critic's targets, for a rollout (see `rollouts`): all (T, N)."""
-    # Nothing follows a termination. An episode cut off by a time limit, or by the rollout's end,
+    # No reward follows a termination. An episode that a time limit or the rollout's end cut off
     # would have gone on, and V(s_{t+1}) stands for the rest of it.
     next_values = next_values * ~rollout["terminated"]
     delta = rollout["rewards"] + args.gamma * next_values - values
+    decay = args.gamma * args.gae_lambda
     advantages = torch.zeros_like(delta)
     following = 0.0
     for t in reversed(range(len(delta))):
-        # After `done` come the environment's reset and another episode.
-        following = delta[t] + args.gamma * args.gae_lambda * following * ~rollout["done"][t]
+        # After `done` another episode begins: the sum stops there.
+        following = delta[t] + decay * following * ~rollout["done"][t]
         advantages[t] = following
     return advantages, values + advantages
 
@@ -108,9 +107,9 @@ def compute_advantages(rollout, values, next_values, args):
 def prepare(agent, rollout, args):
     """The rollout's B real steps, with advantages and targets: obs (B, D), actions (B,) or (B, A),
     the others (B,)."""
-    # obs[t + 1] is next_obs[t], after an episode's last step, too: the reset comes one step later.
-    values = agent.value(torch.cat([rollout["obs"], rollout["next_obs"][-1:]]))  # V(s_0) … V(s_T)
-    advantages, targets = compute_advantages(rollout, values[:-1], values[1:], args)
+    values = agent.value(rollout["obs"])
+    next_values = agent.value(rollout["next_obs"])
+    advantages, targets = compute_advantages(rollout, values, next_values, args)
     rollout = rollout | {"advantages": advantages, "targets": targets}
     return {name: column[rollout["mask"]] for name, column in rollout.items()}
 
@@ -126,14 +125,15 @@ def conjugate_gradient(product, g, steps, tolerance=1e-10):
     small. Each step goes to the minimum of ½ xᵀF x − gᵀx along one direction. For any two
     directions uᵀF v = 0, so no step undoes another: P steps are exact, ten come close."""
     x = torch.zeros_like(g)
-    residual = direction = g
+    residual = g
+    direction = g
     square = residual @ residual
     for _ in range(steps):
         if square <= tolerance:
             break
         image = product(direction)
         alpha = square / (direction @ image)
-        x += alpha * direction
+        x = x + alpha * direction
         residual = residual - alpha * image
         new_square = residual @ residual
         direction = residual + new_square / square * direction
@@ -163,10 +163,9 @@ def update(agent, optimizer, batch, progress_remaining, args):
     with torch.no_grad():
         old_policy = agent.policy(batch["obs"])
         old_logprobs = old_policy.log_prob(batch["actions"])
-    # In units of the standard deviation of all returns so far: the same flags then suit rewards of
-    # 1e-6 and of 1e6. A z-score per batch would blow up the small advantages of a good policy.
-    agent.return_norm.update(batch["targets"])
-    advantages = batch["advantages"] / agent.return_norm.std
+    # A constant baseline: while V is too low everywhere, every action would look good. (Dividing
+    # by the std, too, as many do, would blow up the small advantages of a good policy.)
+    advantages = batch["advantages"] - batch["advantages"].mean()
 
     def measure():
         """L and the KL at the current parameters."""
@@ -202,7 +201,7 @@ def fit_critic(agent, optimizer, batch, args):
         order = torch.randperm(len(batch["obs"]))
         for rows in order.chunk(args.num_minibatches):
             error = agent.value(batch["obs"][rows]) - batch["targets"][rows]
-            loss = 0.5 * (error / agent.return_norm.std).square().mean()
+            loss = 0.5 * error.square().mean()
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(agent.critic.parameters(), args.max_grad_norm)
@@ -222,84 +221,50 @@ def rollouts(envs, agent, args):
     """
     obs, _ = envs.reset(seed=args.seed)
     mask = np.ones(args.num_envs, bool)
-    episode_returns = np.zeros(args.num_envs)  # of the episodes under way, so far
     while True:
-        steps, ended = [], []
+        steps, returns = [], []
         for _ in range(args.num_steps):
             actions = agent.act(obs)
-            next_obs, rewards, terminated, truncated, _ = envs.step(actions)
+            next_obs, rewards, terminated, truncated, infos = envs.step(actions)
             done = terminated | truncated
-            step = {"obs": obs, "actions": actions, "rewards": rewards.astype(np.float32)}
-            step |= {"next_obs": next_obs, "terminated": terminated, "done": done, "mask": mask}
+            step = {"obs": obs, "actions": actions, "next_obs": next_obs, "mask": mask}
+            step["rewards"] = rewards.astype(np.float32)
+            step |= {"terminated": terminated.copy(), "done": done}
             steps.append(step)
-            episode_returns += rewards * mask
-            ended += episode_returns[done].tolist()
-            episode_returns[done] = 0
+            if "episode" in infos:  # of RecordEpisodeStatistics
+                returns += infos["episode"]["r"][done].tolist()
             obs, mask = next_obs, ~done
-        rollout = {name: torch.as_tensor(np.stack([s[name] for s in steps])) for name in steps[0]}
+        columns = {name: np.stack([step[name] for step in steps]) for name in steps[0]}
+        rollout = {name: torch.as_tensor(column) for name, column in columns.items()}
         if rollout["mask"].any():  # a rollout may hold nothing but resets
-            yield rollout, ended
+            yield rollout, returns
 
 
 # From here on, all scripts of this family are the same, byte for byte.
-# -------------------------------------------------------------------------- Environment and agent
-def make_envs(env_id, num_envs, **options):
-    """num_envs environments that step as one; natively vectorized where gymnasium has that."""
-    try:
-        envs = gym.make_vec(env_id, num_envs=num_envs, **options)
-    except (gym.error.Error, ImportError) as error:
-        stop(f"--env-id {env_id}: {error}")
-    seen, space = envs.single_observation_space, envs.single_action_space
-    discrete = isinstance(space, Discrete) and space.start == 0
-    flat = isinstance(space, Box) and len(space.shape) == 1
-    continuous = flat and np.issubdtype(space.dtype, np.floating)
-    next_step = envs.metadata["autoreset_mode"] == gym.vector.AutoresetMode.NEXT_STEP
-    if not (seen.is_np_flattenable and (discrete or continuous) and next_step):
-        needs = "observations of a fixed size, Discrete or flat float actions, next-step autoreset"
-        stop(f"--env-id {env_id}: needs {needs}")
-    if not isinstance(seen, Box) or len(seen.shape) != 1:  # a Dict or an image becomes a vector
-        envs = gym.wrappers.vector.FlattenObservation(envs)
-    if continuous:  # only the environment sees the clipped action; log π does not
-        envs = gym.wrappers.vector.ClipAction(envs)
-
-    def check_finite(values):
-        if not np.isfinite(values).all():
-            sys.exit(f"error: --env-id {env_id} gave an observation or a reward of NaN or infinity")
-        return values
-
-    envs = gym.wrappers.vector.TransformObservation(envs, check_finite)
-    return gym.wrappers.vector.TransformReward(envs, check_finite)
-
-
-def check_frames(env_id):
-    """Stop if --record would fail after the training: render one frame before it."""
-    try:
-        envs = make_envs(env_id, 1, render_mode="rgb_array")
-        envs.reset()
-        Image.fromarray(envs.render()[0])
-    except Exception as error:  # each environment fails in a way of its own
-        stop(f"--record: --env-id {env_id} gives no frames ({type(error).__name__})")
-
-
+# ------------------------------------------------------------------------------------------ Agent
 class RunningMeanStd(nn.Module):
-    """Scales to mean 0 and standard deviation 1 over all rows seen, as networks learn best so."""
+    """Scales to mean 0 and standard deviation 1 over all rows seen so far: networks learn best from
+    such numbers. It counts in float64, as the mean may be large: a date in seconds."""
 
-    def __init__(self, *shape):
+    def __init__(self, size):
         super().__init__()
-        self.register_buffer("sums", torch.zeros(3, *shape, dtype=torch.float64))  # of 1, x, x²
-        self.register_buffer("mean", torch.zeros(shape))
-        self.register_buffer("std", torch.ones(shape))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(size, dtype=torch.float64))
 
     def update(self, x):
-        x = x.double()
-        self.sums += torch.stack([x**0, x, x**2]).sum(1)
-        count, total, squares = self.sums
-        mean = total / count
-        self.mean = mean.float()
-        self.std = (squares / count - mean**2).clamp(min=1e-8).sqrt().float()
+        """Add the rows of x (B, D), by Welford's formula for a whole batch."""
+        var, mean = torch.var_mean(x.double(), 0, correction=0)
+        self.count += len(x)
+        share = len(x) / self.count
+        delta = mean - self.mean
+        self.mean += share * delta
+        self.var += share * (var - self.var + (1 - share) * delta**2)
 
     def forward(self, x):
-        return ((x.to(self.mean.dtype) - self.mean) / self.std).clamp(-10, 10)
+        std = self.var.clamp(min=1e-8).sqrt()
+        scaled = (x.double() - self.mean) / std
+        return scaled.clamp(-10, 10).float()
 
 
 def mlp(inputs, outputs):
@@ -316,109 +281,186 @@ class Agent(nn.Module):
         obs_size = flatdim(envs.single_observation_space)
         action_space = envs.single_action_space
         self.obs_norm = RunningMeanStd(obs_size)
-        self.return_norm = RunningMeanStd()
         self.actor = mlp(obs_size, flatdim(action_space))
         self.critic = mlp(obs_size, 1)
         self.actor[-1].weight.data *= 0.01  # close to uniform at first
-        self.critic[-1].weight.data *= 0  # V is 0 at first, so that it suits tiny rewards, too
-        self.critic[-1].bias.data *= 0
         self.discrete = isinstance(action_space, Discrete)
         if not self.discrete:
-            self.actor.log_std = nn.Parameter(torch.full(action_space.shape, math.log(init_std)))
+            log_std = torch.full(action_space.shape, math.log(init_std))
+            self.actor.log_std = nn.Parameter(log_std)
 
     def policy(self, obs):
         """π(·|s): obs (…, D) → a distribution over actions (…) or (…, A)."""
         output = self.actor(self.obs_norm(obs))
         if self.discrete:
             return Categorical(logits=output)
-        return Independent(Normal(output, self.actor.log_std.exp()), 1)
+        std = self.actor.log_std.exp()
+        return Independent(Normal(output, std), 1)
 
     def value(self, obs):
-        """V(s): obs (…, D) → (…). The network itself sees returns of mean 0 and deviation 1."""
-        normalized = self.critic(self.obs_norm(obs)).squeeze(-1)
-        return normalized * self.return_norm.std + self.return_norm.mean
+        """V(s): obs (…, D) → (…)."""
+        return self.critic(self.obs_norm(obs)).squeeze(-1)
 
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """Actions for the observations of N environments: drawn from π, or its mode."""
         policy = self.policy(torch.as_tensor(obs))
-        return (policy.mode if greedy else policy.sample()).numpy()
+        actions = policy.mode if greedy else policy.sample()
+        return actions.numpy()
 
 
-# --------------------------------------------------------------- Evaluation, training and main
+# ------------------------------------------------------------------------------ Training and main
+def train(envs, agent, path, args):
+    """Train until the steps are spent or --target-return is reached. The agent, as it was before
+    each update, is saved at `path`, beside the logs."""
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
+    writer = SummaryWriter(path.parent)
+    writer.add_text("hyperparameters", str(args))
+    scratch = path.with_suffix(".tmp")
+    recent = []  # returns of the last 100 episodes
+    global_step = 0
+    start = time.perf_counter()
+    bar = tqdm(total=args.total_timesteps, unit="step", disable=None)
+    for rollout, returns in rollouts(envs, agent, args):
+        torch.save({args.env_id: agent.state_dict()}, scratch)
+        scratch.replace(path)  # a kill at any moment leaves a whole file
+        steps = int(rollout["mask"].sum())
+        global_step += steps
+        bar.update(steps)
+        recent = (recent + returns)[-100:]
+        if returns:
+            bar.set_postfix(mean_return=f"{np.mean(recent):.1f}")
+            writer.add_scalar("charts/episodic_return", np.mean(returns), global_step)
+        solved = len(recent) == 100 and np.mean(recent) >= args.target_return
+        if solved or global_step >= args.total_timesteps:
+            break
+
+        batch = prepare(agent, rollout, args)
+        progress_remaining = 1 - global_step / args.total_timesteps
+        stats = update(agent, optimizer, batch, progress_remaining, args)
+        agent.obs_norm.update(batch["obs"])  # only now: update needs the π that acted
+        if not math.isfinite(sum(stats.values())):
+            hint = f"lower --learning-rate; the agent from before this update is {path}"
+            sys.exit(f"error: step {global_step}: loss not finite; {hint}")
+        error = batch["advantages"].var(correction=0)
+        total = batch["targets"].var(correction=0)
+        stats["explained_variance"] = 1 - (error / total.clamp(min=1e-30)).item()
+        for name, value in stats.items():
+            writer.add_scalar(f"losses/{name}", value, global_step)
+        writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
+        seconds = time.perf_counter() - start
+        writer.add_scalar("charts/SPS", global_step / seconds, global_step)
+    bar.close()
+    writer.close()
+
+
+def main(args):
+    check_args(args)
+    torch.set_num_threads(1)  # networks this small only get slower with more
+    Distribution.set_default_validate_args(False)  # checking every tensor is slow as well
+    torch.manual_seed(args.seed)
+    np.random.seed(args.seed)  # some environments draw from these two
+    random.seed(args.seed)
+    envs = make_envs(args.env_id, args.num_envs)
+    # It knows the returns that are logged, of the rewards as the environment pays them.
+    envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
+    # We train on rewards divided by the standard deviation of the returns so far: one learning
+    # rate then suits an environment that pays 0.001 a step, and one that pays 1,000. At first this
+    # deviation is a guess, so rewards are bounded.
+    envs = gym.wrappers.vector.NormalizeReward(envs, args.gamma)
+    envs = gym.wrappers.vector.TransformReward(envs, lambda rewards: rewards.clip(-10, 10))
+    agent = Agent(envs, args.init_std)
+    if args.load:
+        try:
+            agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
+        except Exception as error:  # a missing, torn or foreign file can fail in many ways
+            stop(f"--load {args.load}: no agent of --env-id {args.env_id} ({type(error).__name__})")
+    modes = envs.metadata.get("render_modes", [])
+    if args.record and "rgb_array" not in modes:
+        stop(f"--record: --env-id {args.env_id} needs the render mode rgb_array, has {modes}")
+    folder = f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+    path = Path(args.output_dir, folder, "agent.pt")
+    try:
+        path.parent.mkdir(parents=True)
+    except OSError as error:
+        stop(f"--output-dir {args.output_dir}: {error.strerror}")
+    print(f"logs and agent in {path.parent}; tensorboard --logdir {args.output_dir}")
+
+    train(envs, agent, path, args)
+    envs.close()
+    greedy = evaluate(agent, args, True)
+    sampled = evaluate(agent, args, False)
+    print(f"mean return {greedy:.1f} greedy, {sampled:.1f} sampled; agent: {path}")
+    if args.record:
+        evaluate(agent, args, True, episodes=1, gif=path.with_suffix(".gif"))
+    return {"eval/return": greedy, "eval/return_stochastic": sampled, "agent": str(path)}
+
+
+# -------------------------------------------------------------------- Evaluation and environments
 def evaluate(agent, args, greedy, episodes=100, gif=None):
-    """Mean return of fresh episodes, one per environment, each cut off after 10,000 steps; the
-    first is filmed if given a file name for the `gif`."""
+    """Mean return of fresh episodes, one per environment, each cut off after 10,000 steps. With a
+    file name as `gif` the first is filmed, its first 1,000 steps at most."""
     options = {"render_mode": "rgb_array"} if gif else {}
     envs = make_envs(args.env_id, episodes, **options)
     obs, _ = envs.reset(seed=args.seed + 10**6)
-    episode_returns = np.zeros(episodes)
+    returns = np.zeros(episodes)
     running = np.ones(episodes, bool)
     frames = []
-    for _ in tqdm(range(10_000), desc="evaluating", disable=None, leave=False):
-        if gif:
+    for step in range(10_000):
+        if gif and step < 1000:  # more would fill the memory
             frames.append(Image.fromarray(envs.render()[0]))
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
-        episode_returns += rewards * running
+        returns += rewards * running
         running &= ~(terminated | truncated)
         if not running.any():
             break
     if gif:
         duration = 1000 / envs.metadata.get("render_fps", 30)
         frames[0].save(gif, save_all=True, append_images=frames[1:], duration=duration)
-    return episode_returns.mean()
+    envs.close()
+    return returns.mean()
 
 
-def train(envs, agent, path, args):
-    """Train until the steps are spent or --target-return is reached; the agent as it was before
-    each update is saved at `path`, beside the logs."""
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
-    writer = SummaryWriter(path.parent)
-    writer.add_text("hyperparameters", str(args))
-    global_step, recent = 0, []  # recent: returns of the last 100 episodes
-    start = time.perf_counter()
-    with tqdm(total=args.total_timesteps, unit="step", disable=None) as bar:  # on a terminal
-        for rollout, episode_returns in rollouts(envs, agent, args):
-            torch.save({args.env_id: agent.state_dict()}, path.with_suffix(".tmp"))
-            path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole agent
-            steps = int(rollout["mask"].sum())
-            global_step += steps
-            bar.update(steps)
-            recent = (recent + episode_returns)[-100:]
-            if episode_returns:
-                bar.set_postfix(mean_return=f"{np.mean(recent):.1f}")
-                writer.add_scalar("charts/episodic_return", np.mean(episode_returns), global_step)
-            solved = len(recent) == 100 and np.mean(recent) >= args.target_return
-            if solved or global_step >= args.total_timesteps:
-                break
-            batch = prepare(agent, rollout, args)
-            stats = update(agent, optimizer, batch, 1 - global_step / args.total_timesteps, args)
-            agent.obs_norm.update(batch["obs"])  # only now: update needs the π that acted
-            if not math.isfinite(sum(stats.values())):
-                hint = f"lower --learning-rate; the agent from before this update is {path}"
-                sys.exit(f"error: step {global_step}: loss not finite; {hint}")
-            error, total = (batch[key].var(correction=0) for key in ("advantages", "targets"))
-            stats["explained_variance"] = 1 - (error / total.clamp(min=1e-30)).item()
-            for name, value in stats.items():
-                writer.add_scalar(f"losses/{name}", value, global_step)
-            writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
-            seconds = time.perf_counter() - start
-            writer.add_scalar("charts/SPS", global_step / seconds, global_step)
-    writer.close()
+def make_envs(env_id, num_envs, **options):
+    """num_envs environments that step as one, with flat observations and bounded actions."""
+    sys.path.append(str(Path.cwd()))  # for --env-id my_module:MyEnv-v0
+    try:
+        envs = gym.make_vec(env_id, num_envs=num_envs, **options)
+    except (gym.error.Error, ImportError) as error:
+        stop(f"--env-id {env_id}: {error}")
+    seen = envs.single_observation_space
+    space = envs.single_action_space
+    reset = envs.metadata.get("autoreset_mode")
+    discrete = isinstance(space, Discrete) and space.start == 0
+    continuous = isinstance(space, Box) and len(space.shape) == 1 and space.dtype.kind == "f"
+    if not seen.is_np_flattenable:
+        stop(f"--env-id {env_id}: needs observations of a fixed size, has {seen}")
+    if not discrete and not continuous:
+        stop(f"--env-id {env_id}: needs actions from 0 to n or a flat Box of floats, has {space}")
+    if reset != gym.vector.AutoresetMode.NEXT_STEP:
+        stop(f"--env-id {env_id}: needs autoreset_mode NEXT_STEP in its metadata, has {reset}")
 
+    if not isinstance(seen, Box) or len(seen.shape) != 1:  # a Dict or an image becomes a vector
+        envs = gym.wrappers.vector.FlattenObservation(envs)
+    if continuous and space.is_bounded():  # π begins as N(0, 1), which suits bounds of -1 and 1
+        envs = gym.wrappers.vector.RescaleAction(envs, -1.0, 1.0)
+    if continuous:  # only the environment sees the clipped action; log π does not
+        envs = gym.wrappers.vector.ClipAction(envs)
 
-def stop(message):
-    """End a run that cannot work: one line that names the flag and the fix, exit status 2."""
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(2)
+    def checked_copy(values):
+        if not np.isfinite(values).all():
+            sys.exit(f"error: --env-id {env_id} gave an observation or a reward of NaN or infinity")
+        return values.copy()  # the environment may write its next values into the same array
+
+    envs = gym.wrappers.vector.TransformObservation(envs, checked_copy)
+    return gym.wrappers.vector.TransformReward(envs, checked_copy)
 
 
 def check_args(args):
     """Stop at the first number that no run can use."""
+    counts = ("num_envs", "num_steps", "num_minibatches", "update_epochs", "cg_steps")
     for name, value in vars(args).items():
-        low = 1 if Args.__annotations__[name] is int else 0
-        if name in ("seed", "total_timesteps"):
-            low = 0
+        low = 1 if name in counts else 0
         if name in ("init_std", "max_grad_norm"):
             low = 1e-9
         high = 1 if name in ("gamma", "gae_lambda") else 2**31  # trpo.py and ppo.py have gae_lambda
@@ -427,34 +469,10 @@ def check_args(args):
             stop(f"--{name.replace('_', '-')} {value}: must be between {low} and {high}")
 
 
-def main(args):
-    check_args(args)
-    torch.set_num_threads(1)  # networks this small only get slower with more
-    Distribution.set_default_validate_args(False)  # checking every tensor is slow as well
-    torch.manual_seed(args.seed)
-    envs = make_envs(args.env_id, args.num_envs)
-    agent = Agent(envs, args.init_std)
-    if args.load:
-        try:
-            agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
-        except Exception as error:  # a missing, torn or foreign file can fail in many ways
-            stop(f"--load {args.load}: no agent of --env-id {args.env_id} ({type(error).__name__})")
-    if args.record:
-        check_frames(args.env_id)
-    folder = f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
-    path = Path(args.output_dir, folder, "agent.pt")
-    try:
-        path.parent.mkdir(parents=True)
-    except OSError as error:
-        stop(f"--output-dir {args.output_dir}: {error.strerror}")
-    print(f"logs and agent in {path.parent}; tensorboard --logdir {args.output_dir}")
-    train(envs, agent, path, args)
-    greedy = evaluate(agent, args, True)
-    sampled = evaluate(agent, args, False)
-    print(f"mean return {greedy:.1f} greedy, {sampled:.1f} sampled; agent: {path}")
-    if args.record:
-        evaluate(agent, args, True, episodes=1, gif=path.with_suffix(".gif"))
-    return {"eval/return": greedy, "eval/return_stochastic": sampled, "agent": str(path)}
+def stop(message):
+    """End a run that cannot work: one line that names the flag and the fix, exit status 2."""
+    print("error:", " ".join(message.split()), file=sys.stderr)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,27 @@
 """Small environments whose right answers are known; importing this registers them with
 gymnasium."""
 
+import random
+
 import gymnasium as gym
 import numpy as np
 
 
 class Diary(gym.Env):
     """Says in every observation which episode and which step of it this is; ends at random, or
-    after 6 steps by TimeLimit."""
+    after 6 steps by TimeLimit. Counts those that are not closed."""
+
+    opened = 0
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
 
     def __init__(self):
         self.episode = -1
+        Diary.opened += 1
+
+    def close(self):
+        Diary.opened -= 1
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -27,14 +35,14 @@ class Diary(gym.Env):
 
 
 class Mirror(gym.Env):
-    """Shows the action that reached it, which lies between -1 and 1; 5 steps."""
+    """Shows the action that reached it, which lies between its bounds; 5 steps."""
 
-    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
-    action_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    def __init__(self, low=-1, high=1):
+        self.action_space = self.observation_space = gym.spaces.Box(low, high, (3,), np.float32)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        return np.zeros(3, np.float32), {}
+        return self.action_space.low, {}
 
     def step(self, action):
         assert self.action_space.contains(action)
@@ -82,6 +90,14 @@ class Endless(gym.Env):
         return np.ones(1, np.float32), 1.0, False, False, {}
 
 
+class Lucky(Diary):
+    """Draws its rewards from the dice of random and numpy."""
+
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, random.random() + np.random.random(), *rest
+
+
 class Broken(Diary):
     """Gives `value` as a reward or as an observation, from episode `first` on."""
 
@@ -101,17 +117,17 @@ class Broken(Diary):
         return np.full_like(right, self.value) if what == "obs" else self.value
 
 
-class Filmed(Diary):
-    """Gives a frame for each step, or None, and does not say how many frames a second has."""
+class Filmed(Endless):
+    """Gives a frame for each step, and does not say how many frames a second has. For ever."""
 
     metadata = {"render_modes": ["rgb_array"]}
 
-    def __init__(self, render_mode=None, frames=True):
-        super().__init__()
-        self.render_mode, self.frames = render_mode, frames
+    def __init__(self, render_mode=None):
+        self.render_mode, self.t = render_mode, 0
 
     def render(self):
-        return np.full((40, 60, 3), 40 * self.t, np.uint8) if self.frames else None
+        self.t += 1
+        return np.full((4, 6, 3), self.t % 256, np.uint8)
 
 
 class Spaces(gym.Env):
@@ -131,11 +147,13 @@ class Spaces(gym.Env):
 
 gym.register("Diary-v0", Diary, max_episode_steps=6)
 gym.register("Broken-v0", Broken, max_episode_steps=6)
-gym.register("Filmed-v0", Filmed, max_episode_steps=6)
-gym.register("NoFrames-v0", Filmed, max_episode_steps=6, kwargs={"frames": False})
+gym.register("Lucky-v0", Lucky, max_episode_steps=6)
+gym.register("Filmed-v0", Filmed)
 gym.register("Mirror-v0", Mirror, max_episode_steps=5)
+gym.register("Units-v0", Mirror, max_episode_steps=5, kwargs={"low": 5, "high": 8})
 gym.register("Guess-v0", Guess)
-gym.register("Paid-v0", Guess, kwargs={"scale": 1e-6})
+for scale in (1e-3, 1, 1000):
+    gym.register(f"Paid{scale:g}-v0", Guess, kwargs={"scale": scale})
 gym.register("GuessBox-v0", Guess, kwargs={"continuous": True})
 gym.register("Endless-v0", Endless, max_episode_steps=10)
 gym.register("Forever-v0", Endless)

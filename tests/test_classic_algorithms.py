@@ -17,16 +17,22 @@ ALL = pytest.mark.parametrize("module", [reinforce, actor_critic, trpo, ppo])
 ACTIONS = [gym.spaces.Discrete(3), gym.spaces.Box(-1, 1, (2,))]
 
 
+class Shift(nn.Module):
+    """In place of the norm of observations, which gives float32."""
+
+    def forward(self, obs):
+        return obs - 0.5
+
+
 def make_agent(module, action=ACTIONS[0]):
-    """A small agent in float64 whose policy is not uniform, and whose returns have deviation 1."""
+    """A small agent in float64 whose policy is not uniform."""
     torch.manual_seed(0)
     seen = gym.spaces.Box(-1, 1, (3,))
     agent = module.Agent(SimpleNamespace(single_observation_space=seen, single_action_space=action))
     for network in (agent.actor, agent.critic):
         network[0], network[2] = nn.Linear(3, 4), nn.Linear(4, 4)
         network[4] = nn.Linear(4, network[4].out_features)
-    agent.obs_norm.mean += 0.5
-    agent.return_norm.update = lambda returns: None
+    agent.obs_norm = Shift()
     if not agent.discrete:
         agent.actor.log_std.data.uniform_(-1, 0.5)
     return agent.double()
@@ -37,6 +43,7 @@ def batch_for(agent, B=64):
     and the log-probabilities of the policy as it is now."""
     torch.manual_seed(1)
     obs, advantages = torch.randn(B, 3).double(), torch.randn(B).double()
+    advantages -= advantages.mean()
     policy, returns = agent.policy(obs), torch.randn(B).double()
     actions = policy.sample()
     batch = {"obs": obs, "actions": actions, "advantages": advantages, "targets": returns}
@@ -80,12 +87,9 @@ def test_gaussian_policy():
     assert np.allclose(agent.act(obs.numpy(), greedy=True), mean.detach())
 
 
-def test_an_agent_begins_with_the_deviation_of_the_flag_and_a_critic_of_0():
-    """The first targets contain the critic's values. If it did not say 0, these would set the scale
-    of the returns, far above rewards of a millionth."""
+def test_an_agent_begins_with_the_deviation_of_the_flag():
     agent, obs = ppo.Agent(ppo.make_envs("Pendulum-v1", 2), 0.37), torch.randn(5, 3)
     torch.testing.assert_close(agent.policy(obs).stddev, torch.full((5, 1), 0.37))
-    assert agent.value(obs).tolist() == [0] * 5
 
 
 # --------------------------------------------------------------------------------------------- TRPO
@@ -196,22 +200,11 @@ def test_the_penalty_is_the_kl_and_pulls_back():
     assert torch.allclose(*slopes) and not clipped.any()
 
 
-@pytest.mark.parametrize("form", ["clip", "penalty"])
-@pytest.mark.parametrize("target_kl,passes", [(1e-9, 1), (None, 5), (1e9, 5)])
-def test_target_kl_ends_the_passes(form, target_kl, passes):
-    """With the penalty it steers β alone."""
-    agent = make_agent(ppo)
-    args = ppo.Args(surrogate=form, target_kl=target_kl, update_epochs=5, num_minibatches=2)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=0.01)
-    ppo.update(agent, optimizer, batch_for(agent), 1.0, args)
-    assert optimizer.state[agent.actor[0].weight]["step"] == 2 * (passes if form == "clip" else 5)
-
-
-@pytest.mark.parametrize("target_kl", [None, 0.05])
+@pytest.mark.parametrize("target_kl", [0.01, 0.05])
 def test_beta_adapts_the_right_way(target_kl, monkeypatch):
     """The KL's bounds are two thirds and three halves of the target."""
     for share, factor in ((1.6, 2), (1.49, 1), (0.68, 1), (0.6, 0.5)):
-        agent, kl = make_agent(ppo), share * (target_kl or 0.01)
+        agent, kl = make_agent(ppo), share * target_kl
         monkeypatch.setattr(ppo, "mean_kl", lambda *of, kl=kl: kl)
         args = ppo.Args(surrogate="penalty", beta=0.4, target_kl=target_kl)
         stats = ppo.update(agent, Recorder(agent), batch_for(agent), 1.0, args)
@@ -229,32 +222,31 @@ def test_the_kl_is_that_of_the_whole_rollout(form, monkeypatch):
     stats = ppo.update(agent, optimizer, batch, 1.0, args)
     log_ratio = agent.policy(batch["obs"]).log_prob(batch["actions"]) - batch["logprobs"]
     kl = (log_ratio.exp() - 1 - log_ratio).mean().item()
-    assert stats["approx_kl"] == pytest.approx(kl) and kl > 1e-3
+    assert stats["approx_kl"] == pytest.approx(kl, rel=1e-4) and kl > 1e-3
     assert stats.get("clipfrac") == (4 / 16 if form == "clip" else None)
 
 
 # ----------------------------------------------------------------------------------------- all four
 
 
-@pytest.mark.parametrize("scale,most", [(0.01, 1.0), (1000.0, 0.3)])
 @pytest.mark.parametrize("action", ACTIONS)
 @ALL
-def test_gradients_of_every_optimizer_step_by_hand(module, action, scale, most):
-    """Signs of policy, entropy and value loss, their units, actor and critic each clipped by its
-    own norm (REINFORCE's actor not at all), none left over."""
-    agent = make_agent(module, action)
-    agent.return_norm.std.fill_(3.0)
+def test_gradients_of_every_optimizer_step_by_hand(module, action):
+    """Signs of policy, entropy and value loss; advantages minus their mean; actor
+    and critic each clipped by its own norm (REINFORCE's actor not at all); none left over."""
+    agent, most = make_agent(module, action), 0.3
     batch = batch_for(agent)
     for key in ("advantages", "targets", "rewards"):
-        batch[key] = batch[key] * scale
-    policy, A = agent.policy(batch["obs"]), batch["advantages"] / 3
+        batch[key] = 100 * batch[key] + 3
+    A = batch["advantages"] - batch["advantages"].mean()
+    policy = agent.policy(batch["obs"])
     log_prob, entropy = policy.log_prob(batch["actions"]), policy.entropy().mean()
-    value_loss = (0.5 * ((agent.value(batch["obs"]) - batch["targets"]) / 3) ** 2).mean()
+    value_loss = (0.5 * (agent.value(batch["obs"]) - batch["targets"]) ** 2).mean()
     policy_loss = -(A * log_prob).sum() / (4 if module is reinforce else 64)
 
     def clipped(loss, network, most):
         found = gradient(loss, network)
-        assert scale < 1 or found.norm() > 1
+        assert found.norm() > 1
         return found / (found.norm() / most).clamp(min=1)
 
     most_of_actor = float("inf") if module is reinforce else most
@@ -273,7 +265,7 @@ def test_gradients_of_every_optimizer_step_by_hand(module, action, scale, most):
             assert found is None if of is None else torch.allclose(found, of, atol=1e-5)
     logged = -A.mean() if module in (trpo, ppo) else policy_loss  # there the ratio is 1
     for key, value in ("policy_loss", logged), ("value_loss", value_loss), ("entropy", entropy):
-        assert stats[key] == pytest.approx(value.item(), rel=1e-5)
+        assert stats[key] == pytest.approx(value.item(), rel=1e-5, abs=1e-9)
 
 
 @ALL

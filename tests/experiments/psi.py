@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import gymnasium as gym
 import torch
 from classic_parts import train
 from harness import Panel, arms, grid
@@ -40,6 +41,7 @@ def errors(seed, half_trained, rollouts):
     agent = train(reinforce, total_timesteps=half_trained, seed=seed).agent
     args = reinforce.Args(gamma=1.0, seed=seed)
     envs = reinforce.make_envs(args.env_id, args.num_envs, max_episode_steps=10**9)
+    envs = gym.wrappers.vector.TransformReward(envs, lambda rewards: rewards / 100)  # for V
     stream = (rollout for rollout, _ in reinforce.rollouts(envs, agent, args))
     agent.critic = reinforce.Agent(envs).critic  # a new one
     optimizer = torch.optim.Adam(agent.critic.parameters(), lr=1e-3)
@@ -50,7 +52,6 @@ def errors(seed, half_trained, rollouts):
     ):  # has seen 2, then 50 rollouts
         for _ in range(fits):
             batch = reinforce.prepare(agent, next(stream), args)
-            agent.return_norm.update(batch["targets"])
             reinforce.fit_critic(agent, optimizer, batch, args)
         drawn = [next(stream) for _ in range(rollouts)]
         true = policy_gradients(agent, drawn, "baseline", args)

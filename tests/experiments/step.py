@@ -28,8 +28,7 @@ def adam_steps(form, rate):
         adam = made.setdefault("actor's", torch.optim.Adam(agent.actor.parameters()))
         adam.param_groups[0]["lr"] = rate * progress_remaining
         optimizer.param_groups[0]["lr"] = args.learning_rate * progress_remaining  # the critic's
-        agent.return_norm.update(batch["targets"])
-        advantages = batch["advantages"] / agent.return_norm.std
+        advantages = batch["advantages"] - batch["advantages"].mean()
         for _ in range(chosen.update_epochs):
             for rows in torch.randperm(len(advantages)).chunk(chosen.num_minibatches):
                 logprobs = agent.policy(batch["obs"][rows]).log_prob(batch["actions"][rows])
