@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import CLASSIC_SCRIPTS, script
+from conftest import CLASSIC_SCRIPTS, script, spy
 from PIL import Image, ImageSequence
 
 CONSTANT_RATE = ("reinforce", "actor_critic")
@@ -147,19 +147,22 @@ def test_every_environment_is_closed(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["reinforce", "ppo"])  # the others have ppo's rollouts
-def test_returns_are_told_as_the_environment_pays_them(name, tmp_path):
-    """An episode pays 10. Training sees rewards that are scaled, but not evaluation, the log and
-    --target-return."""
+def test_returns_are_told_as_the_environment_pays_them(name, tmp_path, monkeypatch):
+    """An episode pays 10. Training sees rewards that are scaled, and bounded at first, where the
+    scale is little more than a guess; not so evaluation, the log and --target-return."""
+    rollouts = spy(monkeypatch, script(name), "prepare")
     flags = {"env_id": "Endless-v0", "num_envs": 5, "target_return": 10.0}
     result = run(name, tmp_path, total_timesteps=10_000, **flags)
     log = scalars(result)
     assert {value for _, value in log["charts/episodic_return"]} == {10.0}
     assert log["charts/episodic_return"][-1][0] < 3_000  # solved once 100 episodes have ended
     assert result["eval/return"] == 10.0
+    ((_, rollout, _), _), *_ = rollouts
+    assert rollout["rewards"].max() == 10 and rollout["rewards"].min() < 5
 
 
 @pytest.mark.parametrize("name", CLASSIC_SCRIPTS)
-def test_rewards_are_scaled_in_training(name, tmp_path, monkeypatch):
+def test_rewards_are_scaled_in_training(name, tmp_path):
     """A thousand times the reward is the same run, but for what is told."""
     logs = []
     for scale in (1.0, 1000.0):

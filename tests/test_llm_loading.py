@@ -187,10 +187,11 @@ def test_a_prompt_is_printed_as_the_model_sees_it(pretrained, quick, capsys):
     assert found == [f"a prompt as the model sees it: '{text}'"]
 
 
+ASKED = "is the question in it?"
 TEMPLATES = [(None, "resize_token_embeddings")]  # and a token added to the tokenizer alone
-TEMPLATES += [("{{ messages[0]['content'][0]['text'] }}", "is the question in it?")]  # it wants parts
+TEMPLATES += [("{{ messages[0]['content'][0]['text'] }}", ASKED)]  # it wants parts
 ALL_BUT_ONE = "{% if '🙂' not in messages[0]['content'] %}{{ messages[0]['content'] }}{% endif %}"
-TEMPLATES += [(ALL_BUT_ONE, "is the question in it?"), ("Go!", "is the question in it?")]
+TEMPLATES += [(ALL_BUT_ONE, ASKED), ("Go!", ASKED)]
 TEMPLATES += [("{{ raise_exception('\n\nsystem first') }}", ": system first")]
 
 
