@@ -251,6 +251,7 @@ class RunningMeanStd(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("var", torch.ones(size, dtype=torch.float64))
+        self.register_buffer("std", torch.ones(size, dtype=torch.float64))
 
     def update(self, x):
         """Add the rows of x (B, D), by Welford's formula for a whole batch."""
@@ -260,10 +261,10 @@ class RunningMeanStd(nn.Module):
         delta = mean - self.mean
         self.mean += share * delta
         self.var += share * (var - self.var + (1 - share) * delta**2)
+        self.std = self.var.clamp(min=1e-8).sqrt()
 
     def forward(self, x):
-        std = self.var.clamp(min=1e-8).sqrt()
-        scaled = (x.double() - self.mean) / std
+        scaled = (x.double() - self.mean) / self.std
         return scaled.clamp(-10, 10).float()
 
 
@@ -301,7 +302,7 @@ class Agent(nn.Module):
         """V(s): obs (…, D) → (…)."""
         return self.critic(self.obs_norm(obs)).squeeze(-1)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def act(self, obs, greedy=False):
         """Actions for the observations of N environments: drawn from π, or its mode."""
         policy = self.policy(torch.as_tensor(obs))
