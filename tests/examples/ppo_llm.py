@@ -291,7 +291,6 @@ def main(args: Args) -> dict:
     reference = None
     if args.beta > 0 and args.steps > 0:
         reference, _ = load_policy(replace(args, resume=""), device)  # not of the checkpoint
-    # The rate is set at each step.
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
     # What --resume may not change; of the data, it is the questions that count.
     run = [SCRIPT, WORLD, args.model, checksum(train), args.seed, args.group_size]
@@ -563,14 +562,10 @@ def evaluate(model, tokenizer, problems, args, writer, step):
         part = problems[start : start + size]
         batch, completions, rewards = rollout(model, tokenizer, part, 8, args.temperature, args)
         _, _, greedy_rewards = rollout(model, tokenizer, part, 1, 0.0, args)
-        record = {
-            "eval/pass@1": rewards,
-            "eval/pass@8": rewards.amax(1),
-            "eval/pass@1_greedy": greedy_rewards,
-            "eval/mean_length": batch["mask"].sum(1),
-            "eval/clipped_ratio": ~batch["ended"],
-            "eval/frac_reward_zero_std": are_equal(rewards),
-        }
+        record = {"eval/pass@1": rewards, "eval/pass@8": rewards.amax(1)}
+        record |= {"eval/pass@1_greedy": greedy_rewards, "eval/mean_length": batch["mask"].sum(1)}
+        record["eval/clipped_ratio"] = ~batch["ended"]
+        record["eval/frac_reward_zero_std"] = are_equal(rewards)
         records.append(record)
     scores = global_means(records, model.device)
     log(writer, scores, step)
@@ -595,10 +590,8 @@ def hint(scores):
     if scores["eval/clipped_ratio"] > 0.5:
         text += "\n    most completions are cut off: raise --max-new-tokens"
     if scores["eval/frac_reward_zero_std"] == 1 and scores["eval/pass@1"] < 0.9:
-        text += (
-            "\n    all groups have equal rewards and teach nothing: try another --prompt, --model"
-        )
-        text += " or --dataset, or a higher --temperature"
+        text += "\n    all groups have equal rewards: try another --prompt, --model or --dataset"
+        text += ", or a higher --temperature"
     return text
 
 
@@ -699,8 +692,7 @@ def next_problems(train, asked, draw, args):
     epoch, first = divmod(asked, len(train))
     order = []
     while len(order) < first + args.prompts_per_step:
-        generator = torch.Generator()
-        generator.manual_seed(checksum((args.seed, draw, epoch)))
+        generator = torch.Generator().manual_seed(checksum((args.seed, draw, epoch)))
         order += torch.randperm(len(train), generator=generator).tolist()
         epoch += 1
     share = range(first + RANK, first + args.prompts_per_step, WORLD)
@@ -826,10 +818,10 @@ def check_args(args):
     """Stop at the first flag whose value no run can use."""
     for name, value in vars(args).items():
         least = 0 if isinstance(value, float) or name in ("steps", "warmup_steps", "seed") else 1
+        if name in ("temperature", "max_grad_norm"):
+            least = 1e-9
         if type(value) in (int, float) and not least <= value <= 1e12:
             stop(f"--{name.replace('_', '-')} {value}: must be a number from {least} to 1e12")
-    if args.temperature == 0 or args.max_grad_norm == 0:
-        stop("--temperature, --max-grad-norm: must be more than 0")
     if max(args.gamma, args.gae_lambda) > 1:
         stop("--gamma and --gae-lambda: must be between 0 and 1")
     if args.prompts_per_step % (args.minibatches * WORLD) != 0:
