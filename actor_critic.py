@@ -372,7 +372,7 @@ def make_envs(env_id, num_envs, **options):
     if not isinstance(seen, Box) or len(seen.shape) != 1:  # a Dict or an image becomes a vector
         envs = gym.wrappers.vector.FlattenObservation(envs)
     if continuous and space.is_bounded():  # π begins as N(0, 1), which suits bounds of -1 and 1
-        envs = gym.wrappers.vector.RescaleAction(envs, -1.0, 1.0)
+        envs = gym.wrappers.vector.RescaleAction(envs, -1, 1)
     if continuous:  # only the environment sees the clipped action; log π does not
         envs = gym.wrappers.vector.ClipAction(envs)
 

@@ -1,4 +1,4 @@
-"""The pages and data of benchmarks and experiments; with --slow, each of them at toy size."""
+"""The pages and data of benchmarks and experiments; and (slow) each of them at toy size."""
 
 import json
 import re
@@ -20,6 +20,7 @@ SMOKE = [
     ("classic", "cartpole --smoke", "| trpo | 0 of 1 | … | ppo | 0 of 1 |"),
     ("classic", "shapes --smoke", "| the zoo's: --num-envs 8 --num-steps 32 "),
     ("classic", "beyond --smoke", "| trpo.py --gamma 0.9 | 1 |"),
+    ("learning", "--smoke", "| CartPole-v1 | 1 | reinforce | … | FrozenLake-v1 | 1 | ppo |"),
     ("llm_compare", "--smoke --seeds 1", "| rloo_llm | … | grpo_llm |"),
     ("trl", "tiny --smoke", "| grpo_llm.py | 1 | … | rloo_llm.py | 1 |"),
     ("trl", "real --smoke --scripts grpo_llm", "| to 0.8 held out | … | grpo_llm.py |"),

@@ -45,7 +45,7 @@ COMMON = {  # the quick tests
     "qwen3_5_text": HYBRID | LINEAR,
     "lfm2": {"layer_types": ["conv", "full_attention"]},
 }
-OTHERS = {  # with --slow
+OTHERS = {  # slow
     "mistral": {"sliding_window": 6},
     "gemma4_text": WINDOW | {"hidden_size_per_layer_input": 0, "global_head_dim": 8},
     "gemma3n_text": {

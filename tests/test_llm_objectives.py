@@ -8,7 +8,7 @@ from conftest import LLM_SCRIPTS, script
 from oracles import clipped_share, oracle, value_and_gradient
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
-GROUPED = [name for name in LLM_SCRIPTS if name != "ppo_llm"]  # PPO: test_ppo_llm.py
+GROUPED = [name for name in LLM_SCRIPTS if name != "ppo_llm"]  # PPO: test_llm_ppo.py
 # Every script as it comes, and with the flags that change its three functions.
 CASES = [(name, {}) for name in LLM_SCRIPTS]
 CASES += [("grpo_llm", {"length_norm": "constant", "max_new_tokens": 5, "scale_rewards": False})]

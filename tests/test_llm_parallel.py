@@ -10,7 +10,7 @@ from lineage import PATHS
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory, request):
     out = tmp_path_factory.mktemp("parallel") / "step"
-    names = LLM_SCRIPTS if request.config.getoption("--slow") else OWN_STEPS
+    names = OWN_STEPS if request.config.option.markexpr == "not slow" else LLM_SCRIPTS
     run("tests/parallel_step.py", out, *names)
     both = side_by_side("tests/parallel_step.py", out, *names)
     assert both[0].stdout.count("pass@8") == 2 * len(names) and "pass" not in both[1].stdout
