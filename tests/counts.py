@@ -1,0 +1,47 @@
+"""Writes the numbers of lines in README: of each script, of its diff to its parent, and where a
+function ends. Run it after an edit: python tests/counts.py"""
+
+import ast
+import difflib
+import re
+import subprocess
+
+from lineage import FAMILY, PATHS, ROOT, parts, source
+
+
+def code(script):
+    """Its statements, one a line, without comments and docstrings."""
+    text = re.sub('""".*?"""', "pass", source(script), flags=re.S)
+    return ast.unparse(ast.parse(text)).splitlines()
+
+
+def changed(child):
+    """The number of lines in the diff to the parent, and in brackets those of code."""
+    parent = FAMILY[child]
+    if not parent:
+        return "–"
+    command = ["diff", PATHS[parent], PATHS[child]]
+    diff = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    of_code = sum(line[0] in "+-" for line in difflib.ndiff(code(parent), code(child)))
+    return f"{len(re.findall('^[<>]', diff, re.M))} ({of_code})"
+
+
+def counted(page):
+    """The page with the numbers as they are now: two cells of each row of the map, and the lines
+    where a function ends."""
+
+    def row(match):
+        counts = iter([str(source(match[1]).count("\n")), changed(match[1])])
+        return re.sub(r"(?<=\| )(\d+|\d+ \(\d+\)|–)(?= \|)", lambda _: next(counts), match[0])
+
+    def end(match):
+        before, own, _ = source(match[2]).partition(parts(source(match[2]))[match[3]])
+        return match[1] + str((before + own).count("\n"))
+
+    page = re.sub(r"^\| \[(\w+)\.py\].*", row, page, flags=re.M)
+    return re.sub(r"(\[(\w+)\.py\].*`(\w+)`, line )\d+", end, page)
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    readme.write_text(counted(readme.read_text()))
