@@ -107,16 +107,17 @@ def test_one_environment_one_step(name, tmp_path):
 
 
 def test_saved_agent_replays(tmp_path, monkeypatch):
-    """Without training, and with a film; of an agent that was updated, not that of the seed. Greedy
-    and sampled are not confused: only the former is the same again, and the film is as long."""
+    """Without training, and with a film, which is as long as the greedy episode; of an agent that
+    was updated, not that of the seed. Only the greedy score is the same again."""
     monkeypatch.setattr(ppo, "evaluate", partial(ppo.evaluate, episodes=10))
     trained = run("ppo", tmp_path / "a", total_timesteps=600, num_envs=4)
     flags = {"load": trained["agent"], "total_timesteps": 0, "num_envs": 4, "record": True}
     replayed = run("ppo", tmp_path / "b", **flags)
     untrained = run("ppo", tmp_path / "c", total_timesteps=0, num_envs=4)
-    assert replayed["eval/return"] == trained["eval/return"] != untrained["eval/return"]
-    assert trained["eval/return"] != trained["eval/return_stochastic"]
+    assert replayed["eval/return"] == trained["eval/return"]
+    assert len({each["eval/return_stochastic"] for each in (trained, replayed, untrained)}) > 1
     assert conftest.equal(saved(trained), saved(replayed))
+    assert not conftest.equal(saved(trained), saved(untrained))
     agent = ppo.Agent(ppo.make_envs("CartPole-v1", 1))
     agent.load_state_dict(saved(trained))
     filmed = ppo.evaluate(agent, ppo.Args(), True, episodes=1)
