@@ -217,8 +217,8 @@ def test_the_kl_is_that_of_the_whole_rollout(form, monkeypatch):
     the last minibatch that is clipped."""
     agent, clipped, own = make_agent(ppo), torch.arange(16) < 4, ppo.surrogate
     monkeypatch.setattr(ppo, "surrogate", lambda *of: (own(*of)[0], clipped))
-    batch, args = batch_for(agent), ppo.Args(surrogate=form, beta=0.5)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=0.05)
+    batch, args = batch_for(agent), ppo.Args(surrogate=form, beta=0.1, learning_rate=0.03)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=0.01)
     stats = ppo.update(agent, optimizer, batch, 1.0, args)
     log_ratio = agent.policy(batch["obs"]).log_prob(batch["actions"]) - batch["logprobs"]
     kl = (log_ratio.exp() - 1 - log_ratio).mean().item()

@@ -121,7 +121,7 @@ def test_a_learning_curve_is_of_the_returns_told(monkeypatch):
 
 
 def test_watch_counts_both_sides_alike():
-    """Solved is a mean of the last 100 episodes of 475 or more; what comes later changes nothing."""
+    """Solved is a mean of 475 over the last 100 episodes; what comes later changes nothing."""
     watch = classic.Watch()
     watch.start(0.0)
     assert not watch.note(100, [500.0] * 99)
