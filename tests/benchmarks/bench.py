@@ -38,9 +38,11 @@ def table(header, rows):
 
 
 def revision(checkout=ROOT):
-    """The commit of this checkout, followed by + if a file that git tracks has changed since."""
+    """The commit of this checkout, followed by + if a file that git tracks has changed since; or
+    "unknown", as in a downloaded archive."""
     command = ["git", "describe", "--always", "--dirty=+"]
-    return subprocess.check_output(command, cwd=checkout, text=True).strip()
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
 
 
 def footer(*packages):
