@@ -19,7 +19,7 @@ BENCHMARKS, EXAMPLES = TESTS / "benchmarks", TESTS / "examples"
 SMOKE = [
     ("classic", "cartpole --smoke", "| trpo | 0 of 1 | … | ppo | 0 of 1 |"),
     ("classic", "shapes --smoke", "| the zoo's: --num-envs 8 --num-steps 32 "),
-    ("classic", "beyond --smoke", "| trpo.py --gamma 0.9 | 1 |"),
+    ("classic", "beyond --smoke", "| trpo.py --gamma 0.95 | 1 |"),
     ("learning", "--smoke", "| CartPole-v1 | 1 | reinforce | … | FrozenLake-v1 | 1 | ppo |"),
     ("llm_compare", "--smoke --seeds 1", "| rloo_llm | … | grpo_llm |"),
     ("trl", "tiny --smoke", "| grpo_llm.py | 1 | … | rloo_llm.py | 1 |"),
