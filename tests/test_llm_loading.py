@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from conftest import Characters, last_checkpoint, random_model, script
+from conftest import Characters, batch_of, last_checkpoint, random_model, script
 
 grpo = script("grpo_llm")
 CPU = torch.device("cpu")
@@ -129,6 +129,20 @@ def test_mistrals_own_tokenizer_is_not_taken(copied, monkeypatch):
     monkeypatch.setattr(grpo.AutoTokenizer, "from_pretrained", from_pretrained)
     grpo.load_policy(grpo.Args(model=copied[0]), CPU)
     assert asked == {"mistral_format": False}
+
+
+def test_a_verifier_sees_no_special_tokens(pretrained, monkeypatch):
+    """Such as the one that ends a completion."""
+    args = grpo.Args(model=pretrained)
+    model, tokenizer = grpo.load_policy(args, CPU)
+
+    def generate(model, prompts, *_):
+        return batch_of(model, prompts, [3, 1, 2, 4])
+
+    monkeypatch.setattr(grpo, "generate", generate)
+    batch, completions, _ = grpo.rollout(model, tokenizer, [("1+2", "3")], 4, 1.0, args)
+    assert "<|" in tokenizer.decode(batch["completion_ids"][0])
+    assert completions[1] == "" and not any("<|" in text for text in completions)
 
 
 # ------------------------------------------------------------------------------------ The prompts

@@ -1,0 +1,110 @@
+"""Does bfloat16 hide small steps, and does spreading the weights inside their bf16 cells help?
+
+    python tests/benchmarks/bf16.py      # makes the runs that are missing; 10 hours for all
+
+A hub's weights lie on bf16 numbers, and under autocast a float32 master is rounded back to its
+own number until it has moved half a spacing. So SmolLM2 is rounded to bf16, and trained on the two
+tasks of real_model.py, 25 rollouts each, at three rates, in three ways: in float32; in bf16; and in
+bf16 with each master moved to a random place inside its cell, so that its bf16 copy is unchanged
+and any step moves some copies. results/bf16.json keeps every run.
+"""
+
+import json
+from itertools import product
+from statistics import fmean, median
+
+import torch
+import tyro
+from bench import CPU, RESULTS, own_process, revision, run_main, table, write_table
+from real_model import CACHE, TASKS, model_folder, task_files
+
+import grpo_llm
+
+WAYS = ("float32", "bfloat16", "bfloat16, spread")
+RATES, SEEDS = (4e-6, 2e-5, 1e-6), (1, 2, 3)
+
+
+def rounded() -> str:
+    """The folder of SmolLM2 with its weights on bf16 numbers, as the hub has them."""
+    folder = CACHE / "SmolLM2-rounded"
+    if not folder.exists():
+        model, tokenizer = grpo_llm.load_policy(grpo_llm.Args(model=str(model_folder())), CPU)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.bfloat16().float()
+        tokenizer.save_pretrained(folder)
+        model.save_pretrained(folder)
+    return str(folder)
+
+
+@torch.no_grad()
+def spread(model):
+    """Move each weight of a linear layer inside its bf16 cell; a tied embedding stays."""
+    generator = torch.Generator().manual_seed(0)
+    embedding = model.get_input_embeddings().weight
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear) and layer.weight is not embedding:
+            weight = layer.weight
+            before = weight.bfloat16()
+            offset = torch.randint(-32767, 32768, weight.shape, generator=generator)
+            bits = weight.view(torch.int32) + offset.int()
+            weight.copy_(bits.view(torch.float32).where(weight != 0, weight))
+            assert torch.equal(weight.bfloat16(), before)
+
+
+def run(task: str, rate: float, way: str, seed: int, steps: int = 25) -> dict:
+    torch.set_num_threads(1)
+    own = grpo_llm.load_policy
+
+    def load_policy(args, device):
+        model, tokenizer = own(args, device)
+        if "spread" in way:
+            spread(model)
+        return model, tokenizer
+
+    chosen = TASKS[task]
+    train, test = map(str, task_files(task))
+    flags = {"prompts_per_step": 8, "minibatches": 2, "micro_batch_size": 32, "beta": 0.0}
+    flags |= {"warmup_steps": 3, "eval_problems": 48, "eval_every": steps, "max_new_tokens": 24}
+    flags |= {"dataset": train, "eval_dataset": test, "device": "cpu", "steps": steps}
+    flags |= {"verifier": chosen.verifier, "prompt": chosen.prompt, "seed": seed}
+    flags |= {"model": rounded(), "learning_rate": rate, "dtype": way.partition(",")[0]}
+    rewards, train_step = [], grpo_llm.train_step
+
+    def watched(*given):
+        metrics = train_step(*given)
+        rewards.append(metrics["reward"])
+        return metrics
+
+    args = grpo_llm.Args(**flags)
+    found = run_main(grpo_llm, args, load_policy=load_policy, train_step=watched)
+    scores = {name: found[f"eval/{name}"] for name in ("pass@1_initial", "pass@1", "pass@1_greedy")}
+    return scores | {"reward": rewards, "revision": revision()}
+
+
+def main(smoke: bool = False):
+    path = RESULTS / "bf16.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    for seed, task, rate, way in product(SEEDS, TASKS, RATES, WAYS):
+        name = f"{task}, {rate:g}, {way}, seed {seed}"
+        if smoke or name in known:
+            continue
+        known[name] = own_process(run, task=task, rate=rate, way=way, seed=seed)
+        path.write_text(json.dumps(known, indent=0) + "\n")
+        print(name, known[name]["pass@1_initial"], known[name]["pass@1"], flush=True)
+    rows = []
+    for task, rate in product(TASKS, RATES):
+        row = [task, f"{rate:g}"]
+        for way in WAYS:
+            names = [f"{task}, {rate:g}, {way}, seed {seed}" for seed in SEEDS]
+            runs = [known[name] for name in names if name in known]
+            ends = [fmean(one["reward"][-5:]) for one in runs] or [float("nan")]
+            score = median([one["pass@1"] for one in runs] or [float("nan")])
+            row.append(f"{score:.2f}; {median(ends):.2f} ({len(runs)})")
+        rows.append(row)
+    header = ["task", "rate", *(f"{way}: pass@1 after; reward at the end (runs)" for way in WAYS)]
+    note = "SmolLM2 from a 4-bit file, rounded to bf16; 25 rollouts of 64 completions"
+    write_table("bf16", table(header, rows), "transformers", note=note, smoke=smoke)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
