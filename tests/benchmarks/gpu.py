@@ -1,17 +1,21 @@
 """The first check to run on a GPU; it takes less than ten minutes. Nobody has run it on one yet.
 
-    python tests/benchmarks/gpu.py            # needs HuggingFaceTB/SmolLM2-135M-Instruct
-    python tests/benchmarks/gpu.py --smoke    # toy sizes, on any machine; writes nothing
+    python tests/benchmarks/gpu.py                  # HuggingFaceTB/SmolLM2-135M-Instruct
+    python tests/benchmarks/gpu.py --model FOLDER   # a model without a hub
+    python tests/benchmarks/gpu.py --smoke          # toy sizes, on any machine; writes nothing
 
 (a) It compares the GPU with the CPU, for every LLM script, in float32 and in bf16, on the same
     completions: the log-probs, and the change of the weights by one step of plain gradient descent,
     which is the gradient. If they differ too much, the exit status is 1.
 (b) It measures a step of grpo_llm.py: memory and seconds for several values of --micro-batch-size,
-    and seconds with one process and with two.
+    and seconds with one process and with two. A size that does not fit is a row, too.
+
+Each row is printed as soon as it is measured.
 """
 
 import copy
 import importlib
+import itertools
 import sys
 import time
 from statistics import median
@@ -67,14 +71,20 @@ def steps(device, flags):
     def train_step(*inputs):
         """A step with its own size of micro-batches; the first also allocates Adam's moments."""
         args.micro_batch_size = sizes[len(rows)]
+        title = f"micro-batches of {args.micro_batch_size}: GiB; s"
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
-        metrics = own(*inputs)  # these are floats, so the GPU has finished
-        seconds = time.perf_counter() - start
-        peak = torch.cuda.max_memory_allocated() / 2**30
-        title = f"micro-batches of {args.micro_batch_size}: GiB; s"
-        rows.append([title, f"{peak:.1f}; {seconds:.2f}"])
+        try:
+            metrics = own(*inputs)  # these are floats, so the GPU has finished
+        except torch.OutOfMemoryError:
+            rows.append([title, "out of memory"])
+            metrics = {"num_tokens": 1.0, "reward": 0.0, "completions/mean_length": 1.0}
+        else:
+            seconds = time.perf_counter() - start
+            peak = torch.cuda.max_memory_allocated() / 2**30
+            rows.append([title, f"{peak:.1f}; {seconds:.2f}"])
+        print(*rows[-1], flush=True)
         return metrics
 
     run_main(grpo_llm, args, train_step=train_step)
@@ -86,15 +96,17 @@ def steps(device, flags):
         yield [f"processes: {number}; seconds per step", f"{median(seconds[1:]):.2f}"]
 
 
-def main(smoke: bool = False):
+def main(model: str = "HuggingFaceTB/SmolLM2-135M-Instruct", smoke: bool = False):
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cuda.enable_cudnn_sdp(False)  # as the scripts do in start_device
     flags = "--verifier tests/examples/verifiers/last_number.py --steps 4 --eval-problems 8"
-    flags += " --max-new-tokens 64"
-    flags += " --model HuggingFaceTB/SmolLM2-135M-Instruct"
+    flags += f" --max-new-tokens 64 --model {model}"
     if smoke:
         flags = "--steps 4 --eval-problems 8 --max-new-tokens 6 --prompts-per-step 8"
-    rows = [*agreement(device), *steps(device, flags.split())]
+    rows = []
+    for row in itertools.chain(agreement(device), steps(device, flags.split())):
+        print(*row, flush=True)
+        rows.append(row)
     note = torch.cuda.get_device_name() if device.type == "cuda" else "no GPU"
     lines = table(["measured", "value"], rows)
     write_table("gpu", lines, "transformers", note=note, smoke=smoke)
