@@ -1,8 +1,8 @@
 """Small models, tokenizers and helpers that the tests share.
 
 A test marked slow repeats a quick test at full length, by the real command, or with another script
-whose text is the same (quick_for). pytest.ini leaves these out: `python -m pytest -q tests -m slow`
-runs them, and -m "" runs everything.
+whose text is the same (each_script). pytest.ini leaves these out: `-m slow` runs them, and -m ""
+runs everything.
 
 What would be paid in every test is paid once: the imports of the scripts' processes (launch.py).
 If pytest-xdist is installed, with -n 2 two workers share the tests.
@@ -52,10 +52,12 @@ def script(name: str):
 OWN_STEPS = ("rloo_llm", "grpo_llm", "dapo_llm", "ppo_llm")
 
 
-def quick_for(*quick):
-    """All LLM scripts, to parametrize a test: these are quick, the others slow."""
-    slow = [pytest.param(name, marks=pytest.mark.slow) for name in LLM_SCRIPTS if name not in quick]
-    return [*quick, *slow]
+def each_script(*short_run):
+    """All LLM scripts, to parametrize a test: these are short_run, the others slow."""
+    slow = [
+        pytest.param(name, marks=pytest.mark.slow) for name in LLM_SCRIPTS if name not in short_run
+    ]
+    return [*short_run, *slow]
 
 
 def random_model(kind="llama", vocab=11, stops=(1,), pad=0, seed=0, **more):
@@ -112,7 +114,7 @@ def batch_of(model, prompts, lengths, temperature=1.0):
 
 
 @pytest.fixture
-def quick(tmp_path):
+def short_run(tmp_path):
     """Flags of a run of seconds: two small steps."""
     return {
         "steps": 2,
@@ -215,7 +217,7 @@ def scalars(folder, name):
     return [event.value for event in events.Scalars(name)]
 
 
-def spy(monkeypatch, owner, name):
+def calls_of(monkeypatch, owner, name):
     """The arguments and the result of each call of a function of this module or object."""
     calls, real = [], getattr(owner, name)
 

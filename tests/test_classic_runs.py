@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import CLASSIC_SCRIPTS, script, spy
+from conftest import CLASSIC_SCRIPTS, calls_of, script
 from PIL import Image, ImageSequence
 
 CONSTANT_RATE = ("reinforce", "actor_critic")
@@ -151,7 +151,7 @@ def test_every_environment_is_closed(tmp_path, monkeypatch):
 def test_returns_are_told_as_the_environment_pays_them(name, tmp_path, monkeypatch):
     """An episode pays 10. Training sees rewards that are scaled, and bounded at first, where the
     scale is little more than a guess; not so evaluation, the log and --target-return."""
-    rollouts = spy(monkeypatch, script(name), "prepare")
+    rollouts = calls_of(monkeypatch, script(name), "prepare")
     flags = {"env_id": "Endless-v0", "num_envs": 5, "target_return": 10.0}
     result = run(name, tmp_path, total_timesteps=10_000, **flags)
     log = scalars(result)

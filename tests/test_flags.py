@@ -114,7 +114,7 @@ def test_a_device_that_is_not_there(refused):
 
 
 @pytest.mark.parametrize("steps,warmup", [(1, 10), (5, 10), (5, 2), (4, 0)])
-def test_rates_by_hand(steps, warmup, quick, monkeypatch):
+def test_rates_by_hand(steps, warmup, short_run, monkeypatch):
     """Up to the peak in the warm-up, or in all steps if these are fewer, and down towards 0."""
     rates = {(1, 10): [1], (5, 10): [0.2, 0.4, 0.6, 0.8, 1], (5, 2): [0.5, 1, 0.75, 0.5, 0.25]}
     rates[4, 0] = [1, 0.75, 0.5, 0.25]
@@ -126,6 +126,6 @@ def test_rates_by_hand(steps, warmup, quick, monkeypatch):
 
     monkeypatch.setattr(grpo, "train_step", train_step)
     own = {"steps": steps, "warmup_steps": warmup, "learning_rate": 2.0, "beta": 0.0}
-    result = grpo.main(grpo.Args(**quick | own))
+    result = grpo.main(grpo.Args(**short_run | own))
     assert taken == pytest.approx([2 * rate for rate in rates[steps, warmup]])
     assert scalars(result["folder"], "learning_rate") == pytest.approx(taken)

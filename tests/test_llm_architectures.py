@@ -90,7 +90,7 @@ slow = pytest.mark.slow
 KINDS = [*COMMON, *[pytest.param(kind, marks=slow) for kind in OTHERS]]
 
 
-def toy(kind: str):
+def toy_decoder(kind: str):
     """A random model of this kind, of peaked distributions, so that a wrong position or a lost
     token cannot hide."""
     torch.manual_seed(0)
@@ -111,7 +111,7 @@ def toy(kind: str):
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_and_gradients_are_those_of_single_rows(kind):
     """Sampler and token_logprobs agree with plain passes, whether or not rows share a prompt."""
-    model = toy(kind)
+    model = toy_decoder(kind)
     torch.manual_seed(1)
     batch = grpo.generate(model, PROMPTS, 3, 12, 1.5)
     batch = grpo.take_rows(batch, torch.tensor([0, 1, 2, 6, 3, 4, 8, 5, 7]))
@@ -122,13 +122,13 @@ def test_values_and_gradients_are_those_of_single_rows(kind):
 
 
 @pytest.fixture
-def saved(tmp_path, quick):
+def saved(tmp_path, short_run):
     """Call it for flags of a run of one step on a toy, saved as a base model of the hub: without a
     chat template or a pad token, and with a generation config that save_pretrained refuses."""
 
     def save(kind, model=None):
         folder = str(tmp_path / kind)
-        (model or toy(kind)).save_pretrained(folder)
+        (model or toy_decoder(kind)).save_pretrained(folder)
         letters = ["<pad>", "<eos>", "<unk>", *"0123456789+=,#"]
         bpe = tokenizers.models.BPE({c: i for i, c in enumerate(letters)}, [], unk_token="<unk>")
         backend = tokenizers.Tokenizer(bpe)
@@ -139,7 +139,7 @@ def saved(tmp_path, quick):
         own = '{"do_sample": false, "temperature": 0.6}'
         Path(folder, "generation_config.json").write_text(own)
         flags = {"steps": 1, "model": folder, "learning_rate": 1e-2, "beta": 0.1}
-        return quick | flags | {"max_new_tokens": 8, "micro_batch_size": 5, "minibatches": 1}
+        return short_run | flags | {"max_new_tokens": 8, "micro_batch_size": 5, "minibatches": 1}
 
     return save
 

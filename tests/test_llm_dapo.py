@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import batch_of, equal, random_model, script, spy
+from conftest import batch_of, calls_of, equal, random_model, script
 from test_llm_epochs import LENGTHS, Lengths
 
 dapo = script("dapo_llm")
@@ -108,7 +108,7 @@ def some_draws(right):
 
 def test_dead_groups_move_nothing_though_their_lengths_differ(monkeypatch):
     """The overlong penalty differs within each group and must not count as a signal."""
-    penalties, before = spy(monkeypatch, dapo, "overlong_penalty"), random_model().state_dict()
+    penalties, before = calls_of(monkeypatch, dapo, "overlong_penalty"), random_model().state_dict()
     flags = {"max_resample": 2, "overlong_cache": 1.0}
     model, metrics = train_step(monkeypatch, lambda *_: 0.7, **flags)
     ((_, penalty),) = penalties
@@ -119,7 +119,7 @@ def test_dead_groups_move_nothing_though_their_lengths_differ(monkeypatch):
 
 def test_it_trains_on_informative_groups_alone_and_counts_what_it_discards(monkeypatch):
     """Their advantages are those of the rewards with the penalty. The sixth is one too many."""
-    steps, right = spy(monkeypatch, dapo, "train_minibatch"), [1, 2, 6, 9, 10]
+    steps, right = calls_of(monkeypatch, dapo, "train_minibatch"), [1, 2, 6, 9, 10]
     flags = {"minibatches": 1, "max_resample": 50, "overlong_cache": 1.0}
     _, metrics = train_step(monkeypatch, some_draws(right), **flags)
     lengths = torch.tensor(LENGTHS * 3).view(12, 6)[right[:4]]  # of the third draw, the first two
@@ -134,7 +134,7 @@ def test_it_trains_on_informative_groups_alone_and_counts_what_it_discards(monke
 
 def test_the_kl_of_beta_is_of_the_kept_groups_alone(monkeypatch):
     """With --beta the KL is GRPO's, and the reference does not read what is discarded."""
-    reads = spy(monkeypatch, dapo, "batch_logprobs")
+    reads = calls_of(monkeypatch, dapo, "batch_logprobs")
     _, metrics = train_step(
         monkeypatch, some_draws([1, 2, 6, 9]), random_model(seed=1), beta=0.1, max_resample=3
     )

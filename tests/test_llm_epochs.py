@@ -9,10 +9,10 @@ from conftest import (
     OWN_STEPS,
     Characters,
     batch_of,
-    quick_for,
+    calls_of,
+    each_script,
     random_model,
     script,
-    spy,
     with_critic,
 )
 
@@ -46,7 +46,7 @@ def rows_of_minibatches(name, monkeypatch, num_groups, **flags):
 
 
 @pytest.mark.parametrize("num_groups,sizes", [(9, [3, 2, 2, 2]), (3, [1] * 3)])
-@pytest.mark.parametrize("name", quick_for(*OWN_STEPS))
+@pytest.mark.parametrize("name", each_script(*OWN_STEPS))
 def test_each_group_is_used_once_in_a_pass(monkeypatch, name, num_groups, sizes):
     """Groups stay whole, also where their number is no multiple of --minibatches, or less. Each
     epoch has an order of its own."""
@@ -96,18 +96,22 @@ def take_step(name, monkeypatch, verify, model, reference, optimizer, nats=0.0, 
     return module.train_step(model, reference, Lengths(), optimizer, problems, 0, args)
 
 
-def toy(name="grpo_llm"):
+def model_and_reference(name="grpo_llm"):
     """A random model, and the same once more as its reference."""
     return with_critic(name, random_model("qwen2", 50)), random_model("qwen2", 50)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", quick_for(*OWN_STEPS))
+@pytest.mark.parametrize("name", each_script(*OWN_STEPS))
 def test_what_a_rollout_measured_stays_in_all_epochs(monkeypatch, name, dtype):
     """In bf16 alone log π_old is recomputed, once and before all else; the first ratios are 1."""
-    module, (model, reference), in_bf16 = script(name), toy(name), dtype == "bfloat16"
-    steps = spy(monkeypatch, module, "train_minibatch")
-    passes = spy(monkeypatch, module, "batch_logprobs")
+    module, (model, reference), in_bf16 = (
+        script(name),
+        model_and_reference(name),
+        dtype == "bfloat16",
+    )
+    steps = calls_of(monkeypatch, module, "train_minibatch")
+    passes = calls_of(monkeypatch, module, "batch_logprobs")
     bounds = {"clip_low": 3e-4, "clip_high": 4e-4}  # those of GSPO's paper
     flags = {key: value for key, value in bounds.items() if hasattr(module.Args, key)}
     flags |= {"update_epochs": 3, "micro_batch_size": 3, "dtype": dtype}
@@ -145,7 +149,7 @@ EQUAL = [
 @pytest.mark.parametrize("name,flags", EQUAL)
 def test_equal_rewards_move_nothing(monkeypatch, name, flags, value):
     """Weights and Adam's momentum stay as they are; Adam would turn any noise into a full step."""
-    model, reference = toy(name)
+    model, reference = model_and_reference(name)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     first = take_step(name, monkeypatch, by_length, model, reference, optimizer)
     assert first["grad_norm"] > 0
@@ -163,8 +167,8 @@ def test_equal_rewards_move_nothing(monkeypatch, name, flags, value):
 @pytest.mark.parametrize("name", OWN_STEPS[:3])  # PPO's critic learns from each
 def test_minibatches_without_a_step_are_not_in_the_averages(monkeypatch, name):
     """One live group of six: two of the three minibatches take no step, and log nothing."""
-    model, _ = toy()
-    steps = spy(monkeypatch, script(name), "train_minibatch")
+    model, _ = model_and_reference()
+    steps = calls_of(monkeypatch, script(name), "train_minibatch")
 
     def verify(completion, answer):
         return len(completion) % 3 if answer == "2" else 1.0
@@ -185,7 +189,7 @@ def test_minibatches_without_a_step_are_not_in_the_averages(monkeypatch, name):
 def test_sampler_and_training_pass_multiply_in_it(dtype):
     """Every layer does, or a GPU would take twice the time; and the cache holds keys in it, though
     rotary positions are float32."""
-    (model, _), seen, args = toy(), [], grpo.Args(dtype=dtype, max_new_tokens=4)
+    (model, _), seen, args = model_and_reference(), [], grpo.Args(dtype=dtype, max_new_tokens=4)
     batch = batch_of(model, PROMPTS, [3, 4, 2])
     for layer in model.modules():
         if isinstance(layer, torch.nn.Linear):
@@ -202,7 +206,7 @@ def test_sampler_and_training_pass_multiply_in_it(dtype):
 
 
 def test_all_else_stays_in_float32():
-    (model, _), args = toy(), grpo.Args(dtype="bfloat16", beta=0.0)
+    (model, _), args = model_and_reference(), grpo.Args(dtype="bfloat16", beta=0.0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batch = batch_of(model, PROMPTS, LENGTHS)
     logprobs = grpo.batch_logprobs(model, batch, args)

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import equal, last_checkpoint, scalars, script, spy, weights
+from conftest import calls_of, equal, last_checkpoint, scalars, script, weights
 from launch import ROOT, flags, run
 
 grpo = script("grpo_llm")
@@ -19,14 +19,14 @@ SCORES += ["frac_reward_zero_std"]
 ROW = re.compile(r" {6}reward (\S+), advantage (\S+): (.*)")
 
 
-def test_zero_steps_print_every_score_and_change_nothing(quick, tmp_path, capsys, monkeypatch):
+def test_zero_steps_print_every_score_and_change_nothing(short_run, tmp_path, capsys, monkeypatch):
     """Of a model that a run has saved, with the scores that this run measured."""
-    trained = grpo.main(grpo.Args(**quick))
+    trained = grpo.main(grpo.Args(**short_run))
     model, before = str(last_checkpoint(trained["folder"])), weights(trained["folder"])
-    loaded = spy(monkeypatch, grpo, "load_policy")
+    loaded = calls_of(monkeypatch, grpo, "load_policy")
     capsys.readouterr()
     own = {"model": model, "steps": 0, "micro_batch_size": 128}
-    found = grpo.main(grpo.Args(**quick | own | {"output_dir": str(tmp_path / "new")}))
+    found = grpo.main(grpo.Args(**short_run | own | {"output_dir": str(tmp_path / "new")}))
     lines = capsys.readouterr().out.splitlines()
     (line,) = [line for line in lines if line.startswith("step 0: ")]
     for name in SCORES:
@@ -39,13 +39,13 @@ def test_zero_steps_print_every_score_and_change_nothing(quick, tmp_path, capsys
     assert not list(Path(found["folder"]).glob("step-*"))
 
 
-def test_console(quick):
+def test_console(short_run):
     """A run prints its flags, its device, a prompt, each evaluation, each tenth step, the result
     and its folder, and no bar in a file."""
-    done = run("grpo_llm.py", *flags(quick | {"steps": 10, "eval_every": 5}))
+    done = run("grpo_llm.py", *flags(short_run | {"steps": 10, "eval_every": 5}))
     chosen, device, prompt, *lines = done.stdout.splitlines()
-    (folder,) = Path(quick["output_dir"]).iterdir()
-    args = grpo.Args(**quick | {"steps": 10, "eval_every": 5, "dtype": "float32"})
+    (folder,) = Path(short_run["output_dir"]).iterdir()
+    args = grpo.Args(**short_run | {"steps": 10, "eval_every": 5, "dtype": "float32"})
     train, _ = grpo.load_data(args)
     assert chosen == str(args) and device == "on cpu"
     assert prompt == f"a prompt as the model sees it: '{train[0][0]}='"
@@ -62,15 +62,15 @@ def test_console(quick):
 
 
 @pytest.mark.slow
-def test_a_terminal_that_knows_ascii_alone(quick):
+def test_a_terminal_that_knows_ascii_alone(short_run):
     """The last line has an arrow; a fork keeps the encoding, so this is a real command."""
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    command = [sys.executable, "grpo_llm.py", *flags(quick | {"steps": 1})]
+    command = [sys.executable, "grpo_llm.py", *flags(short_run | {"steps": 1})]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=120)
     assert done.returncode == 0 and b"; model and logs in " in done.stdout, done.stderr[-2000:]
 
 
-def shown(completions, rewards, problems, monkeypatch, capsys):
+def printed_by_evaluate(completions, rewards, problems, monkeypatch, capsys):
     """What evaluate prints below its scores, of these rollouts."""
     ones = torch.ones(len(completions), 1)
     batch = {"mask": ones, "old_logprobs": -ones, "ended": ones[:, 0] > 0}
@@ -87,7 +87,7 @@ def test_the_group_shown_is_of_the_evaluation(monkeypatch, capsys):
     rewards = torch.zeros(3, 8)
     rewards[1, 2], rewards[1, 5], rewards[2, 0] = 1.5, -0.5, 1.0
     problems = [("1+1", "2"), ("1+2", "3"), ("1+3", "4")]
-    out = shown(completions, rewards, problems, monkeypatch, capsys)
+    out = printed_by_evaluate(completions, rewards, problems, monkeypatch, capsys)
     advantages = grpo.compute_advantages(rewards, grpo.Args())[1]
     assert out.splitlines()[1:4] == [
         "    '1+2', right answer '3'",
@@ -102,21 +102,21 @@ def test_long_and_hostile_texts_do_not_break_the_terminal(monkeypatch, capsys):
     rewards = torch.tensor([[1.0] + [0.0] * 7])
     texts = [hostile] + ["x" * 10_000] * 7
     problem = (hostile + "x" * 10_000, "3" * 10_000)
-    out = shown(texts, rewards, [problem], monkeypatch, capsys)
+    out = printed_by_evaluate(texts, rewards, [problem], monkeypatch, capsys)
     assert len(out.splitlines()) == 4 and len(out) < 2000
     assert all(line.isprintable() for line in out.split("\n"))
 
 
-def test_scores_are_means_of_any_reward(quick, monkeypatch):
+def test_scores_are_means_of_any_reward(short_run, monkeypatch):
     """pass@1 is of all samples, pass@8 of each problem's best, and greedy of another rollout."""
 
     def verify(completion, answer):
         return len(completion) ** 2 / -7
 
     monkeypatch.setattr(grpo, "load_verifier", lambda _: verify)
-    rollouts = spy(monkeypatch, grpo, "rollout")
+    rollouts = calls_of(monkeypatch, grpo, "rollout")
     args = grpo.Args(
-        **quick | {"steps": 0, "temperature": 1.5, "prompts_per_step": 8, "group_size": 8}
+        **short_run | {"steps": 0, "temperature": 1.5, "prompts_per_step": 8, "group_size": 8}
     )
     result = grpo.main(args)
     (sampled, (_, completions, rewards)), (most_likely, (_, greedy, _)) = rollouts
@@ -149,7 +149,7 @@ def test_hints(scores, flags):
 
 
 def test_a_hint_follows_the_scores(monkeypatch, capsys):
-    out = shown(["3"] * 8, torch.zeros(1, 8), [("1+2", "3")], monkeypatch, capsys)
+    out = printed_by_evaluate(["3"] * 8, torch.zeros(1, 8), [("1+2", "3")], monkeypatch, capsys)
     assert SAME in out.splitlines()[1]
 
 

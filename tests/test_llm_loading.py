@@ -33,9 +33,9 @@ def change_json(path, **change):
 # ------------------------------------------------------------------------------------- The model
 
 
-def test_the_tiny_model_is_named_where_it_is_missing(quick, monkeypatch, refused, tmp_path):
+def test_the_tiny_model_is_named_where_it_is_missing(short_run, monkeypatch, refused, tmp_path):
     monkeypatch.setattr(grpo, "TINY_MODEL", tmp_path / "nowhere")
-    line = refused(grpo.main, grpo.Args(**quick))
+    line = refused(grpo.main, grpo.Args(**short_run))
     assert line.startswith(f"error: --model tiny: {tmp_path}/nowhere is missing")
 
 
@@ -60,28 +60,28 @@ def test_the_token_that_ends_a_turn_stops_a_base_model_too(copied):
 
 
 @pytest.mark.parametrize("own", [{"do_sample": True}, {"do_sample": False}, {}])
-def test_the_hubs_generation_config_is_saved_with_the_model(copied, quick, own):
+def test_the_hubs_generation_config_is_saved_with_the_model(copied, short_run, own):
     """But for the stop ids, and for a do_sample that transformers would refuse to save."""
     folder, _ = copied
     settings = {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1}
     change_json(f"{folder}/generation_config.json", **settings, **own)
-    result = grpo.main(grpo.Args(**quick | {"model": folder, "steps": 1, "max_new_tokens": 4}))
+    result = grpo.main(grpo.Args(**short_run | {"model": folder, "steps": 1, "max_new_tokens": 4}))
     saved = last_checkpoint(result["folder"]) / "generation_config.json"
     expected = settings | {"do_sample": True, "eos_token_id": [0, 2]}
     assert expected.items() <= json.loads(saved.read_text()).items()
 
 
-def test_a_checkpoint_stops_in_transformers_where_it_stopped_here(copied, quick):
+def test_a_checkpoint_stops_in_transformers_where_it_stopped_here(copied, short_run):
     """Each of its two stop ids ends a completion of transformers' generate."""
     folder, _ = copied
-    result = grpo.main(grpo.Args(**quick | {"model": folder, "steps": 1, "max_new_tokens": 4}))
+    result = grpo.main(grpo.Args(**short_run | {"model": folder, "steps": 1, "max_new_tokens": 4}))
     saved = transformers.AutoModelForCausalLM.from_pretrained(last_checkpoint(result["folder"]))
     for stop in ([0], [2]):
         options = {"max_new_tokens": 5, "prefix_allowed_tokens_fn": lambda *_, stop=stop: stop}
         assert saved.generate(torch.tensor([[5, 6]]), **options).tolist() == [[5, 6, *stop]]
 
 
-def test_a_model_without_an_end_token_leaves_a_checkpoint_that_generates(copied, quick):
+def test_a_model_without_an_end_token_leaves_a_checkpoint_that_generates(copied, short_run):
     folder, tokenizer = copied
     tokenizer.eos_token = tokenizer.chat_template = None
     tokenizer.save_pretrained(folder)
@@ -90,7 +90,7 @@ def test_a_model_without_an_end_token_leaves_a_checkpoint_that_generates(copied,
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = None
     model.save_pretrained(folder)
     own = {"model": folder, "steps": 1, "max_new_tokens": 4}
-    result = grpo.main(grpo.Args(**quick | own))
+    result = grpo.main(grpo.Args(**short_run | own))
     assert result["eval/clipped_ratio"] == 1
     saved = transformers.AutoModelForCausalLM.from_pretrained(last_checkpoint(result["folder"]))
     assert saved.generate(torch.tensor([[5, 6]]), max_new_tokens=3).shape == (1, 5)
@@ -193,10 +193,10 @@ def test_a_template_may_end_a_prompt_with_an_end_token(pretrained):
     assert ids[-1] == tokenizer.eos_token_id
 
 
-def test_a_prompt_is_printed_as_the_model_sees_it(pretrained, quick, capsys):
-    grpo.main(grpo.Args(**quick | {"model": pretrained, "steps": 0, "max_new_tokens": 4}))
+def test_a_prompt_is_printed_as_the_model_sees_it(pretrained, short_run, capsys):
+    grpo.main(grpo.Args(**short_run | {"model": pretrained, "steps": 0, "max_new_tokens": 4}))
     found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("a prompt ")]
-    train, _ = grpo.load_data(grpo.Args(**quick))
+    train, _ = grpo.load_data(grpo.Args(**short_run))
     text = f"<|im_start|>user\\n{train[0][0]}=<|im_end|>\\n<|im_start|>assistant\\n"
     assert found == [f"a prompt as the model sees it: '{text}'"]
 
@@ -211,7 +211,7 @@ TEMPLATES += [("{{ raise_exception('\n\nsystem first') }}", ": system first")]
 
 @pytest.mark.parametrize("template,reason", TEMPLATES)
 def test_a_prompt_that_cannot_be_read_is_one_line(
-    template, reason, copied, quick, tmp_path, refused
+    template, reason, copied, short_run, tmp_path, refused
 ):
     """The run stops before its first step, though only a question to train on has the 🙂."""
     folder, tokenizer = copied
@@ -224,11 +224,11 @@ def test_a_prompt_that_cannot_be_read_is_one_line(
     data = tmp_path / "data.jsonl"
     data.write_text("\n".join(json.dumps({"question": q, "answer": 1}) for q in questions))
     own = {"model": folder, "dataset": str(data), "max_new_tokens": 8, "prompt": "{question}"}
-    args = grpo.Args(**quick | own)
+    args = grpo.Args(**short_run | own)
     assert questions[0] in dict(grpo.load_data(args)[0])
     line = refused(grpo.main, args)
     assert line.startswith("error: --model") and reason in line
-    assert not Path(quick["output_dir"]).exists()
+    assert not Path(short_run["output_dir"]).exists()
 
 
 LIMITS = [("gpt2", {}, math.inf, 58), ("qwen2", {"max_position_embeddings": 32}, 1e30, 26)]

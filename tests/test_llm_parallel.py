@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, OWN_STEPS, equal, quick_for, scalars, script, weights
+from conftest import LLM_SCRIPTS, OWN_STEPS, each_script, equal, scalars, script, weights
 from launch import flags, run, side_by_side
 from lineage import PATHS
 
@@ -18,7 +18,7 @@ def steps(tmp_path_factory, request):
     return [torch.load(file, weights_only=True) for file in files]
 
 
-@pytest.mark.parametrize("name", quick_for(*OWN_STEPS))
+@pytest.mark.parametrize("name", each_script(*OWN_STEPS))
 def test_two_processes_take_the_step_of_one(steps, name):
     """The same weights and metrics, also where one process has no row to train on."""
     one, *both = (step[name] for step in steps)
@@ -43,12 +43,12 @@ def test_minibatches_are_for_all_processes(refused, monkeypatch):
     assert "--minibatches" in line and "--prompts-per-step" in line
 
 
-@pytest.mark.parametrize("name", quick_for("dapo_llm"))
-def test_two_processes_make_one_run(name, tmp_path, quick):
+@pytest.mark.parametrize("name", each_script("dapo_llm"))
+def test_two_processes_make_one_run(name, tmp_path, short_run):
     """One result, one folder, one log, one model. The second process prints nothing. A resumed run
     is the same to the last bit. With DAPO each process draws until it has enough."""
     own = {"minibatches": 2, "update_epochs": 2, "eval_problems": 1, "steps": 4, "eval_every": 2}
-    first, second = side_by_side(PATHS[name], *flags(quick | own))
+    first, second = side_by_side(PATHS[name], *flags(short_run | own))
     for said in ("on cpu", "a prompt as", "step 0: eval/pass@1", "step 4: eval/pass@1", "logs in"):
         assert first.stdout.count(said) == 1
     (folder,) = (tmp_path / "runs").iterdir()

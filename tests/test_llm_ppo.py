@@ -5,7 +5,7 @@ each token, an entropy bonus. And what only a critic allows: a single completion
 import pytest
 import torch
 import transformers
-from conftest import last_checkpoint, random_model, scalars, script, spy, with_critic
+from conftest import calls_of, last_checkpoint, random_model, scalars, script, with_critic
 from oracles import gae
 from test_llm_epochs import LENGTHS, by_length, take_step
 
@@ -111,12 +111,12 @@ def test_a_critic_is_a_copy_that_says_0(kind):
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
 
 
-def test_the_saved_model_is_the_policy_alone(pretrained, quick, capfd, monkeypatch):
+def test_the_saved_model_is_the_policy_alone(pretrained, short_run, capfd, monkeypatch):
     """The critic is in the optimizer and in the checkpoint's state, and the reference has none."""
     own = {"steps": 1, "minibatches": 1, "learning_rate": 1e-2, "max_new_tokens": 4}
     monkeypatch.setattr(ppo, "load_verifier", lambda _: lambda completion, _: 1 + len(completion))
-    calls = spy(monkeypatch, ppo, "train_step")
-    folder = ppo.main(ppo.Args(**quick | own, model=pretrained))["folder"]
+    calls = calls_of(monkeypatch, ppo, "train_step")
+    folder = ppo.main(ppo.Args(**short_run | own, model=pretrained))["folder"]
     (((model, reference, _, optimizer, *_), _),) = calls
     assert not hasattr(reference, "critic")
     trained = {p.data_ptr() for p in optimizer.param_groups[0]["params"]}
@@ -132,10 +132,10 @@ def test_the_saved_model_is_the_policy_alone(pretrained, quick, capfd, monkeypat
     assert any(tensor.any() for name, tensor in critic.items() if name.startswith("lm_head"))
 
 
-def test_one_completion_of_each_question(quick):
+def test_one_completion_of_each_question(short_run):
     """Only a critic allows this, and every metric stays a number."""
     own = {"group_size": 1, "prompts_per_step": 16, "micro_batch_size": 3, "steps": 2}
-    folder = ppo.main(ppo.Args(**quick | own))["folder"]
+    folder = ppo.main(ppo.Args(**short_run | own))["folder"]
     for name in ("reward", "reward_std", "loss", "value_loss", "explained_variance", "grad_norm"):
         found = scalars(folder, name)
         assert len(found) == 2 and all(value == value for value in found), name

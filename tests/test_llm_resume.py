@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import equal, last_checkpoint, quick_for, scalars, script, weights
+from conftest import each_script, equal, last_checkpoint, scalars, script, weights
 from launch import Launched, flags, run, wait_for
 
 grpo = script("grpo_llm")
@@ -43,7 +43,7 @@ def by_text(completion, answer):
 
 
 @pytest.fixture
-def begun(quick, tmp_path_factory, monkeypatch):
+def straight_run(short_run, tmp_path_factory, monkeypatch):
     """Call it for a run of four steps with flags of its own, made once: its args, what main
     returned, and the path of its checkpoint after two steps."""
 
@@ -53,7 +53,7 @@ def begun(quick, tmp_path_factory, monkeypatch):
         monkeypatch.setattr(module, "load_verifier", lambda _: by_text)
         if key not in RUNS:
             own["output_dir"] = str(tmp_path_factory.mktemp("runs"))
-            args = module.Args(**quick | own | more)
+            args = module.Args(**short_run | own | more)
             RUNS[key] = args, module.main(args)
         args, straight = RUNS[key]
         return args, straight, str(Path(straight["folder"], "step-000002"))
@@ -61,12 +61,12 @@ def begun(quick, tmp_path_factory, monkeypatch):
     return begin
 
 
-@pytest.mark.parametrize("name", quick_for("dapo_llm", "ppo_llm"))
-def test_resumed_is_straight(name, begun):
+@pytest.mark.parametrize("name", each_script("dapo_llm", "ppo_llm"))
+def test_resumed_is_straight(name, straight_run):
     """Four steps of two epochs, and two, a resume and two more, end in the same bits. The resumed
     run has a folder of its own, and leaves the other as it was."""
     module = script(name)
-    args, straight, path = begun(name, update_epochs=2, beta=0.1)
+    args, straight, path = straight_run(name, update_epochs=2, beta=0.1)
     before = files(straight["folder"])
     resumed = module.main(replace(args, resume=path))
     assert files(straight["folder"]) == before and resumed["folder"] != straight["folder"]
@@ -83,13 +83,13 @@ def test_resumed_is_straight(name, begun):
     assert logged[0][1:] == logged[1]
 
 
-def test_resumed_is_straight_where_the_model_file_is_bf16(begun, pretrained, tmp_path):
+def test_resumed_is_straight_where_the_model_file_is_bf16(straight_run, pretrained, tmp_path):
     """Tensors of any file must begin alike in memory, or the CPU rounds sums differently."""
     folder = str(tmp_path / "bf16")
     shutil.copytree(pretrained, folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     model.save_pretrained(folder)
-    args, straight, path = begun(model=folder, max_new_tokens=8)
+    args, straight, path = straight_run(model=folder, max_new_tokens=8)
     resumed = grpo.main(replace(args, resume=path))
     assert equal(weights(straight["folder"]), weights(resumed["folder"]))
     assert same(trainer(straight["folder"])["optimizer"], trainer(resumed["folder"])["optimizer"])
@@ -98,11 +98,11 @@ def test_resumed_is_straight_where_the_model_file_is_bf16(begun, pretrained, tmp
         assert all(parameter.data_ptr() % 64 == 0 for parameter in model.parameters())
 
 
-def test_flags_given_again_win(begun, pretrained, monkeypatch):
+def test_flags_given_again_win(straight_run, pretrained, monkeypatch):
     """A default that is given counts as given; what is not given stays as it was. The number of
     questions in a step may change, too."""
     own = {"micro_batch_size": 2, "max_new_tokens": 4}
-    args, _, path = begun(model=pretrained, clip_high=0.3, clip_low=0.1, **own)
+    args, _, path = straight_run(model=pretrained, clip_high=0.3, clip_low=0.1, **own)
     words = ["--steps", "5", "--clip-high=0.2", "--eval_every", "1", "--model", pretrained]
     said = run("grpo_llm.py", "--resume", path, *words, "--prompts-per-step", "6").stdout
     again = replace(args, steps=5, clip_high=0.2, eval_every=1, resume=path, prompts_per_step=6)
@@ -112,9 +112,11 @@ def test_flags_given_again_win(begun, pretrained, monkeypatch):
     assert [state["step"], state["asked"]] == [5, 2 * 4 + 3 * 6]
 
 
-def test_what_would_be_another_run_is_one_line(begun, refused, gsm_file, pretrained, tmp_path):
+def test_what_would_be_another_run_is_one_line(
+    straight_run, refused, gsm_file, pretrained, tmp_path
+):
     """Of the data it is the questions that count, not where they lie."""
-    args, _, path = begun(dataset=gsm_file, max_new_tokens=8)
+    args, _, path = straight_run(dataset=gsm_file, max_new_tokens=8)
     before = files(args.output_dir)
     given = {"model": pretrained, "seed": 8, "group_size": 8}
     given |= {"dataset": "arithmetic", "eval_dataset": gsm_file}
@@ -130,9 +132,9 @@ def test_what_would_be_another_run_is_one_line(begun, refused, gsm_file, pretrai
     assert "begun as" in refused(grpo.main, replace(args, resume=path, **own))
 
 
-def test_a_complete_run_is_resumed_only_with_more_steps(begun, refused, tmp_path):
+def test_a_complete_run_is_resumed_only_with_more_steps(straight_run, refused, tmp_path):
     """With --steps 0 it is evaluated."""
-    args, straight, _ = begun()
+    args, straight, _ = straight_run()
     path = str(last_checkpoint(straight["folder"]))
     args = replace(args, resume=path, output_dir=str(tmp_path / "new"))
     for steps in (4, 3):
@@ -143,7 +145,7 @@ def test_a_complete_run_is_resumed_only_with_more_steps(begun, refused, tmp_path
     assert trainer(grpo.main(replace(args, steps=5))["folder"])["step"] == 5
 
 
-def test_a_run_deletes_nothing_but_its_own_checkpoints(quick, monkeypatch):
+def test_a_run_deletes_nothing_but_its_own_checkpoints(short_run, monkeypatch):
     """A copy, an archive and a link that the user puts into the run's folder stay."""
     real, kept = grpo.save_checkpoint, ["step-000001-best", "step-000001.tar.gz", "step-latest"]
 
@@ -156,15 +158,15 @@ def test_a_run_deletes_nothing_but_its_own_checkpoints(quick, monkeypatch):
             link.symlink_to(folder / "step-000001")
 
     monkeypatch.setattr(grpo, "save_checkpoint", save_checkpoint)
-    result = grpo.main(grpo.Args(**quick | {"steps": 5, "eval_every": 1}))
+    result = grpo.main(grpo.Args(**short_run | {"steps": 5, "eval_every": 1}))
     found = sorted(path.name for path in Path(result["folder"]).glob("step-*"))
     assert found == sorted([*kept, "step-000004", "step-000005"])
     assert (Path(result["folder"]) / kept[0] / "model.safetensors").exists()
 
 
-def test_what_is_no_checkpoint(begun, tmp_path, refused):
+def test_what_is_no_checkpoint(straight_run, tmp_path, refused):
     """Another script's, one of two processes, one with an unknown flag, a torn file, none."""
-    args, _, path = begun()
+    args, _, path = straight_run()
     state = torch.load(f"{path}/trainer.pt", weights_only=True)
     others = {"script": state | {"run": ["cispo_llm", *state["run"][1:]]}}
     others["processes"] = state | {"run": [state["run"][0], 2, *state["run"][2:]]}
@@ -187,16 +189,16 @@ def test_what_is_no_checkpoint(begun, tmp_path, refused):
 
 
 @pytest.mark.slow
-def test_kill_at_any_instant_leaves_a_whole_checkpoint(quick):
+def test_kill_at_any_instant_leaves_a_whole_checkpoint(short_run):
     """Each resume continues from a whole checkpoint; the run that ends leaves nothing half-made."""
-    quick |= {"steps": 100_000, "eval_every": 1}
-    runs, rng, resume = Path(quick["output_dir"]), random.Random(0), []
+    short_run |= {"steps": 100_000, "eval_every": 1}
+    runs, rng, resume = Path(short_run["output_dir"]), random.Random(0), []
 
     def newest():
         return max(runs.glob("*/step-*"), default=None, key=lambda path: path.name)
 
     for _ in range(50):
-        process, known = Launched("grpo_llm.py", *flags(quick), *resume), newest()
+        process, known = Launched("grpo_llm.py", *flags(short_run), *resume), newest()
         wait_for(lambda before=known: newest() != before)  # it went on from where it was
         time.sleep(rng.random() * 2)
         process.kill()
@@ -247,7 +249,7 @@ def test_an_old_checkpoint_that_cannot_be_deleted_stops_nothing(pretrained, tmp_
     assert last_checkpoint(tmp_path).name == "step-000003"
 
 
-def test_what_an_evaluation_breaks_off_is_saved(quick, monkeypatch):
+def test_what_an_evaluation_breaks_off_is_saved(short_run, monkeypatch):
     """The checkpoint comes before the evaluation, which may fail in the user's own verifier."""
     real = grpo.evaluate
 
@@ -258,14 +260,14 @@ def test_what_an_evaluation_breaks_off_is_saved(quick, monkeypatch):
 
     monkeypatch.setattr(grpo, "evaluate", evaluate)
     with pytest.raises(KeyboardInterrupt):
-        grpo.main(grpo.Args(**quick))
-    (folder,) = Path(quick["output_dir"]).iterdir()
+        grpo.main(grpo.Args(**short_run))
+    (folder,) = Path(short_run["output_dir"]).iterdir()
     assert trainer(folder)["step"] == 2
 
 
-def test_a_verifier_is_found_again_from_another_folder(begun, tmp_path, monkeypatch):
+def test_a_verifier_is_found_again_from_another_folder(straight_run, tmp_path, monkeypatch):
     (tmp_path / "one_for_all.py").write_text("def verify(completion, answer):\n    return 1.0\n")
     monkeypatch.chdir(tmp_path)
-    args, _, path = begun(verifier="one_for_all.py")
+    args, _, path = straight_run(verifier="one_for_all.py")
     monkeypatch.chdir("/")
     assert grpo.load_checkpoint(path)["args"].verifier == str(tmp_path / "one_for_all.py")

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import Characters, batch_of, random_model, script, spy
+from conftest import Characters, batch_of, calls_of, random_model, script
 from oracles import check_logprobs, single_rows
 
 grpo = script("grpo_llm")
@@ -67,7 +67,7 @@ def test_stop_at_once_and_never(stops, width):
 def test_prompt_is_read_once_and_finished_rows_leave(monkeypatch):
     """The rows of each forward pass: P for the prompts, then only what is still being written."""
     model = random_model("llama")
-    calls = spy(monkeypatch, model, "forward")
+    calls = calls_of(monkeypatch, model, "forward")
     torch.manual_seed(0)
     batch = grpo.generate(model, PROMPTS, 8, 12, 1.0)
     lengths = batch["mask"].sum(1)
@@ -106,7 +106,7 @@ def test_which_groups_are_equal():
 
 def test_no_more_questions_at_a_time_than_in_a_step(monkeypatch):
     """Else an evaluation on 256 questions of 8 samples would need the memory of 2048 rows."""
-    calls = spy(monkeypatch, grpo, "generate")
+    calls = calls_of(monkeypatch, grpo, "generate")
     problems, args = (
         [(f"{i}+1", "1") for i in range(5)],
         grpo.Args(prompts_per_step=2, group_size=8),
@@ -169,7 +169,7 @@ def test_short_rows_are_read_at_the_width_of_the_rollout(monkeypatch):
     batch = batch_of(model, PROMPTS, LENGTHS)
     some = grpo.take_rows(batch, torch.tensor([1, 2, 5, 8]))  # of 5 tokens at most
     check_logprobs(grpo, model, some, 0.7)
-    calls = spy(monkeypatch, model, "forward")
+    calls = calls_of(monkeypatch, model, "forward")
     grpo.token_logprobs(model, some, 1.0)
     _, ((rest,), _) = calls
     assert rest.shape == (4, 8)  # but for the last token, which tells nothing

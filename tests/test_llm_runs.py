@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import equal, last_checkpoint, quick_for, scalars, script, spy, weights
+from conftest import calls_of, each_script, equal, last_checkpoint, scalars, script, weights
 from launch import run
 
 grpo = script("grpo_llm")
@@ -24,7 +24,7 @@ def test_learns(learned):
     assert learned["eval/pass@8"] >= learned["eval/pass@1"]
 
 
-@pytest.mark.parametrize("name", quick_for())
+@pytest.mark.parametrize("name", each_script())
 def test_each_script_learns(name, tmp_path):
     module = script(name)
     result = module.main(module.Args(steps=30, eval_problems=128, output_dir=str(tmp_path)))
@@ -59,10 +59,10 @@ def test_clip_is_live_and_logs_are_complete(learned):
     assert min(logged["num_tokens"]) > 0 and max(logged["num_tokens"]) < 256 * 24, "of one step"
 
 
-def test_same_seed_same_run(quick, monkeypatch):
+def test_same_seed_same_run(short_run, monkeypatch):
     """The third has another seed."""
     monkeypatch.setattr(grpo, "load_verifier", lambda _: lambda completion, _: len(completion) % 3)
-    own = quick | {"max_new_tokens": 6}
+    own = short_run | {"max_new_tokens": 6}
     runs = [grpo.main(grpo.Args(**own, seed=seed)) for seed in (1, 1, 2)]
     first, second, other = runs
     a, b, c = (weights(each["folder"]) for each in runs)
@@ -76,7 +76,7 @@ def test_same_seed_same_run(quick, monkeypatch):
 STUB = {"num_tokens": 1.0, "reward": 0.0, "completions/mean_length": 1.0}
 
 
-def test_each_step_and_each_seed_has_randomness_of_its_own(quick, monkeypatch):
+def test_each_step_and_each_seed_has_randomness_of_its_own(short_run, monkeypatch):
     """Otherwise the same question would get the same completions at every step."""
     seen = []
 
@@ -86,30 +86,32 @@ def test_each_step_and_each_seed_has_randomness_of_its_own(quick, monkeypatch):
 
     monkeypatch.setattr(grpo, "train_step", train_step)
     for seed in (1, 2):
-        grpo.main(grpo.Args(**quick | {"steps": 4, "eval_every": 100, "seed": seed, "beta": 0.0}))
+        grpo.main(
+            grpo.Args(**short_run | {"steps": 4, "eval_every": 100, "seed": seed, "beta": 0.0})
+        )
     assert len(set(seen)) == 8
 
 
-def test_a_folder_that_cannot_be_written_is_named(quick, tmp_path, refused):
+def test_a_folder_that_cannot_be_written_is_named(short_run, tmp_path, refused):
     (tmp_path / "file").touch()
     folder = tmp_path / "file/runs"
-    line = refused(grpo.main, grpo.Args(**quick | {"output_dir": str(folder)}))
+    line = refused(grpo.main, grpo.Args(**short_run | {"output_dir": str(folder)}))
     assert line.startswith(f"error: --output-dir {folder}: ")
 
 
-def test_reference_stays_and_is_not_loaded_without_kl(quick, monkeypatch):
+def test_reference_stays_and_is_not_loaded_without_kl(short_run, monkeypatch):
     seen, real = [], grpo.batch_logprobs
-    loaded = spy(monkeypatch, grpo, "load_policy")
+    loaded = calls_of(monkeypatch, grpo, "load_policy")
 
     def look(reference, batch, args):
         seen.append({name: tensor.clone() for name, tensor in reference.state_dict().items()})
         return real(reference, batch, args)
 
     monkeypatch.setattr(grpo, "batch_logprobs", look)
-    result = grpo.main(grpo.Args(**quick | {"steps": 3}))
+    result = grpo.main(grpo.Args(**short_run | {"steps": 3}))
     assert len(seen) == 3 and equal(seen[0], seen[2]) and len(loaded) == 2
     assert not equal(seen[0], weights(result["folder"]))
-    grpo.main(grpo.Args(**quick | {"beta": 0.0, "output_dir": quick["output_dir"] + "2"}))
+    grpo.main(grpo.Args(**short_run | {"beta": 0.0, "output_dir": short_run["output_dir"] + "2"}))
     assert len(seen) == 3 and len(loaded) == 3
 
 
@@ -123,12 +125,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("name,value", BAD.items())
-def test_bad_flags(quick, refused, name, value):
-    line = refused(grpo.main, grpo.Args(**quick | {name: value}))
+def test_bad_flags(short_run, refused, name, value):
+    line = refused(grpo.main, grpo.Args(**short_run | {name: value}))
     assert f"--{name.replace('_', '-')}" in line
 
 
-def test_non_finite_loss_stops_with_the_step_and_keeps_the_model(quick, monkeypatch, capsys):
+def test_non_finite_loss_stops_with_the_step_and_keeps_the_model(short_run, monkeypatch, capsys):
     real, calls = grpo.compute_advantages, []  # called by each evaluation, too
 
     def poisoned(rewards, args):
@@ -137,7 +139,7 @@ def test_non_finite_loss_stops_with_the_step_and_keeps_the_model(quick, monkeypa
 
     monkeypatch.setattr(grpo, "compute_advantages", poisoned)
     with pytest.raises(SystemExit, match="step 2: not finite.*--learning-rate"):
-        grpo.main(grpo.Args(**quick | {"steps": 4, "eval_every": 1}))
-    (folder,) = Path(quick["output_dir"]).iterdir()
+        grpo.main(grpo.Args(**short_run | {"steps": 4, "eval_every": 1}))
+    (folder,) = Path(short_run["output_dir"]).iterdir()
     assert last_checkpoint(folder).name == "step-000001"
     assert all(tensor.isfinite().all() for tensor in weights(folder).values())

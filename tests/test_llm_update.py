@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, Characters, batch_of, random_model, script, spy, with_critic
+from conftest import LLM_SCRIPTS, Characters, batch_of, calls_of, random_model, script, with_critic
 from oracles import KL_IN_REWARD, clipped_share, gradient_of_step, row_by_row
 
 # Of three questions, four completions each. Each log ratio is one of these and a little more, so
@@ -14,7 +14,7 @@ LENGTHS = [8, 2, 5, 1, 3, 8, 8, 4, 1, 6, 7, 2]
 LOG_RATIOS = torch.tensor([-0.4, -0.4, 0.4, 0.4, 0.0, 0.0] * 2)
 
 
-def moved(name, model=None, **flags):
+def stepped_model(name, model=None, **flags):
     """A random model that has moved since a batch was drawn; the batch, with made-up advantages,
     for PPO of each token and with returns, and with a reference where the KL is in the loss; and
     the script's flags, of which these differ from the defaults."""
@@ -51,7 +51,7 @@ def test_gradient_of_a_step_is_the_oracles_through_plain_passes(name, beta):
     flags = {"beta": beta, "micro_batch_size": 5}
     if name == "ppo_llm":
         flags["ent_coef"] = 0.2
-    model, batch, args = moved(name, random_model("gpt2").double(), **flags)
+    model, batch, args = stepped_model(name, random_model("gpt2").double(), **flags)
     if beta > 0:
         batch["advantages"][:5] = 0.0
     gradient, stats = step(name, model, batch, args)
@@ -69,8 +69,8 @@ def test_gradient_of_a_step_is_the_oracles_through_plain_passes(name, beta):
 @pytest.mark.parametrize("name", [name for name in LLM_SCRIPTS if name != "ppo_llm"])
 def test_rows_without_an_advantage_are_left_out_and_change_nothing(name, monkeypatch):
     """The gradients of even and odd rows add up, and a group without an advantage is not read."""
-    model, batch, args = moved(name, beta=0.0)
-    calls, even = spy(monkeypatch, model, "forward"), torch.arange(12) % 2
+    model, batch, args = stepped_model(name, beta=0.0)
+    calls, even = calls_of(monkeypatch, model, "forward"), torch.arange(12) % 2
 
     def of(kept):
         return step(name, model, batch | {"advantages": batch["advantages"] * kept}, args)[0]
@@ -84,7 +84,7 @@ def test_rows_without_an_advantage_are_left_out_and_change_nothing(name, monkeyp
 
 def test_max_grad_norm():
     """SGD's step is the gradient: with a small bound, a small step of just that length."""
-    model, batch, args = moved("grpo_llm", beta=0.0, max_grad_norm=1e-3)
+    model, batch, args = stepped_model("grpo_llm", beta=0.0, max_grad_norm=1e-3)
     before = torch.cat([p.detach().flatten() for p in model.parameters()])
     _, stats = step("grpo_llm", model, batch, args, rate=1.0)
     after = torch.cat([p.detach().flatten() for p in model.parameters()])
@@ -97,7 +97,7 @@ def test_the_kl_is_in_the_reward_of_rloo_and_not_of_grpo(name, monkeypatch):
     """The verifier rewards nothing, and the reference is 0.2 nats away on each token. So RLOO takes
     a step. GRPO takes none, and logs k3 of log π_ref − log π = −0.2."""
     module = script(name)
-    seen = spy(monkeypatch, module, "compute_advantages")
+    seen = calls_of(monkeypatch, module, "compute_advantages")
 
     def generate(model, prompts, *_):
         return batch_of(model, prompts, LENGTHS)

@@ -92,11 +92,11 @@ def test_tables_are_those_measured():
     assert [path for path in tables if path.read_text() not in page] == []
 
 
-def test_the_output_shown_has_the_form_of_a_runs_output(quick, capsys):
+def test_the_output_shown_has_the_form_of_a_runs_output(short_run, capsys):
     """Its lines are those of a short run, except for the numbers. Its scores are those measured."""
     (shown,) = [text for kind, text in BLOCKS if kind == "text"]
     grpo = script("grpo_llm")
-    grpo.main(grpo.Args(**quick))
+    grpo.main(grpo.Args(**short_run))
     form = functools.partial(re.sub, r"(?:[-+,#\d.]+|(?<=in )\S+|'.*')", "…")
     printed = "\n".join(map(form, capsys.readouterr().out.splitlines()))
     cut = [form(line.removesuffix(", …")) for line in shown.splitlines()]
