@@ -8,7 +8,7 @@ takes steps up J(θ), on minibatches of groups. Only ∇J counts: it stands for 
     L_it = min(s_i A_i, clip(s_i, 1 − ε_low, 1 + ε_high) A_i)           the same for all t
     A_i  = (R_i − mean R) / std R                    how R_i compares with its group
     s_i  = (Π_t π_θ(o_it) / π_old(o_it))^(1/|o_i|)   the geometric mean of the tokens' ratios
-    k3_it = e^d − d − 1, d = log π_ref − log π_θ     estimates the KL from π_ref, the first model
+    k3_it = e^d − d − 1, d = log π_ref − log π_θ     KL(π_θ ‖ π_ref); π_ref is the first model
     o_it is token t of |o_i|; π is its probability, given the question and the tokens before it
 
 What changes from grpo_llm.py                        Where
@@ -58,7 +58,7 @@ os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # waste
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # imported only after init_process_group, it crashes at exit
+import torch.distributed.nn  # if first imported after init_process_group, it crashes at exit
 import torch.nn.functional as F
 import tyro
 from torch.nn.utils import clip_grad_norm_
@@ -187,7 +187,7 @@ def kl_k3(logprobs, other_logprobs):
 
 # A batch is a dict of tensors about B completions of up to T tokens, to prompts of up to S tokens:
 #     prompt_ids, prompt_mask (B, S), completion_ids, mask (B, T): token ids; 0 in a mask is padding
-#     old_logprobs, ref_logprobs (B, T): log π_old and, if β > 0, log π_ref of each token
+#     old_logprobs, ref_logprobs (B, T): log π_old and, if β > 0, log π_ref; 0 on padding
 #     advantages (B,); ended (B,): False where a completion was cut off
 
 
@@ -196,7 +196,7 @@ def train_minibatch(model, optimizer, batch, args):
 
     A group of equal rewards has advantages of 0, so without a KL term its rows have no gradient.
     A batch that has only such rows gets no step, not even for the KL: as long as π is near π_ref,
-    that gradient is rounding noise, and Adam would scale it up to a full step.
+    that gradient is rounding noise, and Adam would scale it up. (Later a real pull is lost, too.)
     """
     # The weights first, of the whole minibatch: so its split into parts changes no gradient.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
@@ -217,7 +217,7 @@ def train_minibatch(model, optimizer, batch, args):
             objective = objective - args.beta * kl_k3(logprobs, micro["ref_logprobs"])
         loss = -(micro["weights"] * objective).sum()
         loss.backward()
-        approx_kl = kl_k3(old_logprobs, logprobs.detach())  # from π_old to π_θ; only logged
+        approx_kl = kl_k3(old_logprobs, logprobs.detach())  # KL(π_old ‖ π_θ), to log
         totals += torch.stack([loss.detach(), approx_kl.sum(), clipped.sum(), mask.sum()])
 
     sum_gradients_over_processes(model)
@@ -243,7 +243,7 @@ def train_step(model, reference, tokenizer, optimizer, train, asked, args):
     batch["advantages"] = advantages.flatten()
 
     records = [record]
-    rows = torch.arange(rewards.numel(), device=model.device).view_as(rewards)  # [g]: group g's
+    rows = torch.arange(rewards.numel(), device=model.device).view_as(rewards)  # rows of group g
     for _ in range(args.update_epochs):
         order = torch.randperm(len(rewards))
         for groups in order.tensor_split(args.minibatches):
@@ -267,7 +267,7 @@ def main(args: Args) -> dict:
     if args.beta > 0 and args.steps > 0:
         reference, _ = load_policy(replace(args, resume=""), device)  # not of the checkpoint
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
-    # What --resume may not change; of the data, it is the questions that count.
+    # What --resume may not change; of the data, its content counts, not its path.
     run = [SCRIPT, WORLD, args.model, checksum(train), args.seed, args.group_size]
     done, asked = restore(optimizer, run, args) if args.resume else (0, 0)
     folder = Path(args.output_dir, f"{SCRIPT}__{args.seed}__{time.time_ns()}").resolve()
@@ -375,7 +375,7 @@ def batch_logprobs(model, batch, args):
     with autocast(model, args):
         for micro in micro_batches(model, batch, args):
             parts.append(token_logprobs(model, micro, args.temperature))
-    return torch.cat(parts) if parts else batch["mask"]  # DAPO may have found no group
+    return torch.cat(parts) if parts else batch["mask"]  # no rows: DAPO may find none
 
 
 def recompute_old_logprobs(model, batch, record, args):
@@ -431,7 +431,7 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
     for t in range(max_new_tokens):
         if temperature > 0:
             logprobs = policy_logprobs(logits[:, -1], temperature)
-            probs = logprobs.exp().clamp(min=1e-30)  # a Mac's GPU may draw 0s (pytorch #192577)
+            probs = logprobs.exp().clamp(min=1e-30)  # a Mac's GPU draws zeros: #192577
             tokens = probs.multinomial(1).squeeze(1)
         else:
             logprobs = policy_logprobs(logits[:, -1], 1.0)

@@ -62,7 +62,7 @@ os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # waste
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # imported only after init_process_group, it crashes at exit
+import torch.distributed.nn  # if first imported after init_process_group, it crashes at exit
 import torch.nn.functional as F
 import tyro
 from torch.nn.utils import clip_grad_norm_
@@ -234,7 +234,7 @@ def train_minibatch(model, optimizer, batch, args):
         value_loss = 0.5 * (micro["weights"] * errors).sum()
         (loss + args.vf_coef * value_loss).backward()
         losses = [loss.detach(), value_loss.detach()]
-        approx_kl = kl_k3(old_logprobs, logprobs.detach())  # from π_old to π_θ; only logged
+        approx_kl = kl_k3(old_logprobs, logprobs.detach())  # KL(π_old ‖ π_θ), to log
         totals += torch.stack([*losses, approx_kl.sum(), clipped.sum(), mask.sum()])
 
     sum_gradients_over_processes(model)
@@ -267,7 +267,7 @@ def train_step(model, reference, tokenizer, optimizer, train, asked, args):
     record["explained_variance"] = 1 - unexplained / (total + 1e-8)
 
     records = [record]
-    rows = torch.arange(rewards.numel(), device=model.device).view_as(rewards)  # [g]: group g's
+    rows = torch.arange(rewards.numel(), device=model.device).view_as(rewards)  # rows of group g
     for _ in range(args.update_epochs):
         order = torch.randperm(len(rewards))
         for groups in order.tensor_split(args.minibatches):
@@ -292,7 +292,7 @@ def main(args: Args) -> dict:
     if args.beta > 0 and args.steps > 0:
         reference, _ = load_policy(replace(args, resume=""), device)  # not of the checkpoint
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
-    # What --resume may not change; of the data, it is the questions that count.
+    # What --resume may not change; of the data, its content counts, not its path.
     run = [SCRIPT, WORLD, args.model, checksum(train), args.seed, args.group_size]
     done, asked = restore(model, optimizer, run, args) if args.resume else (0, 0)
     folder = Path(args.output_dir, f"{SCRIPT}__{args.seed}__{time.time_ns()}").resolve()
@@ -418,7 +418,7 @@ def batch_logprobs(model, batch, args):
     with autocast(model, args):
         for micro in micro_batches(model, batch, args):
             parts.append(token_logprobs(model, micro, args.temperature))
-    return torch.cat(parts) if parts else batch["mask"]  # DAPO may have found no group
+    return torch.cat(parts) if parts else batch["mask"]  # no rows: DAPO may find none
 
 
 @torch.no_grad()
@@ -482,7 +482,7 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
     for t in range(max_new_tokens):
         if temperature > 0:
             logprobs = policy_logprobs(logits[:, -1], temperature)
-            probs = logprobs.exp().clamp(min=1e-30)  # a Mac's GPU may draw 0s (pytorch #192577)
+            probs = logprobs.exp().clamp(min=1e-30)  # a Mac's GPU draws zeros: #192577
             tokens = probs.multinomial(1).squeeze(1)
         else:
             logprobs = policy_logprobs(logits[:, -1], 1.0)
