@@ -5,10 +5,10 @@ one reward and the next state. Then π takes one step, and V several epochs over
 
     ∇J ≈ mean_t δ_t ∇log π(a_t | s_t)            the step of the actor
     δ_t = R_t + γ V(s_{t+1}) − V(s_t)            the temporal-difference (TD) error
-    mean_t ½ δ_t²                                the loss of the critic
+    mean_t ½ δ_t²                                the loss of the critic, γ V(s_{t+1}) held fixed
 
 If R_t = 1, γ = 0.99, V(s_t) = 40 and V(s_{t+1}) = 41, then δ_t = 1 + 40.59 − 40 = 1.59, and a_t
-becomes likelier. Q(s, a) = E[ R_t + γ V(s_{t+1}) ] is called the value of action a in state s, and
+becomes likelier. Q(s, a) = E[ R_t + γ V(s_{t+1}) | s, a ] is called the value of a in s, and
 A = Q − V its advantage, so δ_t is one sample of A(s_t, a_t). If V is right, it is the mean of Q:
 V(s) = Σ_a π(a | s) Q(s, a), which is Bellman's equation.
 

@@ -25,8 +25,8 @@ average over the actions, b ∇log π(a_t | s_t) is 0:
 
     Σ_a π b ∇log π = b Σ_a ∇π = b ∇ Σ_a π = b ∇1 = 0
 
-So all three give the same mean, ∇J. Each usually varies less than the one before it, and that is
-the whole purpose of a baseline.
+With γ = 1 all three have the same mean, ∇J. Each usually varies less than the one before it, and
+that is the whole purpose of a baseline.
 
 Why: it is the simplest estimate of ∇J. It is on-policy: E is over the episodes of the current π,
 so after one step of θ the old episodes no longer fit, and new ones are played. (The critic takes
@@ -35,8 +35,8 @@ several steps on them: whatever V is, it adds no bias.)
 Weakness: one lucky episode stands for all that might have followed an action, and an episode must
 end before anything is learned.
 
-Differs from the formula: if γ < 1, R(τ) counts the rewards from t on as γ^t G_t. As usual γ^t is
-left out, as late actions would hardly count. Then the estimate is not the gradient of any function
+Differs from the formula: if γ < 1, R(τ) counts the rewards from t on as γ^t G_t. As usual G_t
+leaves γ^t out, as late actions would hardly count. Then the estimate is not the gradient of any function
 (Nota & Thomas 2020, arXiv:1906.07073).
 
     python reinforce.py --psi return             # how much noisier than with the default, baseline?
