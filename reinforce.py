@@ -36,8 +36,8 @@ Weakness: one lucky episode stands for all that might have followed an action, a
 end before anything is learned.
 
 Differs from the formula: if γ < 1, R(τ) counts the rewards from t on as γ^t G_t. As usual G_t
-leaves γ^t out, as late actions would hardly count. Then the estimate is not the gradient of any function
-(Nota & Thomas 2020, arXiv:1906.07073).
+leaves γ^t out, as late actions would hardly count. Then the estimate is not the gradient of any
+function (Nota & Thomas 2020, arXiv:1906.07073).
 
     python reinforce.py --psi return             # how much noisier than with the default, baseline?
 Williams 1992, doi:10.1007/BF00992696; baselines: Greensmith, Bartlett & Baxter 2004, JMLR 5
