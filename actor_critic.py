@@ -9,7 +9,7 @@ one reward and the next state. Then π takes one step, and V several epochs over
 
 If R_t = 1, γ = 0.99, V(s_t) = 40 and V(s_{t+1}) = 41, then δ_t = 1 + 40.59 − 40 = 1.59, and a_t
 becomes likelier. Q(s, a) = E[ R_t + γ V(s_{t+1}) | s, a ] is called the value of a in s, and
-A = Q − V its advantage, so δ_t is one sample of A(s_t, a_t). If V is right, it is the mean of Q:
+A = Q − V its advantage, so δ_t is one sample of A(s_t, a_t). If V is right, V is the mean of Q:
 V(s) = Σ_a π(a | s) Q(s, a), which is Bellman's equation.
 
 What changes from reinforce.py                   Where

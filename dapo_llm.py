@@ -2,7 +2,7 @@
 
 For each question, draw a group of G completions o_1 … o_G from the policy π_old, the model as it is
 now, and let a verifier give each a reward R_i (1 if right, else 0). On this rollout the model, π_θ,
-takes steps up J(θ), on minibatches of groups. Only ∇J counts: it stands for the expected reward's.
+takes steps up J(θ), on minibatches of groups. Only ∇J counts, an estimate of ∇E[R_i].
 
     J    = Σ_i Σ_t (L_it − β k3_it) / Σ_i |o_i|      over all tokens of the minibatch
     L_it = min(r_it A_i, clip(r_it, 1 − ε_low, 1 + ε_high) A_i)
@@ -214,9 +214,9 @@ def train_minibatch(model, optimizer, batch, args):
 
     A group of equal rewards has advantages of 0, so without a KL term its rows have no gradient.
     A batch that has only such rows gets no step, not even for the KL: as long as π is near π_ref,
-    that gradient is rounding noise, and Adam would scale it up. (Later a real pull is lost, too.)
+    that gradient is rounding noise, and Adam would scale it up. (Later a real KL pull is lost.)
     """
-    # The weights first, of the whole minibatch: so its split into parts changes no gradient.
+    # Computed for the whole minibatch, so that splitting it into parts changes no gradient.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
     has_signal = batch["advantages"] != 0
     if sum_over_processes(has_signal.sum()) == 0:

@@ -2,7 +2,7 @@
 
 For each question, draw a group of G completions o_1 … o_G from the policy π_old, the model as it is
 now, and let a verifier give each a reward R_i (1 if right, else 0). On this rollout the model, π_θ,
-takes steps up J(θ), on minibatches of groups. Only ∇J counts: it stands for the expected reward's.
+takes steps up J(θ), on minibatches of groups. Only ∇J counts, an estimate of ∇E[R_i].
 
     J    = 1/N Σ_i 1/|o_i| Σ_t (L_it − β k3_it)      over the N completions of the minibatch
     L_it = min(r_it A_i, clip(r_it, 1 − ε_low, 1 + ε_high) A_i)
@@ -22,7 +22,7 @@ Why: at r = 1, ∇r = ∇log π, so r A makes a token likelier if A > 0, and rar
 critic, as large as the policy, to predict the reward. Here, as in RLOO, the group's mean predicts
 it. From a rollout's second step on, its tokens are an older policy's. The weight r corrects for
 that, Σ π_old r A = Σ π_θ A, though not for the text before a token. The clip ends the push on a
-token that has moved far enough. The KL preserves the language, and keeps it out of loopholes.
+token that has moved far enough. The KL penalty keeps the policy near π_ref.
 
 Weakness: std R favors some groups and 1/|o_i| long wrong answers (see compute_advantages and
 token_weights). Dr. GRPO drops both, and the KL: --no-scale-rewards --length-norm constant --beta 0
@@ -200,9 +200,9 @@ def train_minibatch(model, optimizer, batch, args):
 
     A group of equal rewards has advantages of 0, so without a KL term its rows have no gradient.
     A batch that has only such rows gets no step, not even for the KL: as long as π is near π_ref,
-    that gradient is rounding noise, and Adam would scale it up. (Later a real pull is lost, too.)
+    that gradient is rounding noise, and Adam would scale it up. (Later a real KL pull is lost.)
     """
-    # The weights first, of the whole minibatch: so its split into parts changes no gradient.
+    # Computed for the whole minibatch, so that splitting it into parts changes no gradient.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
     has_signal = batch["advantages"] != 0
     if sum_over_processes(has_signal.sum()) == 0:

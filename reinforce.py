@@ -125,7 +125,7 @@ def update(agent, optimizer, batch, progress_remaining, args):
     """One step of the policy, then epochs of the critic; returns what to log.
     `progress_remaining` falls from 1 to 0 over the training."""
     advantages = batch["advantages"]
-    if args.psi == "baseline":  # a constant baseline beside V, which may be too low everywhere
+    if args.psi == "baseline":  # a constant baseline, too: V may be too low everywhere
         advantages = advantages - advantages.mean()
     policy = agent.policy(batch["obs"])
     entropy = policy.entropy().mean()

@@ -2,7 +2,7 @@
 
 For each question, draw a group of G completions o_1 … o_G from the policy π_old, the model as it is
 now, and let a verifier give each a reward R_i (1 if right, else 0). On this rollout the model, π_θ,
-takes steps up J(θ), on minibatches of groups. Only ∇J counts: it stands for the expected reward's.
+takes steps up J(θ), on minibatches of groups. Only ∇J counts, an estimate of ∇E[R_i].
 
     J    = Σ_i Σ_t L_it / Σ_i |o_i|                  over all tokens of the minibatch
     L_it = min(r_it A_it, clip(r_it, 1 − ε_low, 1 + ε_high) A_it)
@@ -214,7 +214,7 @@ def train_minibatch(model, optimizer, batch, args):
 
     If all rewards are equal a step is taken, too, for the critic to learn.
     """
-    # The weights first, of the whole minibatch: so its split into parts changes no gradient.
+    # Computed for the whole minibatch, so that splitting it into parts changes no gradient.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
     totals = torch.zeros(5, device=model.device)
     optimizer.zero_grad()
