@@ -7,10 +7,8 @@ from math import log2
 from unittest.mock import patch
 
 import torch
-from bench import train
-from harness import Panel, arms
-from llm_parts import gradients, load, mean, started, warm_start
-from verdicts import Contrast
+from lab import LEARNED, Contrast, Experiment, arms, mean, train
+from llm_parts import gradients, load, started, warm_start
 
 import rloo_llm
 
@@ -53,7 +51,7 @@ def run(seed, start, form=None, steps=60, points=POINTS, groups=128, warm=400):
     if form:
         with patch.object(rloo_llm, "compute_advantages", partial(advantages_with, form)):
             found = train(rloo_llm, replace(args, prompts_per_step=4), steps, folder=folder)
-        return {"learned": mean(found["reward"]), "by rollout": found["reward"]}
+        return {LEARNED: mean(found["reward"]), "by rollout": found["reward"]}
     model, tokenizer = load(folder)
 
     def each_step(step, model, metrics):
@@ -68,61 +66,35 @@ def run(seed, start, form=None, steps=60, points=POINTS, groups=128, warm=400):
     return found
 
 
-def saved(reward, when):  # the same answers with the baseline and without: one policy is a pair
-    arm = {}, f"{reward}, {when}"
-    return Contrast(f"{reward}: noise halved, {when}", arm, None, log2(1.25), paired=True)
+def draw(runs):
+    raise NotImplementedError
+
+
+def saved(reward, when):  # the same answers with the baseline and without
+    name = f"{reward}: variance without the baseline over with it, {when}"
+    return Contrast(name, ({}, f"{reward}, {when}"), None, log2(1.25), factor=True)
 
 
 def learning(reward, form):
-    more, less = arms("learned", "form", ["leave-one-out", form]).values()
-    return Contrast(f"{reward}, learned: baseline − none", more, less, 0.03, block="start")
+    more, less = arms(LEARNED, "form", ["leave-one-out", form])
+    return Contrast(f"{reward}, reward over training: baseline − none", more, less, 0.03)
 
 
-CLAIM = "The mean of the group's other rewards, as a baseline, takes noise out of the gradient."
-JOBS = started(16) + started(40, form=FORMS)
-SMOKE = [{"seed": 1, "start": 0, "points": [0, 1], "groups": 4, "warm": 30}]
-SMOKE += [{"seed": 1, "start": 0, "form": form, "steps": 2, "warm": 30} for form in FORMS]
-SECONDS = 5  # 22 for the noise at a policy's five points, 2 for a training run
-PRIMARIES = [
+JOBS = started(24) + started(96, form=FORMS)
+TESTS = [
     [saved("R", "at first"), saved("R", "later"), learning("R", "none")],
     [saved("R + 1", "at first"), saved("R + 1", "later"), learning("R + 1", "none, R + 1")],
 ]
 
-# The page
-LESSON = (
-    "it depends",
-    "A baseline takes noise out of the gradient if wrong answers are paid, too (R + 1). With "
-    "rewards of 0 and 1 it takes none, may add some once most are right, and brought nothing.",
+
+EXPERIMENT = Experiment(
+    run,
+    JOBS,
+    TESTS,
+    draw,
+    small={"points": [0, 1], "groups": 4, "warm": 30, "steps": 2},
+    first="it depends",
 )
-SAVED = {"R of 0 and 1": ({}, "R"), "R + 1": ({}, "R + 1"), "R, best constant": ({}, "b*")}
-PANELS = [
-    Panel("Noise that the baseline saves", SAVED, ("rollouts", "variance halved … times"), POINTS),
-    Panel("Learning", arms("by rollout", "form", FORMS), ("rollouts", "reward"), [*range(1, 61)]),
-]
 
-
-def words(runs):
-    def at(name, when):
-        return runs.mean(f"{name}, {when}", ".2f")
-
-    def times(when):
-        return f"{2 ** mean(runs.find({}, f'R + 1, {when}')):.1f}"
-
-    def learned(form):
-        return runs.mean("learned", ".2f", form=form)
-
-    return f"""
-    At 16 policies we compute the gradient of the same answers with the baseline and without. The
-    first picture and the table show how often the baseline halves the variance: 1 is half of it, 2
-    a quarter, and below 0 the variance grows. If right answers pay 1 and wrong ones 0, it is
-    {at("R", "at first")} before training and {at("R", "later")} after 10 to 30 rollouts, when the
-    mean reward is {at("mean reward", "later")}. Wrong answers are then rare and their gradients
-    long. With a baseline close to 1 they count fully, and without one, at a reward of 0, not at
-    all. The constant with the least variance is {at("value of b*", "later")} by then. If all
-    rewards are higher by 1, which says nothing new, the variance is {times("at first")} times
-    smaller with the baseline at first, and {times("later")} times later. In 60 rollouts of 4
-    questions the mean reward is {learned("leave-one-out")} with the baseline, {learned("none")}
-    without it, and {learned("none, R + 1")} without it on R + 1."""
-
-
-NOT_TRIED = "other rewards; other rates than RLOO's own; the baseline of a critic."
+if __name__ == "__main__":
+    EXPERIMENT.main()

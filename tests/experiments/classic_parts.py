@@ -9,6 +9,7 @@ from unittest.mock import patch
 import gymnasium as gym
 import numpy as np
 import torch
+from lab import LEARNED
 
 from ppo import mean_kl
 
@@ -118,9 +119,9 @@ def learn(script, place, **flags):
     of the probability of the right door, and its learning curve."""
     if place == "CartPole":
         found = train(script, **flags)
-        return {"learned": found.mean, "curve": found.curve}
+        return {LEARNED: found.mean, "curve": found.curve}
     doors = []
     options = {"env_id": PLACES[place], "gamma": 1.0} | flags
     train(script, lambda agent, batch: doors.append(right_door(agent)), **options)
     curve = [doors[i] for i in np.linspace(0, len(doors) - 1, PARTS).astype(int)]
-    return {"learned": float(np.mean(doors)), "curve": curve}
+    return {LEARNED: float(np.mean(doors)), "curve": curve}

@@ -4,10 +4,8 @@ from math import log2
 from statistics import linear_regression
 
 import torch
-from bench import Enough, train
-from harness import Panel, arms
+from lab import Contrast, Enough, Experiment, train
 from llm_parts import first_token, load, started, warm_start
-from verdicts import Contrast
 
 import dapo_llm
 
@@ -59,45 +57,21 @@ def run(habit, seed, start, steps=None, warm=400, epochs=16):
     return result | {"slope": slope, "outcomes": outcomes, "reached": sum(reached)}
 
 
+def draw(runs):
+    raise NotImplementedError
+
+
 def slope(habit, name):
-    arm = {"habit": habit}, "slope"
-    return [Contrast(f"{name}, for a doubling of ε_high", arm, None, 0.02, paired=True)]
+    return [Contrast(f"{name}, for a doubling of ε_high", ({"habit": habit}, "slope"), None, 0.02)]
 
 
-CLAIM = "The higher ε_high, the faster rare tokens grow, and the more diverse answers stay."
-JOBS = started(16, habit=["guess 0.97"])
-JOBS += started(30, first=17, habit=["meander"])  # 16 had left it undecided
-SMOKE = started(1, habit=["guess 0.97", "meander"], steps=[1], warm=[10], epochs=[1])
-SECONDS = 24
-PRIMARIES = [slope("guess 0.97", "worked out"), slope("meander", "different at pass@1 0.5")]
+JOBS = started(16, habit=["guess 0.97"]) + started(32, habit=["meander"])
+TESTS = [slope("guess 0.97", "worked out"), slope("meander", "different at pass@1 0.5")]
 
-# The page
-LESSON = (
-    "it depends",
-    "With 16 epochs a doubled ε_high lets a rare habit grow faster. DAPO's 0.28 cannot be told "
-    "from 0.2, and a higher ε_high does not keep answers more diverse.",
+
+EXPERIMENT = Experiment(
+    run, JOBS, TESTS, draw, small={"steps": 1, "warm": 10, "epochs": 1}, first="it depends"
 )
-RARE, MANY = arms("outcomes", "habit", ["guess 0.97", "meander"]).values()
-PANELS = [
-    Panel("After 3 rollouts", {"worked out": RARE}, ("ε_high", "worked out"), DOSES),
-    Panel("When pass@1 is 0.5", {"different": MANY}, ("ε_high", "different"), DOSES),
-]
 
-
-def words(runs):
-    def at(dose, habit):
-        return runs.mean(f"{dose}", ".2f", habit=habit)
-
-    return f"""
-    DAPO trains with 16 epochs over each rollout, and only ε_high, the upper bound of the clip,
-    differs. A model guesses 97 answers in 100; working a sum out begins with another, rare token.
-    After three rollouts a share of {at(0.2, "guess 0.97")} of the answers is worked out with an
-    ε_high of 0.2, {at(0.28, "guess 0.97")} with 0.28 and {at(0.56, "guess 0.97")} with 0.56.
-    Another model repeats totals at will, so a sum has many right answers. Their diversity changes
-    with training, so we compare at a pass@1 of 0.5. The share of different ones among the right
-    answers to a sum is {at(0.2, "meander")} with 0.2, {at(0.28, "meander")} with 0.28 and
-    {at(0.56, "meander")} with 0.56. For diversity this is a second try: with 16 other seeds the
-    first one was undecided."""
-
-
-NOT_TRIED = "one epoch, with which the clip hardly acts; long training; a wider lower bound."
+if __name__ == "__main__":
+    EXPERIMENT.main()

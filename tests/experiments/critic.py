@@ -8,12 +8,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
-import ppo_llm
 import torch
-from bench import train
-from harness import Panel, arms
-from llm_parts import eight_digits, load, mean, started, warm_start
-from verdicts import Contrast
+from lab import LEARNED, Contrast, Experiment, arms, mean, train
+from llm_parts import eight_digits, load, started, warm_start
+
+import ppo_llm
 
 NONE = {  # main() saves a critic's weights. With V = 0 the mean of the batch is what is expected
     "add_critic": lambda model: model.add_module("critic", torch.nn.Module()),
@@ -83,62 +82,30 @@ def run(answers, critic, seed, start, steps=40, ahead=30, warm=400):
             change["add_critic"], result["explained"] = trained(before, folder)
         with patch.multiple(ppo_llm, **change):
             found = train(ppo_llm, args, steps, folder=folder)
-    return result | {"learned": mean(found["reward"]), "reward": found["reward"]}
+    return result | {LEARNED: mean(found["reward"]), "by rollout": found["reward"]}
 
 
-def contrast(answers, more, smallest=0.02, **options):
-    both = arms("learned", "critic", [more, "none"], answers=answers).values()
-    return Contrast(f"{answers} answers, reward: {more} − none", *both, smallest, **options)
+def draw(runs):
+    raise NotImplementedError
 
 
-CLAIM = (
-    "Where the only reward comes at the end, a critic, which says what to expect after each token, "
-    "still makes each rollout teach more: one that is learned, and one that knows."
-)
-CRITICS = ["none", "λ alone", "learned", "head start", "oracle"]
-AXES, ROLLOUTS = ("rollouts", "reward"), list(range(1, 41))
-JOBS = started(20, answers=["short"], critic=["none", "learned"])
-JOBS += started(12, answers=["long"], critic=CRITICS)
-SMOKE = [job | {"steps": 1, "ahead": 1, "warm": 2} for job in JOBS if job["seed"] == 1]
-SECONDS = 14
-# PPO and the mean of the batch ask the same questions. In an older trial of the short answers their
-# speeds agreed over seeds with r = 0.95: so there seeds are pairs.
-PRIMARIES = [
-    [contrast("short", "learned", paired=True), contrast("long", "head start", block="start")],
-    [contrast("long", "oracle", block="start")],
-]
+def contrast(answers, more):
+    both = arms(LEARNED, "critic", [more, "none"], answers=answers)
+    return Contrast(f"{answers} answers, reward: {more} − none", *both, 0.02)
 
-# The page
-LESSON = (
-    "it depends",
-    "On long answers an oracle, which knows where an answer goes wrong, makes each rollout teach "
-    "more. PPO's own critic did not learn where, and it brought nothing, on short answers either.",
-)
-PANELS = [
-    Panel(f"{answers} answers", arms("reward", "critic", critics, answers=answers), AXES, ROLLOUTS)
-    for answers, critics in (("short", ["none", "learned"]), ("long", CRITICS))
+
+JOBS = started(16, answers=["short"], critic=["none", "learned"])
+JOBS += started(24, answers=["long"], critic=["none", "head start", "oracle"])
+JOBS += started(16, answers=["long"], critic=["λ alone", "learned"])
+TESTS = [
+    [contrast("short", "learned"), contrast("long", "head start")],
+    [contrast("long", "oracle")],
 ]
 
 
-def words(runs):
-    def learned(answers, critic):
-        return runs.mean("learned", ".3f", answers=answers, critic=critic)
+EXPERIMENT = Experiment(
+    run, JOBS, TESTS, draw, small={"steps": 1, "ahead": 1, "warm": 2}, first="it depends"
+)
 
-    return f"""
-    PPO trains with its critic, or with V = 0, so that the mean of the batch is the baseline. The
-    outcome is the mean reward over 40 rollouts. On the usual sums, whose answers have about seven
-    tokens, it is {learned("short", "learned")} with the critic and {learned("short", "none")}
-    without. The long answers are seven running totals, and the model gets some of them wrong. There
-    an oracle, which knows the right totals and whose V falls to 0 at a wrong digit, brings
-    {learned("long", "oracle")}, and no critic {learned("long", "none")}. (These intervals are wide,
-    as the four networks differ; the runs are compared within each.) The critic that PPO trains
-    brings {learned("long", "learned")}. If it first learns alone, from 30 rollouts of the frozen
-    model (a head start), it brings {learned("long", "head start")}, and at the end of the head
-    start it explains {runs.mean("explained", "z.0%", critic="head start", answers="long")} of the
-    variance of the rewards. On the short answers λ, the weight of later TD errors in GAE, is 1, so
-    that V is a baseline and no more. On the long ones it is 0.95 with a critic; that λ without a
-    critic ("λ alone") brings {learned("long", "λ alone")}. A learned critic needs the memory of a
-    second model."""
-
-
-NOT_TRIED = "a larger critic, far more rollouts for it, other λ, several epochs a rollout."
+if __name__ == "__main__":
+    EXPERIMENT.main()

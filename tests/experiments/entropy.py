@@ -2,9 +2,8 @@
 
 import gymnasium as gym
 import numpy as np
-from classic_parts import thousands, train
-from harness import Panel, arms, grid
-from verdicts import SHOWN, Contrast
+from classic_parts import train
+from lab import Contrast, Experiment, arms, grid
 
 import ppo
 
@@ -40,57 +39,30 @@ def run(place, weight, seed, steps=100_000):
     climbs to the top at the end; on CartPole the mean return over training."""
     found = train(ppo, env_id=place, ent_coef=weight, seed=seed, total_timesteps=steps)
     if place == "CartPole-v1":
-        return {"learned": found.mean, "curve": found.curve}
+        return {"return": found.mean, "curve": found.curve}
     return {"top found": found.greedy_return > 5, "stairs curve": found.curve}
 
 
-CLAIM = "An entropy bonus keeps a policy from settling for the nearest reward, and costs speed."
+def draw(runs):
+    raise NotImplementedError
+
+
 STAIRS = ["Stairs10-v0", "Stairs11-v0"]
 WEIGHTS = [1.0, 0.0]
-JOBS = grid(25, place=STAIRS, weight=WEIGHTS) + grid(20, place=["CartPole-v1"], weight=WEIGHTS)
-SMOKE = grid(1, place=[*STAIRS, "CartPole-v1"], weight=WEIGHTS, steps=[2500])
-SECONDS = 7
-FOUND = arms("top found", "weight", [1.0, 0.0]).values()
-LEARNED = arms("learned", "weight", [0.0, 1.0]).values()
-PRIMARIES = [
-    [Contrast("stairs, share at the top: weight 1 − 0", *FOUND, 0.2, block="place")],
-    [Contrast("CartPole, return: weight 0 − 1", *LEARNED, 20)],
-]
-
-# The page
-LESSON = (
-    SHOWN,
-    "A strong entropy bonus finds a far reward that most policies without one miss; on CartPole "
-    "it costs return.",
-)
-AXES, TIME = ("thousands of steps", "return"), thousands(100_000)
-CURVES = {
-    column: {f"weight {weight:g}": ({"weight": weight}, column) for weight in WEIGHTS}
-    for column in ("stairs curve", "curve")
-}
-PANELS = [
-    Panel("10 and 11 stairs", CURVES["stairs curve"], AXES, TIME),
-    Panel("CartPole", CURVES["curve"], AXES, TIME),
+JOBS = grid(16, place=[*STAIRS, "CartPole-v1"], weight=WEIGHTS)
+TESTS = [
+    [
+        Contrast(
+            "stairs, share that found the top: weight 1 − 0",
+            *arms("top found", "weight", WEIGHTS),
+            0.2,
+        )
+    ],
+    [Contrast("CartPole, return: weight 0 − 1", *arms("return", "weight", WEIGHTS[::-1]), 20)],
 ]
 
 
-def words(runs):
-    def found(weight):
-        return runs.mean("top found", ".2f", weight=weight)
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2500}, first="held up")
 
-    def learned(weight):
-        return runs.mean("learned", ".0f", weight=weight)
-
-    return f"""
-    An entropy bonus adds the policy's entropy, times a weight, to what is maximized, so it keeps
-    the policy random. The stairs are a task made for this claim. On each of 10 or 11 stairs the
-    policy either stops, which pays 1 on average, or climbs on, which costs 0.1; the top pays 10. A
-    policy that acts at random gets to the top once in 1,024 or 2,048 episodes, so at first stopping
-    at once pays best. The bonus is strong, 100 times reinforce.py's. After 100,000 steps of PPO the
-    policy climbs to the top in a share of {found(1.0)} of the runs with a bonus of weight 1, which
-    decays to 0 over the run, and in {found(0.0)} without a bonus. The few that get there without a
-    bonus do so early. On CartPole, where no better reward lies farther off, the mean return over
-    training is {learned(1.0)} with that bonus and {learned(0.0)} without."""
-
-
-NOT_TRIED = "weights in between, a bonus that does not decay, exploration by other means."
+if __name__ == "__main__":
+    EXPERIMENT.main()

@@ -3,10 +3,8 @@
 from unittest.mock import patch
 
 import torch
-from bench import train
-from harness import Panel
-from llm_parts import load, mean, started, warm_start
-from verdicts import Contrast
+from lab import Contrast, Experiment, mean, train
+from llm_parts import load, started, warm_start
 
 import grpo_llm
 import rloo_llm
@@ -57,63 +55,32 @@ def run(method, reward, beta, seed, start, steps=30, every=6, number=64, warm=40
     }
 
 
+def draw(runs):
+    raise NotImplementedError
+
+
 def arm(method, reward, beta, column):
     return {"method": method, "reward": reward, "beta": beta}, column
 
 
 def contrast(method, reward, more, less, column, smallest):
-    arms = [arm(method, reward, beta, column) for beta in (more, less)]
-    name = f"{method}, {reward}, {column}: β {more:g} − β {less:g}"
-    return Contrast(name, *arms, smallest, block="start")
+    both = [arm(method, reward, beta, column) for beta in (more, less)]
+    return Contrast(f"{method}, {reward}, {column}: β {more:g} − β {less:g}", *both, smallest)
 
 
 HOLE, CLEAN = "commas pay", "right answers pay"
 BETAS = [0.0, 0.3]
-CLAIM = "A policy finds the loophole in its reward; a KL penalty keeps it from there, and costs."
-JOBS = started(12, method=list(METHODS), reward=[HOLE], beta=BETAS)
-JOBS += started(12, method=["GRPO"], reward=[CLEAN], beta=BETAS)
-SMALL = {"steps": 1, "every": 1, "number": 2, "warm": 30}
-SMOKE = [job | SMALL | {"start": 0} for job in JOBS if job["seed"] == 1]
-SECONDS = 9
-PRIMARIES = [
+JOBS = started(16, method=list(METHODS), reward=[HOLE], beta=BETAS)
+JOBS += started(16, method=["GRPO"], reward=[CLEAN], beta=BETAS)
+TESTS = [
     [contrast(method, HOLE, 0.3, 0.0, "right at the end", 0.1) for method in METHODS],
     [contrast("GRPO", CLEAN, 0.0, 0.3, "right on average", 0.03)],
 ]
 
-# The page
-LESSON = (
-    "shown",
-    "A policy finds the loophole in its reward, and a strong KL penalty saves most of its right "
-    "answers; if there is no loophole, the penalty costs some learning.",
+
+EXPERIMENT = Experiment(
+    run, JOBS, TESTS, draw, small={"steps": 1, "every": 1, "number": 2, "warm": 30}, first="held up"
 )
-WHERE = {"GRPO, with the loophole": ("GRPO", HOLE), "RLOO, with the loophole": ("RLOO", HOLE)}
-WHERE["GRPO, without it"] = ("GRPO", CLEAN)
-AXES, TIMES = ("rollouts", "right answers"), [*range(0, 31, 6)]
-PANELS = [
-    Panel(title, {f"β {beta:g}": arm(*which, beta, "right") for beta in BETAS}, AXES, TIMES)
-    for title, which in WHERE.items()
-]
 
-
-def words(runs):
-    def pair(method, reward, column):
-        arms = [arm(method, reward, beta, column) for beta in BETAS]
-        without, penalised = (runs.mean(column, ".2f", **wanted) for wanted, column in arms)
-        return f"{without} without the penalty and {penalised} with it"
-
-    first = [each[0] for each in runs.find({"reward": HOLE}, "right")]
-    return f"""
-    A right answer pays 1, and every comma pays 0.2. Commas stand for steps that are shown, but the
-    model already tends to repeat its steps. Before training a share of
-    {sum(first) / len(first):.2f} of its answers is right. After 30 rollouts of GRPO the share is
-    {pair("GRPO", HOLE, "right at the end")} (β = 0.3, 30 times the default). With RLOO, whose
-    penalty is in the reward, it is {pair("RLOO", HOLE, "right at the end")}. Stopping early is the
-    other cure. We stop each run at the rollout at which one half of the held-out sums is answered
-    best, and count right answers to the other half: with GRPO {pair("GRPO", HOLE, "stopped")}, with
-    RLOO {pair("RLOO", HOLE, "stopped")}. If only right answers pay, the mean share of right answers
-    over GRPO's training is {pair("GRPO", CLEAN, "right on average")}."""
-
-
-NOT_TRIED = (
-    "other loopholes (this one was made for the experiment); other β; RLOO without a loophole."
-)
+if __name__ == "__main__":
+    EXPERIMENT.main()

@@ -3,10 +3,8 @@
 import random
 from unittest.mock import patch
 
-from bench import train
-from harness import Panel, arms
-from llm_parts import mean, started, warm_start
-from verdicts import Contrast
+from lab import Contrast, Experiment, arms, mean, train
+from llm_parts import started, warm_start
 
 import grpo_llm
 
@@ -39,52 +37,19 @@ def run(std, seed, start, steps=40, warm=400):
     return result | {"hard questions": hard, "easy questions": easy}
 
 
+def draw(runs):
+    raise NotImplementedError
+
+
 STD = [True, False]
-CLAIM = (
-    "The division by the std gives weight to hard questions, of whose eight answers one is right: "
-    "without it they are learned more slowly."
-)
 JOBS = started(20, std=STD)
-SMOKE = started(1, std=STD, steps=[2], warm=[2])
-SECONDS = 9
-PRIMARIES = [
-    [
-        Contrast(
-            "reward of hard questions: with std − without",
-            *arms("hard", "std", STD).values(),
-            0.03,
-            block="start",
-        )
-    ]
-]
+NAME = "reward of hard questions: with the std − without"
+TESTS = [[Contrast(NAME, *arms("hard", "std", STD), 0.03)]]
 
-# The page
-LESSON = (
-    "no difference",
-    "Hard questions, right in one answer of seven at first, were learned as fast without the "
-    "division by the std as with it.",
+
+EXPERIMENT = Experiment(
+    run, JOBS, TESTS, draw, small={"steps": 2, "warm": 2}, first="no difference"
 )
-AXES, ROLLOUTS = ("rollouts", "reward"), list(range(1, 41))
-LINES = {"with std": {"std": True}, "without": {"std": False}}
-PANELS = [
-    Panel(kind, {label: (wanted, kind) for label, wanted in LINES.items()}, AXES, ROLLOUTS)
-    for kind in ("hard questions", "easy questions")
-]
 
-
-def words(runs):
-    def found(column, spec=".3f"):
-        said = [runs.mean(column, spec, std=std) for std in STD]
-        return f"{said[0]} with the std and {said[1]} without"
-
-    return f"""
-    GRPO answers 16 sums of two terms and 16 sums of four terms a rollout, each eight times. The sum
-    of four terms is the hard one: the model, which repeats itself, is right in about one answer of
-    seven at first. Of a group with one right answer of eight, the advantages are divided by 0.35,
-    of a group with four by 0.53, so the std gives the hard group half as much weight again. The
-    mean reward of the hard questions over 40 rollouts is {found("hard")}, that of the easy ones
-    {found("easy")}. The share of the hard groups with exactly one right answer is
-    {found("one of eight", ".0%")}."""
-
-
-NOT_TRIED = "questions that are right more rarely; learning rates other than the usual one."
+if __name__ == "__main__":
+    EXPERIMENT.main()

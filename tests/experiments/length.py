@@ -3,10 +3,8 @@
 from unittest.mock import patch
 
 import torch
-from bench import train
-from harness import Panel, arms
-from llm_parts import load, mean, started, warm_start
-from verdicts import Contrast
+from lab import Contrast, Experiment, arms, mean, train
+from llm_parts import load, started, warm_start
 
 import grpo_llm
 
@@ -41,53 +39,29 @@ def run(norm, plus, seed, start, steps=20, warm=400):
     args = grpo_llm.Args(beta=0.0, max_new_tokens=60, length_norm=NORMS[norm], steps=40, seed=seed)
     with patch.object(grpo_llm, "load_verifier", verifier):
         train(grpo_llm, args, steps, each_step, folder)
-    return {"before": counts[0], "length": mean(counts[1:]), "counts": counts}
+    return {"before": counts[0], "plus signs": mean(counts[1:]), "by rollout": counts}
+
+
+def draw(runs):
+    raise NotImplementedError
 
 
 def contrast(plus, more, less):
-    """Of arms named after their norms, or before training: then runs are paired with themselves."""
-    arm = arms("length", "norm", NORMS, plus=plus)
-    arm["before"] = arm["1/|o_i|"][0], "before"
-    options = {"paired": True} if "before" in (more, less) else {"block": "start"}
-    return Contrast(f"plus is {plus}: {more} − {less}", arm[more], arm[less], 1, **options)
+    """Of arms named after their norms, or before training."""
+    found = dict(zip(NORMS, arms("plus signs", "norm", NORMS, plus=plus), strict=True))
+    found["before"] = found["1/|o_i|"][0], "before"
+    return Contrast(f"plus is {plus}: {more} − {less}", found[more], found[less], 1)
 
 
 NORMS = {"1/|o_i|": "response", "constant": "constant"}
-CLAIM = "With 1/|o_i| long wrong answers grow longer, and right ones become shorter."
 JOBS = started(16, norm=list(NORMS), plus=["wrong", "right"])
-SMOKE = started(1, norm=list(NORMS), plus=["wrong", "right"], steps=[2], warm=[10])
-SECONDS = 5
-PRIMARIES = [
+TESTS = [
     [contrast("wrong", "1/|o_i|", less) for less in ("constant", "before")],
     [contrast("right", more, "1/|o_i|") for more in ("constant", "before")],
 ]
 
-# The page
-LESSON = (
-    "shown",
-    "In a task made for this test 1/|o_i| makes a wrong kind of answer grow, and a right kind "
-    "shrink.",
-)
-PANELS = [
-    Panel(title, arms("counts", "norm", NORMS, plus=plus), ("rollouts", "plus signs"), [*range(21)])
-    for title, plus in (("Wrong answers", "wrong"), ("Right answers", "right"))
-]
 
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2, "warm": 10}, first="held up")
 
-def words(runs):
-    def length(norm, plus):
-        return runs.mean("length", ".1f", norm=norm, plus=plus)
-
-    return f"""
-    The model begins six answers in ten with plus signs, 1 to 40 of them, and ends them with a wrong
-    total. It works out the others. An answer that begins with a plus has
-    {runs.mean("before", ".1f")} of them before training: a mean under the policy, computed without
-    sampling, however rare such answers have become. Over 20 rollouts of GRPO the mean is
-    {length("1/|o_i|", "wrong")} with 1/|o_i|, which punishes each token of a long wrong answer
-    less, and {length("constant", "wrong")} with a constant in its place. If the rewards are
-    swapped, so that answers with plus signs are right, 1/|o_i| praises each token of a short one
-    more: {length("1/|o_i|", "right")}, and {length("constant", "right")} with a constant. So the
-    constant has a drift of its own, in the other direction; we do not know why."""
-
-
-NOT_TRIED = "answers that reason at length; other rates and group sizes; dividing by std alone."
+if __name__ == "__main__":
+    EXPERIMENT.main()

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from bench import CPU
-from harness import grid
+from lab import CPU, grid
 
 import grpo_llm
 
@@ -137,9 +136,3 @@ def first_token(model, tokenizer, token, number=128):
     inputs = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt")
     _, logits = grpo_llm.prefill(model, inputs["input_ids"], inputs["attention_mask"])
     return logits[:, -1].softmax(-1)[:, tokenizer.convert_tokens_to_ids(token)].mean().item()
-
-
-def mean(values):
-    """Of those that are not None; None of nothing."""
-    values = [value for value in values if value is not None]
-    return sum(values) / len(values) if values else None

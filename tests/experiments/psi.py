@@ -1,13 +1,13 @@
 """What multiplies ∇log π: the whole return, reward-to-go, an advantage, the TD error."""
 
-import math
 from dataclasses import replace
+from itertools import pairwise
+from math import log2
 
 import gymnasium as gym
 import torch
 from classic_parts import train
-from harness import Panel, arms, grid
-from verdicts import SHOWN, Contrast
+from lab import Contrast, Experiment, grid
 
 import actor_critic
 import reinforce
@@ -46,10 +46,7 @@ def errors(seed, half_trained, rollouts):
     agent.critic = reinforce.Agent(envs).critic  # a new one
     optimizer = torch.optim.Adam(agent.critic.parameters(), lr=1e-3)
     result = {}
-    for critic, fits in (
-        ("rough critic", 2),
-        ("better critic", 48),
-    ):  # has seen 2, then 50 rollouts
+    for critic, fits in (("rough critic", 2), ("better critic", 48)):  # 2, then 50 rollouts
         for _ in range(fits):
             batch = reinforce.prepare(agent, next(stream), args)
             reinforce.fit_critic(agent, optimizer, batch, args)
@@ -57,7 +54,7 @@ def errors(seed, half_trained, rollouts):
         true = policy_gradients(agent, drawn, "baseline", args)
         for psi in PSIS:
             own = policy_gradients(agent, drawn, psi, args)
-            result[f"log variance, {psi}, {critic}"] = math.log(own.var(0).sum())
+            result[f"log2 variance, {psi}, {critic}"] = log2(own.var(0).sum())
         bias = square_of_mean(own - true)
         result[f"bias² / gradient², {critic}"] = bias / square_of_mean(true)
     return result
@@ -67,75 +64,36 @@ def run(seed, learn=None, steps=100_000, half_trained=20_000, rollouts=40):
     """The errors at one policy; or a training run with this Ψ."""
     if learn:
         found = train(reinforce, psi=learn, seed=seed, total_timesteps=steps)
-        return {"learned": found.mean}
+        return {"return": found.mean}
     return errors(seed, half_trained, rollouts)
 
 
-CLAIM = "Reward-to-go, a baseline, the TD error: each varies less; the last pays with a bias."
-JOBS = grid(14) + grid(20, learn=PSIS[:3])
-SMOKE = [{"seed": 1, "half_trained": 2000, "rollouts": 4}]
-SMOKE += grid(1, learn=PSIS[:3], steps=[2000])
-SECONDS = 7
+def draw(runs):
+    raise NotImplementedError
+
+
+JOBS = grid(16) + grid(20, learn=PSIS[:3])
+VARIANCES = [({}, f"log2 variance, {psi}, better critic") for psi in PSIS]
 ROUGH = ({}, "bias² / gradient², rough critic")
-VARIANCES = {psi: ({}, f"log variance, {psi}, better critic") for psi in PSIS}
-SMALLEST = math.log(1.25)
-PRIMARIES = [
+TESTS = [
     [
-        Contrast(f"log variance: {a} − {b}", VARIANCES[a], VARIANCES[b], SMALLEST, paired=True)
-        for a, b in zip(PSIS, PSIS[1:], strict=False)
+        Contrast(
+            f"variance, better critic: {PSIS[i]} over {PSIS[i + 1]}", a, b, log2(1.25), factor=True
+        )
+        for i, (a, b) in enumerate(pairwise(VARIANCES))
     ],
-    [Contrast("bias² / gradient² of the TD error, rough critic", ROUGH, None, 0.1, paired=True)],
+    [Contrast("bias² / gradient² of the TD error, rough critic", ROUGH, None, 0.1)],
 ]
 
-# The page
-LESSON = (
-    SHOWN,
-    "Each step from the whole return to the TD error takes noise from the gradient. With a poor "
-    "critic the last one adds a large bias.",
+
+EXPERIMENT = Experiment(
+    run,
+    JOBS,
+    TESTS,
+    draw,
+    small={"steps": 2000, "half_trained": 2000, "rollouts": 4},
+    first="held up",
 )
-BETTER = ({}, "bias² / gradient², better critic")
-LEARNING = arms("learned", "learn", PSIS[:3])
-PANELS = [
-    Panel(
-        "Each varies less …",
-        VARIANCES,
-        ("natural log of the gradient's variance, better critic", ""),
-    ),
-    Panel(
-        "… but the TD error is biased",
-        {"rough critic": ROUGH, "better": BETTER},
-        ("bias² / gradient²", ""),
-    ),
-    Panel("REINFORCE, mean over training", LEARNING, ("return", "")),
-]
 
-
-def words(runs):
-    def factor(more, less):
-        both = [runs.find(*VARIANCES[psi]) for psi in (more, less)]
-        ratios = [math.exp(a - b) for a, b in zip(*both, strict=True)]
-        return f"{torch.tensor(ratios).quantile(0.5):.1f}"
-
-    def share(critic):
-        return runs.mean(f"bias² / gradient², {critic}", ".2f")
-
-    def learned(psi):
-        return runs.mean("learned", ".0f", learn=psi)
-
-    return f"""
-    Each of 14 policies, trained for 20,000 steps of CartPole, played 40 rollouts of 24 episodes,
-    and all four Ψ, the credits of an action, were computed on the same ones. With a critic that has
-    seen 50 rollouts the median policy's gradient varies {factor("return", "reward-to-go")} times
-    less with reward-to-go than with the whole return, {factor("reward-to-go", "baseline")} times
-    less with a baseline than without, and {factor("baseline", "TD error")} times less with the TD
-    error than with the baseline. The gradient with the baseline has no bias, as there is no
-    discount here and no time limit, so its mean stands for the truth. The TD error's squared bias
-    is {share("rough critic")} of the squared gradient with a critic that has seen two rollouts,
-    which is what the test is about, and {share("better critic")} with the one that has seen 50.
-    REINFORCE, at the script's learning rate, learned faster in the same order (without a test): its
-    mean return over 100,000 steps is {learned("return")} with the whole return,
-    {learned("reward-to-go")} with reward-to-go and {learned("baseline")} with the baseline. (The TD
-    error has a loop of its own: [next section](#bootstrap).)"""
-
-
-NOT_TRIED = "other environments, and policies that are fully trained."
+if __name__ == "__main__":
+    EXPERIMENT.main()

@@ -5,10 +5,8 @@ from math import log2
 from unittest.mock import patch
 
 import torch
-from bench import train
-from harness import Panel
-from llm_parts import load, mean, started, warm_start
-from verdicts import Contrast
+from lab import Contrast, Experiment, mean, train
+from llm_parts import load, started, warm_start
 
 import grpo_llm
 import gspo_llm
@@ -87,61 +85,28 @@ def run(seed, start, steps=6, groups=256, warm=400):
     return found | {name: mean([each[name] for each in seen]) for name in seen[0]}
 
 
-def compare(name, more, less, smallest):  # at one policy, on the same answers: a pair
-    return Contrast(name, ({}, more), less and ({}, less), smallest, paired=True)
+def draw(runs):
+    raise NotImplementedError
 
 
-CLAIM = "Token ratios are mostly noise; their mean over an answer varies far less."
-JOBS = started(16)
-SMOKE = [{"seed": 1, "start": 0, "steps": 2, "groups": 4, "warm": 30}]
-SECONDS = 45
-LOST, KEPT = "signal, GRPO, no clip", "signal, GSPO, no clip"
-PRIMARIES = [
+JOBS = started(24)
+FACTORS = {length: ({}, f"factor, {length}") for length in LENGTHS}
+SIGNALS = {form: ({}, f"signal, {form}") for form in SURROGATES}
+KEPT, LOST = SIGNALS["GSPO, no clip"], SIGNALS["GRPO, no clip"]
+LONG, SHORT = FACTORS["long"], FACTORS["short"]
+TESTS = [
     [
-        compare("long answers: log2 Var(r) / Var(s)", "factor, long", None, log2(9)),
-        compare("this: long − short answers", "factor, long", "factor, short", 1),
-        compare("signal without a clip: GSPO − GRPO", KEPT, LOST, 0.05),
+        Contrast("long answers: Var(r) / Var(s)", LONG, None, log2(9), factor=True),
+        Contrast("this: long over short answers", LONG, SHORT, 1, factor=True),
+        Contrast("signal without a clip: GSPO − GRPO", KEPT, LOST, 0.05),
     ],
-    [compare("signal with the clips: GSPO − GRPO", "signal, GSPO", "signal, GRPO", 0.05)],
+    [Contrast("signal with the clips: GSPO − GRPO", SIGNALS["GSPO"], SIGNALS["GRPO"], 0.05)],
 ]
 
-# The page
-LESSON = (
-    "undecided",
-    "Token ratios vary far more than their mean over a long answer, and without a clip the mean "
-    "leaves more signal in the gradient. With the clips of the scripts we cannot tell.",
+
+EXPERIMENT = Experiment(
+    run, JOBS, TESTS, draw, small={"steps": 2, "groups": 4, "warm": 30}, first="could not tell"
 )
-FACTORS = {f"{name} answers": ({}, f"factor, {name}, by epoch") for name in LENGTHS}
-SHARES = {name: ({}, f"signal, {name}, by epoch") for name in SURROGATES}
-PANELS = [
-    Panel("Var(r) over Var(s)", FACTORS, ("epochs over the rollout", "doubled … times"), EPOCHS),
-    Panel("Signal in the gradient", SHARES, ("epochs over the rollout", "share"), EPOCHS),
-]
 
-
-def words(runs):
-    def times(name):
-        return f"{2 ** mean(runs.find({}, f'factor, {name}')):.0f}"
-
-    def share(name):
-        return runs.mean(f"signal, {name}", ".2f")
-
-    def after(epochs, name):
-        found = runs.find({}, f"signal, {name}, by epoch")
-        return f"{mean([each[EPOCHS.index(epochs)] for each in found]):.2f}"
-
-    return f"""
-    In the sixth rollout of GRPO with 16 epochs we measure after 1, 4 and 16 epochs, on fresh
-    answers of π_old, the policy before this rollout; numbers are means over the three. The variance
-    of a token's ratio r is {times("long")} times that of the geometric mean s in answers of 16
-    tokens and more (the mean of 16 independent ratios varies 16 times less), {times("middle")}
-    times in answers of 8 to 15, and {times("short")} times in shorter ones. Signal is how well the
-    gradient repeats itself: the squared mean gradient as a share of the mean squared gradient of a
-    rollout of 32 questions. At the same policies and on the same answers it is
-    {share("GSPO, no clip")} if s weighs the tokens and {share("GRPO, no clip")} if r does, both
-    without a clip. With the clips that the scripts have, it is {share("GSPO")} for GSPO and
-    {share("GRPO")} for GRPO. They are equal after one epoch, {after(1, "GSPO")} and
-    {after(1, "GRPO")}, and part later: {after(16, "GSPO")} and {after(16, "GRPO")} after 16."""
-
-
-NOT_TRIED = "policies that GSPO has trained; answers of more than 32 tokens."
+if __name__ == "__main__":
+    EXPERIMENT.main()

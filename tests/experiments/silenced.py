@@ -3,10 +3,8 @@
 from unittest.mock import patch
 
 import torch
-from bench import train
-from harness import Panel
+from lab import Contrast, Experiment, train
 from llm_parts import first_token, load, started, warm_start
-from verdicts import Contrast
 
 import cispo_llm
 import grpo_llm
@@ -54,43 +52,24 @@ def run(seed, start, steps=3, warm=400, epochs=16):
     return {column: value for each in found for column, value in each.items()}
 
 
+def draw(runs):
+    raise NotImplementedError
+
+
 def contrast(more, less):
-    return Contrast(f"{more} − {less}", ({}, more), ({}, less), 0.05, paired=True)
+    return Contrast(f"worked out: {more} − {less}", ({}, more), ({}, less), 0.05)
 
 
-CLAIM = "The clip takes the gradient of rare tokens; CISPO keeps it, and learns faster for it."
 JOBS = started(16)
-SMOKE = started(1, steps=[2], warm=[10], epochs=[1])
-SECONDS = 20
-PRIMARIES = [
+TESTS = [
     [contrast("rare lifted", less) for less in ("GRPO", "others lifted")],
     [contrast("CISPO", "GRPO")],
 ]
 
-# The page
-LESSON = (
-    "shown",
-    "With many epochs GRPO's clip slows rare tokens, partly because it takes their gradient; CISPO "
-    "keeps it.",
+
+EXPERIMENT = Experiment(
+    run, JOBS, TESTS, draw, small={"steps": 2, "warm": 10, "epochs": 1}, first="held up"
 )
-SHARES = {form: ({}, f"{form}, by rollout") for form in FORMS}
-PANELS = [Panel("Working out, a rare habit", SHARES, ("rollouts", "worked out"), [0, 1, 2, 3])]
 
-
-def words(runs):
-    share = {form: runs.mean(form, ".2f") for form in FORMS}
-    return f"""
-    The model guesses 97 answers in 100 and works out the others. GRPO's loop trains it at the
-    script's learning rate, but with 16 epochs over each rollout in place of one; only the
-    surrogate, the function whose gradient is followed, differs. The share worked out is the
-    probability that an answer does not begin with "#". Of the praised tokens, those of answers with
-    A > 0, {runs.mean("rare of praised", ".1%")} are rare: their probability was below 0.1. Over the
-    epochs GRPO's clip takes the gradient of {runs.mean("silenced of rare", ".0%")} of these. After
-    two rollouts GRPO works out a share of {share["GRPO"]}. If praised rare tokens alone keep their
-    gradient, with a weight of 1 + ε, the share is {share["rare lifted"]}; if all others keep it,
-    {share["others lifted"]}. (After a third rollout the others help, too.) With CISPO's surrogate
-    it is {share["CISPO"]}, and {share["no clip"]} without any bound. (After more rollouts at this
-    rate CISPO and no clip fall far back, and GRPO falls less: [passes](#passes).)"""
-
-
-NOT_TRIED = "more rollouts; other thresholds of rare than a probability of 0.1; other rates."
+if __name__ == "__main__":
+    EXPERIMENT.main()

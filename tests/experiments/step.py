@@ -4,8 +4,7 @@ from unittest.mock import patch
 
 import torch
 from classic_parts import train
-from harness import Panel, arms, grid
-from verdicts import Contrast
+from lab import Contrast, Experiment, arms, grid
 
 import ppo
 import trpo
@@ -55,49 +54,19 @@ def run(form, seed, steps=60_000):
     return {"decades": sum(each >= 475 for each in returns) / 2, "returns": returns}
 
 
-CLAIM = "A trust region, exact or clipped, widens the range of step sizes that work."
-FORMS = ["plain step", "TRPO", "no clip", "PPO"]
-JOBS = grid(12, form=FORMS[:2])
-JOBS += grid(20, first=13, form=FORMS[2:])  # 12 had left it undecided
-SMOKE = grid(1, form=FORMS, steps=[2500])
-SECONDS = 22
-ADAMS, CLIPS = "one step: TRPO − Adam, decades", "16 steps of Adam: PPO's clip − none, decades"
-ARMS = arms("decades", "form", FORMS)
-PRIMARIES = [
-    [Contrast(CLIPS, ARMS["PPO"], ARMS["no clip"], 0.25)],
-    [Contrast(ADAMS, ARMS["TRPO"], ARMS["plain step"], 0.25)],
-]
+def draw(runs):
+    raise NotImplementedError
 
-# The page
-LESSON = (
-    "shown",
-    "With TRPO's step in place of one step of Adam, and with PPO's clip, more step sizes work.",
-)
-AXES = ("length of the step, in decades above the least", "greedy return")
-DECADES = [number / 2 for number in range(6)]
-CLIPS = {"no clip": ({"form": "no clip"}, "returns"), "PPO's clip": ({"form": "PPO"}, "returns")}
-PANELS = [
-    Panel("16 steps of Adam a rollout", CLIPS, AXES, DECADES),
-    Panel("One step a rollout", arms("returns", "form", FORMS[:2]), AXES, DECADES),
+
+JOBS = grid(16, form=["plain step", "TRPO"]) + grid(20, form=["no clip", "PPO"])
+ONE, MANY = "one step: TRPO − Adam, decades", "16 steps of Adam: PPO's clip − none, decades"
+TESTS = [
+    [Contrast(MANY, *arms("decades", "form", ["PPO", "no clip"]), 0.25)],
+    [Contrast(ONE, *arms("decades", "form", ["TRPO", "plain step"]), 0.25)],
 ]
 
 
-def words(runs):
-    def width(form):
-        return runs.mean("decades", ".2f", form=form)
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2500}, first="held up")
 
-    return f"""
-    The loop is trpo.py's, with another step of the policy. Its length takes six values, each √10
-    times, or half a decade above, the one before: learning rates of Adam from 0.0003 to 0.1, and
-    TRPO's δ from 0.00001 to 1, as the length of a step grows with the root of δ. A value works if
-    60,000 steps of CartPole end with a policy whose likeliest actions earn 475 or more, and each
-    that works counts half a decade. With 16 steps of Adam a rollout, 4 epochs of 4 minibatches,
-    {width("PPO")} decades work with PPO's clip, {width("no clip")} without it. With a single step a
-    rollout {width("TRPO")} decades work with TRPO, {width("plain step")} with one plain step of
-    Adam. TRPO's step differs in more than its bound on the KL: it has another direction and a line
-    search, and its δ does not decay, as Adam's rate does. With 16 steps the lowest rate works in
-    all runs, so lower ones might, too; at the highest the clip does not help. For the 16 steps this
-    is a second try: with 12 other seeds the first one was undecided."""
-
-
-NOT_TRIED = "other environments, and rates that do not decay."
+if __name__ == "__main__":
+    EXPERIMENT.main()

@@ -2,10 +2,8 @@
 
 from unittest.mock import patch
 
-from bench import evaluate, train
-from harness import Panel, arms
-from llm_parts import load, mean, started, warm_start
-from verdicts import Contrast
+from lab import Contrast, Experiment, arms, evaluate, mean, train
+from llm_parts import load, started, warm_start
 
 import grpo_llm
 
@@ -38,58 +36,27 @@ def run(temperature, seed, start, steps=40, warm=400):
     return result | {"sampled by look": sampled, "greedy by look": greedy}
 
 
+def draw(runs):
+    raise NotImplementedError
+
+
 def contrast(name, column, smallest):
-    both = arms(column, "temperature", [1.0, 0.3]).values()
-    return Contrast(f"{name}: temperature 1 − 0.3", *both, smallest, block="start")
+    both = arms(column, "temperature", [1.0, 0.3])
+    return Contrast(f"{name}: temperature 1 − 0.3", *both, smallest)
 
 
 TEMPERATURES = [0.3, 0.7, 1.0, 1.5]
-CLAIM = (
-    "The temperature of sampling is all the exploration there is: at a low one the answers of a "
-    "group agree, and less is learned."
-)
-JOBS = started(20, temperature=TEMPERATURES)
-SMOKE = started(1, temperature=TEMPERATURES, steps=[EVERY], warm=[2])
-SECONDS = 5
-PRIMARIES = [
+JOBS = started(16, temperature=TEMPERATURES)
+TESTS = [
     [
-        contrast("share of groups with unequal rewards, at first", "differ at first", 0.1),
+        contrast("groups with unequal rewards, at first", "differ at first", 0.1),
         contrast("right, sampled at 1", "sampled", 0.03),
     ],
     [contrast("right, greedy", "greedy", 0.03)],
 ]
 
-# The page
-LESSON = (
-    "shown",
-    "At a low temperature fewer groups have unequal rewards, and the policy learns more slowly. "
-    "Later its likeliest answers catch up.",
-)
-LOOKS = list(range(EVERY, 41, EVERY))
-PANELS = [
-    Panel(title, arms(column, "temperature", TEMPERATURES), ("rollouts", "right"), LOOKS)
-    for title, column in (
-        ("Sampled at temperature 1", "sampled by look"),
-        ("Greedy", "greedy by look"),
-    )
-]
 
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": EVERY, "warm": 2}, first="held up")
 
-def words(runs):
-    def found(column, temperature, spec=".2f"):
-        return runs.mean(column, spec, temperature=temperature)
-
-    return f"""
-    GRPO trains for 40 rollouts without KL, and only the temperature of the policy differs. The
-    share of the groups with unequal rewards is {found("differ at first", 0.3, ".0%")} in the first
-    rollout with 0.3, {found("differ at first", 1.0, ".0%")} with 1 and
-    {found("differ at first", 1.5, ".0%")} with 1.5. All policies are then asked at the same
-    temperature. Sampled at 1, a share of {found("sampled", 0.3, ".3f")} of the answers is right, as
-    a mean over training, with 0.3, {found("sampled", 0.7, ".3f")} with 0.7,
-    {found("sampled", 1.0, ".3f")} with 1 and {found("sampled", 1.5, ".3f")} with 1.5. A policy that
-    was trained at 0.3 was never asked to be right at 1, so we also take its likeliest answers:
-    {found("greedy", 0.3, ".3f")} of them are right with 0.3, {found("greedy", 0.7, ".3f")} with
-    0.7, {found("greedy", 1.0, ".3f")} with 1 and {found("greedy", 1.5, ".3f")} with 1.5."""
-
-
-NOT_TRIED = "a schedule of the temperature; top-p; harder questions, of which few are ever right."
+if __name__ == "__main__":
+    EXPERIMENT.main()

@@ -1,0 +1,268 @@
+"""What all experiments use: runs that are kept, tests on pairs of runs, their block on the page.
+
+    python tests/experiments/clip.py            # makes the runs that are missing, picture and block
+    python tests/experiments/clip.py --again    # makes all runs anew
+    python tests/experiments/clip.py --smoke    # one run of each kind at toy size; keeps nothing
+
+An experiment is a script. run(**settings) returns numbers and lists of numbers by name; JOBS are
+the settings of its runs; TESTS, at most two, are declared before them. EXPERIMENTS.md is written by
+hand: a script only replaces its own block there, from <!-- clip --> to <!-- end -->.
+"""
+
+import json
+import multiprocessing
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tyro
+from tqdm import tqdm
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+for folder in ("tests/benchmarks", "tests/examples", "."):
+    sys.path.insert(0, str(ROOT / folder))
+
+from bench import CPU, Enough, evaluate, footer, table, train  # noqa: E402, F401
+
+PAGE = HERE / "EXPERIMENTS.md"
+LINE = 0.01 / 40  # 1 % for about 40 tests: a verdict hangs on its own experiment's runs alone
+HELD_UP, NOT_SO, NO_DIFFERENCE = "held up", "not so", "no difference"
+DEPENDS, OPEN, FORMULA = "it depends", "could not tell", "by formula"
+LEARNED = "mean over training"  # of returns or rewards: the outcome of most runs
+
+
+# ------------------------------------------------------------------------------------------ Design
+def grid(seeds, first=1001, **choices):
+    """[{"seed": …, …}, …]: all combinations of the choices, each a list, for so many seeds."""
+    jobs = [{"seed": seed} for seed in range(first, first + seeds)]
+    for name, values in choices.items():
+        jobs = [job | {name: value} for job in jobs for value in values]
+    return jobs
+
+
+def arms(column, setting, values, **others):
+    """[arm, …], one for each value of the setting. An arm is the settings of its runs, and the
+    column of their results in which the outcome is."""
+    return [(others | {setting: value}, column) for value in values]
+
+
+class Contrast(NamedTuple):
+    """The claim: the mean of `more` is above that of `less` by `smallest` or more; if `equal`, they
+    differ by less. Runs of the same seed are a pair."""
+
+    name: str
+    more: tuple[dict, str]  # an arm
+    less: tuple[dict, str] | None  # None: compare with 0
+    smallest: float  # the smallest difference worth naming
+    equal: bool = False
+    factor: bool = False  # outcomes are log2; their difference is told as a factor
+
+
+# -------------------------------------------------------------------------------------- Statistics
+def find(runs, arm):
+    """{what tells the runs of this arm apart, first of all the seed: the outcome}."""
+    wanted, column = arm
+    found = {}
+    for run in runs:
+        if wanted.items() <= run["settings"].items() and column in run["result"]:
+            others = {key: run["settings"][key] for key in run["settings"] if key not in wanted}
+            found[json.dumps(others)] = run["result"][column]
+    return found
+
+
+def mean(numbers):
+    """Of those that are not None; None of nothing."""
+    numbers = [number for number in numbers if number is not None]
+    return sum(numbers) / len(numbers) if numbers else None
+
+
+def values(runs, arm):
+    """The outcomes of an arm, a row for each run."""
+    return np.array(list(find(runs, arm).values()), float)
+
+
+def differences(runs, contrast):
+    """more − less of each pair."""
+    more = find(runs, contrast.more)
+    less = find(runs, contrast.less) if contrast.less else dict.fromkeys(more, 0.0)
+    return np.array([more[key] - less[key] for key in more if key in less])
+
+
+def p_value(pairs):
+    """One-sided: if the sign of each pair were a coin's, how often would the mean be as large?"""
+    n = len(pairs)
+    if n <= 16:
+        flips = np.arange(2**n)[:, None] >> np.arange(n) & 1
+    else:
+        flips = np.random.default_rng(0).integers(2, size=(100_000, n), dtype=np.int8)
+        flips[0] = 0
+    means = (1 - 2 * flips) @ pairs / n
+    return (means >= means[0] - 1e-12).mean()
+
+
+def interval(sample):
+    """95 % interval of the mean, by 10,000 bootstrap samples."""
+    sample = np.asarray(sample, float)
+    drawn = np.random.default_rng(0).integers(len(sample), size=(10_000, len(sample)))
+    return np.percentile(sample[drawn].mean(1), [2.5, 97.5])
+
+
+def decide(contrast, pairs):
+    """The verdict, and what decided it."""
+    mean, smallest = pairs.mean(), contrast.smallest
+    differ = min(1.0, 2 * min(p_value(pairs), p_value(-pairs)))
+    equal = max(p_value(smallest - pairs), p_value(smallest + pairs))
+    if equal < LINE:
+        verdict = HELD_UP if contrast.equal else NO_DIFFERENCE
+        return verdict, f"less than is worth naming: {p_text(equal)}"
+    if differ < LINE and abs(mean) >= smallest:
+        verdict = HELD_UP if mean > 0 and not contrast.equal else NOT_SO
+        return verdict, f"a difference: {p_text(differ)}"
+    return OPEN, f"a difference: {p_text(differ)}; less than is worth naming: {p_text(equal)}"
+
+
+def p_text(p):
+    return f"p = {p:.2g}" if p >= 1e-4 else "p < 0.0001"
+
+
+def combine(verdicts):
+    """One verdict of several: theirs if all agree, open if one is, else it depends."""
+    if OPEN in verdicts:
+        return OPEN
+    return DEPENDS if len(set(verdicts)) > 1 else next(iter(verdicts), FORMULA)
+
+
+# ----------------------------------------------------------------------------------- An experiment
+@dataclass
+class Experiment:
+    run: Callable  # **settings → {name: number or list of numbers}
+    jobs: list[dict]
+    tests: list[list[Contrast]]  # a test claims all of its contrasts
+    draw: Callable  # (runs) → a figure
+    small: dict  # settings of a run at toy size
+    first: str  # what the first campaign had found, on other seeds at revision cf33269
+
+    def __post_init__(self):
+        self.name = Path(self.run.__code__.co_filename).stem
+        self.kept = HERE / f"results/{self.name}.json"
+
+    def runs(self):
+        """Those that are kept, in the order of the jobs."""
+        known = json.loads(self.kept.read_text()) if self.kept.exists() else []
+        known = {json.dumps(run["settings"]): run for run in known}
+        return [known[key] for key in map(json.dumps, self.jobs) if key in known]
+
+    def work(self, settings):
+        """One run, in a worker process."""
+        start = time.process_time()
+        result = {name: rounded(value) for name, value in self.run(**settings).items()}
+        seconds = rounded(time.process_time() - start)
+        return {"settings": settings, "seconds": seconds, "at": footer(), "result": result}
+
+    def measure(self, again, cores):
+        runs = [] if again else self.runs()
+        made = [run["settings"] for run in runs]
+        missing = [job for job in self.jobs if job not in made]
+        with multiprocessing.get_context("spawn").Pool(cores) as pool:
+            for run in tqdm(pool.imap_unordered(self.work, missing), self.name, len(missing)):
+                runs.append(run)
+                self.kept.write_text("[\n" + ",\n".join(map(json.dumps, runs)) + "\n]\n")
+
+    def findings(self):
+        """[(number of the test, contrast, pairs, verdict, what decided it), …]"""
+        found = []
+        for number, test in enumerate(self.tests, 1):
+            for contrast in test:
+                pairs = differences(self.runs(), contrast)
+                found.append((number, contrast, pairs, *decide(contrast, pairs)))
+        return found
+
+    def verdict(self):
+        return combine([found[3] for found in self.findings()])
+
+    def block(self):
+        """What stands on the page: verdict, tests, each arm's means, where runs are from."""
+        header = ["test", "compared", "difference [95 %]", "worth naming from", "pairs"]
+        rows = []
+        for number, contrast, pairs, verdict, why in self.findings():
+            numbers = (pairs.mean(), *interval(pairs), contrast.smallest)
+            said = [told(each, contrast.factor) for each in numbers]
+            unit = " times" if contrast.factor else ""
+            compared = contrast.name.replace("|", "\\|")
+            cells = [number, compared, f"{said[0]}{unit} [{said[1]}, {said[2]}]", said[3] + unit]
+            rows.append([*cells, len(pairs), why, verdict])
+        tests = table([*header, "decided by", "verdict"], rows) if rows else []
+        runs = self.runs()
+        made = ", ".join(sorted({run["at"] for run in runs}))
+        minutes = sum(run["seconds"] for run in runs) / 60
+        lines = [
+            f"**{self.verdict().capitalize()}**; the first campaign: {self.first}.",
+            "",
+            *tests,
+        ]
+        return [*lines, "", *means(runs), "", f"{made}; {minutes:.0f} minutes of one core"]
+
+    def write(self):
+        self.draw(self.runs()).savefig(HERE / f"results/{self.name}.png")
+        text = "\n".join([f"<!-- {self.name} -->", *self.block(), "<!-- end -->"])
+        old = rf"<!-- {self.name} -->.*?<!-- end -->"
+        PAGE.write_text(re.sub(old, lambda _: text, PAGE.read_text(), flags=re.S))
+
+    def smoke(self):
+        """A run of each kind at toy size; the tests and the picture find their numbers in them."""
+        kinds = {json.dumps(job | {"seed": 1}): job | self.small for job in self.jobs}
+        runs = [{"settings": json.loads(kind), "result": self.run(**kinds[kind])} for kind in kinds]
+        print(self.name, *means(runs), sep="\n")
+        for contrast in sum(self.tests, []):
+            assert len(differences(runs, contrast)), contrast.name
+        self.draw(runs)
+
+    def main(self):
+        def command(again: bool = False, smoke: bool = False, cores: int = 2):
+            os.environ["OMP_NUM_THREADS"] = "1"  # in the workers: one run on each core
+            if smoke:
+                self.smoke()
+            else:
+                self.measure(again, cores)
+                self.write()
+
+        tyro.cli(command)
+
+
+def rounded(value):
+    return [rounded(each) for each in value] if isinstance(value, list) else float(f"{value:.5g}")
+
+
+def told(number, factor=False):
+    """With three digits, and a minus sign that no line breaks after."""
+    number = 2**number if factor else number
+    return f"{number:.3g}".replace("-", "−")
+
+
+def means(runs):
+    """A table of what is not tested: a row for each arm, a column for each number."""
+    found = {}
+    for run in runs:
+        arm = [(k, v) for k, v in run["settings"].items() if k not in ("seed", "start")]
+        label = ", ".join(f"{key} {value}" for key, value in arm).replace("|", "\\|")
+        for name, value in run["result"].items():
+            if not isinstance(value, list):
+                found.setdefault(label, {}).setdefault(name, []).append(value)
+    columns = list(dict.fromkeys(name for row in found.values() for name in row))
+    rows = []
+    for label, row in found.items():
+        cells = []
+        for column in columns:
+            sample = row.get(column, [])
+            low, high = map(told, interval(sample)) if sample else ("", "")
+            cells.append(f"{told(np.mean(sample))} [{low}, {high}]" if sample else "–")
+        rows.append([label, len(next(iter(row.values()))), *cells])
+    header = [name.replace("|", "\\|") for name in columns]
+    return table(["means, not tested", "runs", *header], rows)
