@@ -7,8 +7,9 @@ from math import log2
 from unittest.mock import patch
 
 import torch
-from lab import LEARNED, Contrast, Experiment, arms, mean, train
+from lab import LEARNED, Contrast, Experiment, arms, mean, train, values
 from llm_parts import gradients, load, started, warm_start
+from pictures import DASHED, DOTTED, SOLID, curves, figure, plain
 
 import rloo_llm
 
@@ -61,13 +62,9 @@ def run(seed, start, form=None, steps=60, points=POINTS, groups=128, warm=400):
     each_step(0, model, {})
     train(rloo_llm, args, points[-1], each_step, folder)
     found = {name: [each[name] for each in seen] for name in seen[0]}
-    for name, values in list(found.items()):
-        found |= {f"{name}, at first": values[0], f"{name}, later": mean(values[-3:])}
+    for name, series in list(found.items()):
+        found |= {f"{name}, at first": series[0], f"{name}, later": mean(series[-3:])}
     return found
-
-
-def draw(runs):
-    raise NotImplementedError
 
 
 def saved(reward, when):  # the same answers with the baseline and without
@@ -85,6 +82,24 @@ TESTS = [
     [saved("R", "at first"), saved("R", "later"), learning("R", "none")],
     [saved("R + 1", "at first"), saved("R + 1", "later"), learning("R + 1", "none, R + 1")],
 ]
+
+
+def draw(runs):
+    page, (noise, learned) = figure("TITLE", 3.3, 1, 2)
+    noise.set(yscale="log", title="variance without it\nover variance with it", xlabel="rollouts")
+    looks = {"R + 1": ("R + 1", SOLID), "R, best\nconstant": ("b*", DOTTED), "R": ("R", DASHED)}
+    lines = {}
+    for label, (column, dash) in looks.items():
+        lines[label] = 2 ** values(runs, ({}, column)), "RLOO", dash
+    curves(noise, POINTS[: len(lines["R"][0][0])], lines)
+    plain(noise.yaxis, [0.5, 1, 2, 4])
+    looks = [("baseline", "RLOO", SOLID), ("none", "none", SOLID), ("none,\nR + 1", "none", DASHED)]
+    lines = {}
+    for form, (label, algorithm, dash) in zip(FORMS, looks, strict=True):
+        lines[label] = values(runs, ({"form": form}, "by rollout")), algorithm, dash
+    curves(learned, range(1, len(lines["none"][0][0]) + 1), lines)
+    learned.set(title="share of right answers", xlabel="rollouts")
+    return page
 
 
 EXPERIMENT = Experiment(

@@ -3,8 +3,9 @@
 from contextlib import nullcontext
 from unittest.mock import patch
 
-from classic_parts import learn
-from lab import LEARNED, Contrast, Experiment, arms, grid
+from classic_parts import learn, thousands
+from lab import LEARNED, Contrast, Experiment, arms, grid, values
+from pictures import DASHED, SOLID, curves, figure
 
 import actor_critic
 import trpo
@@ -29,10 +30,6 @@ def run(place, psi, seed, steps=None):
         return learn(actor_critic, place, total_timesteps=steps, seed=seed)
 
 
-def draw(runs):
-    raise NotImplementedError
-
-
 def contrast(place, smallest):
     more, less = arms(LEARNED, "psi", PSIS, place=place)
     return Contrast(f"{place}: TD error − Monte Carlo", more, less, smallest)
@@ -45,6 +42,22 @@ TESTS = [
     [contrast("seen, 0.5", 0.03), contrast("seen, 2", 0.03)],
     [contrast("hidden", 0.03), contrast("CartPole", 20)],
 ]
+
+
+def draw(runs):
+    page, axes = figure("TITLE", 4.6, 2, 2)
+    panels = {"door seen, noise 0.5": "seen, 0.5", "door seen, noise 2": "seen, 2"}
+    panels |= {"door hidden, noise 0.5": "hidden", "CartPole": "CartPole"}
+    for panel, (title, place) in zip(axes, panels.items(), strict=True):
+        steps = 60_000 if place in ("seen, 0.5", "hidden") else 100_000
+        lines = {}
+        for psi, dash in zip(PSIS, (SOLID, DASHED), strict=True):
+            lines[psi] = values(runs, ({"place": place, "psi": psi}, "curve")), "actor-critic", dash
+        curves(panel, thousands(steps), lines)
+        panel.set(title=title, ylabel="return" if place == "CartPole" else "P(right door)")
+    for panel in axes[2:]:
+        panel.set_xlabel("thousands of steps")
+    return page
 
 
 EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2500}, first="could not tell")

@@ -3,7 +3,8 @@
 from statistics import mean
 
 from classic_parts import train
-from lab import LEARNED, Contrast, Experiment, grid
+from lab import LEARNED, Contrast, Experiment, grid, values
+from pictures import dots, figure, plain
 
 import ppo
 
@@ -31,10 +32,6 @@ def tune():
             print(form, epochs, rate, round(mean(learned)), flush=True)
 
 
-def draw(runs):
-    raise NotImplementedError
-
-
 def arm(form, epochs, column=LEARNED):
     return {"form": form, "epochs": epochs}, column
 
@@ -52,6 +49,19 @@ TESTS = [
     ],
     [Contrast("return, clip: 10 epochs − 1", arm("clip", 10), arm("clip", 1), 30)],
 ]
+
+
+def draw(runs):
+    page, axes = figure("TITLE", 3.4, 1, 2, sharey=True)
+    rows = {"1 epoch": ("clip", 1), "10 epochs": ("clip", 10), "10, no clip": ("no clip", 10)}
+    rows |= {"20 epochs": ("clip", 20), "20, no clip": ("no clip", 20)}
+    for panel, column in zip(axes, (LEARNED, "largest KL"), strict=True):
+        found = {label: values(runs, arm(*each, column)) for label, each in rows.items()}
+        dots(panel, {label: (each, "PPO", "no" not in label) for label, each in found.items()})
+    axes[0].set(title="return over training", xlim=(0, 500))
+    axes[1].set(title="largest KL of an update", xscale="log")
+    plain(axes[1].xaxis, [0.01, 0.1, 1])
+    return page
 
 
 EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2500}, first="could not tell")

@@ -4,8 +4,9 @@ from math import log2
 from statistics import linear_regression
 
 import torch
-from lab import Contrast, Enough, Experiment, train
+from lab import Contrast, Enough, Experiment, train, values
 from llm_parts import first_token, load, started, warm_start
+from pictures import SOLID, curves, figure, plain
 
 import dapo_llm
 
@@ -57,16 +58,24 @@ def run(habit, seed, start, steps=None, warm=400, epochs=16):
     return result | {"slope": slope, "outcomes": outcomes, "reached": sum(reached)}
 
 
-def draw(runs):
-    raise NotImplementedError
-
-
 def slope(habit, name):
     return [Contrast(f"{name}, for a doubling of ε_high", ({"habit": habit}, "slope"), None, 0.02)]
 
 
 JOBS = started(16, habit=["guess 0.97"]) + started(32, habit=["meander"])
 TESTS = [slope("guess 0.97", "worked out"), slope("meander", "different at pass@1 0.5")]
+
+
+def draw(runs):
+    page, axes = figure("TITLE", 3.1, 1, 2)
+    titles = {"guess 0.97": "worked out, after 3 rollouts", "meander": "different, at pass@1 0.5"}
+    for panel, (habit, title) in zip(axes, titles.items(), strict=True):
+        panel.set(xscale="log", title=title, xlabel="ε_high")
+        curves(panel, DOSES, {"": (values(runs, ({"habit": habit}, "outcomes")), "DAPO", SOLID)})
+        plain(panel.xaxis, DOSES)
+        panel.set_ylim(0)
+    axes[0].set_ylabel("share of answers")
+    return page
 
 
 EXPERIMENT = Experiment(

@@ -9,8 +9,9 @@ from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import torch
-from lab import LEARNED, Contrast, Experiment, arms, mean, train
+from lab import LEARNED, Contrast, Experiment, arms, mean, train, values
 from llm_parts import eight_digits, load, started, warm_start
+from pictures import DASHED, DOTTED, MIXED, SOLID, curves, figure
 
 import ppo_llm
 
@@ -85,10 +86,6 @@ def run(answers, critic, seed, start, steps=40, ahead=30, warm=400):
     return result | {LEARNED: mean(found["reward"]), "by rollout": found["reward"]}
 
 
-def draw(runs):
-    raise NotImplementedError
-
-
 def contrast(answers, more):
     both = arms(LEARNED, "critic", [more, "none"], answers=answers)
     return Contrast(f"{answers} answers, reward: {more} − none", *both, 0.02)
@@ -101,6 +98,22 @@ TESTS = [
     [contrast("short", "learned"), contrast("long", "head start")],
     [contrast("long", "oracle")],
 ]
+
+
+def draw(runs):
+    page, axes = figure("TITLE", 3.3, 1, 2)
+    looks = {"learned": ("PPO", SOLID), "none": ("none", SOLID), "oracle": ("PPO", DOTTED)}
+    looks |= {"head start": ("PPO", DASHED), "λ alone": ("none", MIXED)}
+    critics = {"short": ["learned", "none"], "long": list(looks)}
+    for panel, answers in zip(axes, critics, strict=True):
+        lines = {}
+        for critic in critics[answers]:
+            arm = {"answers": answers, "critic": critic}, "by rollout"
+            lines[critic] = values(runs, arm), *looks[critic]
+        curves(panel, range(1, len(lines["none"][0][0]) + 1), lines)
+        panel.set(title=f"{answers} answers", xlabel="rollouts")
+    axes[0].set_ylabel("reward")
+    return page
 
 
 EXPERIMENT = Experiment(

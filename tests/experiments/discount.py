@@ -1,7 +1,8 @@
 """A discount factor below 1 on the language model: what it does to the length of answers."""
 
-from lab import LEARNED, Contrast, Experiment, arms, mean, train
+from lab import LEARNED, Contrast, Experiment, arms, mean, train, values
 from llm_parts import started, warm_start
+from pictures import DASHED, SOLID, curves, figure
 
 import ppo_llm
 
@@ -19,13 +20,22 @@ def run(gamma, seed, start, steps=30, warm=400):
 GAMMAS = [1.0, 0.9]
 
 
-def draw(runs):
-    raise NotImplementedError
-
-
 GAMMAS = [1.0, 0.9]
 JOBS = started(16, gamma=GAMMAS)
 TESTS = [[Contrast("tokens: γ 1 − γ 0.9", *arms("tokens", "gamma", GAMMAS), 1.0)]]
+
+
+def draw(runs):
+    page, axes = figure("TITLE", 3.1, 1, 2)
+    for panel, column in zip(axes, ("length", "reward"), strict=True):
+        lines = {}
+        for gamma, dash in zip(GAMMAS, (SOLID, DASHED), strict=True):
+            lines[f"γ = {gamma:g}"] = values(runs, ({"gamma": gamma}, column)), "PPO", dash
+        curves(panel, range(1, len(lines["γ = 1"][0][0]) + 1), lines)
+        panel.set_xlabel("rollouts")
+    axes[0].set_title("tokens of an answer")
+    axes[1].set_title("share of right answers")
+    return page
 
 
 EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2, "warm": 2}, first="held up")

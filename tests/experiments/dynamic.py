@@ -1,7 +1,8 @@
 """DAPO's dynamic sampling, against one draw of as many questions: the filter, or the samples?"""
 
-from lab import Contrast, Experiment, arms, mean, train
+from lab import Contrast, Experiment, arms, mean, train, values
 from llm_parts import started, warm_start
+from pictures import dots, figure
 
 import dapo_llm
 
@@ -31,10 +32,6 @@ def run(form, seed, start, shorter=1, warm=400):
     }
 
 
-def draw(runs):
-    raise NotImplementedError
-
-
 def contrast(other):
     more, less = arms("pass@1", "form", ["DAPO", other])
     return Contrast(f"pass@1 at the end: DAPO − {other}", more, less, 0.01)
@@ -42,6 +39,16 @@ def contrast(other):
 
 JOBS = started(48, form=list(FORMS))
 TESTS = [[contrast("one draw")], [contrast("large draw"), contrast("more steps")]]
+
+
+def draw(runs):
+    page, axes = figure("TITLE", 2.8, 1, 2, sharey=True)
+    for panel, column in zip(axes, ("pass@1", "answers"), strict=True):
+        found = {form: values(runs, ({"form": form}, column)) for form in FORMS}
+        dots(panel, {form: (each, "DAPO", form == "DAPO") for form, each in found.items()})
+    axes[0].set_title("pass@1 at the end")
+    axes[1].set_title("answers drawn")
+    return page
 
 
 EXPERIMENT = Experiment(

@@ -2,8 +2,9 @@
 
 import gymnasium as gym
 import numpy as np
-from classic_parts import train
-from lab import Contrast, Experiment, arms, grid
+from classic_parts import thousands, train
+from lab import Contrast, Experiment, arms, grid, values
+from pictures import DASHED, SOLID, curves, figure
 
 import ppo
 
@@ -43,10 +44,6 @@ def run(place, weight, seed, steps=100_000):
     return {"top found": found.greedy_return > 5, "stairs curve": found.curve}
 
 
-def draw(runs):
-    raise NotImplementedError
-
-
 STAIRS = ["Stairs10-v0", "Stairs11-v0"]
 WEIGHTS = [1.0, 0.0]
 JOBS = grid(16, place=[*STAIRS, "CartPole-v1"], weight=WEIGHTS)
@@ -60,6 +57,19 @@ TESTS = [
     ],
     [Contrast("CartPole, return: weight 0 − 1", *arms("return", "weight", WEIGHTS[::-1]), 20)],
 ]
+
+
+def draw(runs):
+    page, axes = figure("TITLE", 3.1, 1, 2)
+    for panel, column in zip(axes, ("stairs curve", "curve"), strict=True):
+        lines = {}
+        for weight, dash in zip(WEIGHTS, (SOLID, DASHED), strict=True):
+            lines[f"weight {weight:g}"] = values(runs, ({"weight": weight}, column)), "PPO", dash
+        curves(panel, thousands(100_000), lines)
+        panel.set(xlabel="thousands of steps")
+    axes[0].set(title="stairs, a far reward of 10", ylabel="return")
+    axes[1].set(title="CartPole")
+    return page
 
 
 EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2500}, first="held up")

@@ -3,8 +3,9 @@
 from unittest.mock import patch
 
 import torch
-from lab import Contrast, Experiment, mean, train
+from lab import Contrast, Experiment, mean, train, values
 from llm_parts import load, started, warm_start
+from pictures import DASHED, SOLID, curves, figure
 
 import grpo_llm
 import rloo_llm
@@ -55,10 +56,6 @@ def run(method, reward, beta, seed, start, steps=30, every=6, number=64, warm=40
     }
 
 
-def draw(runs):
-    raise NotImplementedError
-
-
 def arm(method, reward, beta, column):
     return {"method": method, "reward": reward, "beta": beta}, column
 
@@ -76,6 +73,21 @@ TESTS = [
     [contrast(method, HOLE, 0.3, 0.0, "right at the end", 0.1) for method in METHODS],
     [contrast("GRPO", CLEAN, 0.0, 0.3, "right on average", 0.03)],
 ]
+
+
+def draw(runs):
+    page, axes = figure("TITLE", 3.1, 1, 3, sharey=True)
+    panels = {"GRPO, loophole": ("GRPO", HOLE), "RLOO, loophole": ("RLOO", HOLE)}
+    panels["GRPO, none"] = "GRPO", CLEAN
+    for panel, (title, (method, reward)) in zip(axes, panels.items(), strict=True):
+        lines = {}
+        for beta, dash in zip(BETAS, (DASHED, SOLID), strict=True):
+            lines[f"β {beta:g}"] = values(runs, arm(method, reward, beta, "right")), method, dash
+        looks = len(lines["β 0"][0][0])
+        curves(panel, [30 * i / (looks - 1) for i in range(looks)], lines)
+        panel.set(title=title, xlabel="rollouts")
+    axes[0].set_ylabel("right answers")
+    return page
 
 
 EXPERIMENT = Experiment(

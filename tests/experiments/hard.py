@@ -3,8 +3,9 @@
 import random
 from unittest.mock import patch
 
-from lab import Contrast, Experiment, arms, mean, train
+from lab import Contrast, Experiment, arms, mean, train, values
 from llm_parts import started, warm_start
+from pictures import DASHED, SOLID, curves, figure
 
 import grpo_llm
 
@@ -37,14 +38,23 @@ def run(std, seed, start, steps=40, warm=400):
     return result | {"hard questions": hard, "easy questions": easy}
 
 
-def draw(runs):
-    raise NotImplementedError
-
-
 STD = [True, False]
 JOBS = started(20, std=STD)
 NAME = "reward of hard questions: with the std − without"
 TESTS = [[Contrast(NAME, *arms("hard", "std", STD), 0.03)]]
+
+
+def draw(runs):
+    page, axes = figure("TITLE", 3.1, 1, 2, sharey=True)
+    for panel, kind in zip(axes, ("hard questions", "easy questions"), strict=True):
+        lines = {}
+        for std, dash in zip(STD, (SOLID, DASHED), strict=True):
+            label = "with std" if std else "without"
+            lines[label] = values(runs, ({"std": std}, kind)), "GRPO", dash
+        curves(panel, range(1, len(lines["without"][0][0]) + 1), lines)
+        panel.set(title=kind, xlabel="rollouts")
+    axes[0].set_ylabel("reward")
+    return page
 
 
 EXPERIMENT = Experiment(

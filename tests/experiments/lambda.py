@@ -4,7 +4,8 @@ import gymnasium as gym
 import numpy as np
 import torch
 from classic_parts import learn, train
-from lab import LEARNED, Contrast, Experiment, arms, grid
+from lab import LEARNED, Contrast, Experiment, arms, grid, values
+from pictures import DASHED, SOLID, curves, dots, figure
 
 import ppo
 
@@ -65,10 +66,6 @@ def run(seed, place=None, lam=None, steps=60_000, half_trained=20_000, copies=40
     return errors(seed, half_trained, copies, horizon)
 
 
-def draw(runs):
-    raise NotImplementedError
-
-
 def contrast(place, other, smallest):
     more, less = arms(LEARNED, "lam", [0.8, other], place=place)
     return Contrast(f"{place}: λ 0.8 − λ {other:g}", more, less, smallest)
@@ -81,6 +78,25 @@ TESTS = [
     [contrast(CORRIDOR, 0.0, 0.02), contrast(CORRIDOR, 1.0, 0.02)],
     [contrast("CartPole", 1.0, 20)],
 ]
+
+
+def draw(runs):
+    page, axes = figure("TITLE", 5.2, 2, 2)
+    errors, unused, corridor, cartpole = axes
+    unused.remove()
+    errors.set(yscale="log", title="error of the advantages", xlabel="λ")
+    lines = {"bias²": (values(runs, ({}, "bias²")), "PPO", SOLID)}
+    lines["variance"] = values(runs, ({}, "variance")), "PPO", DASHED
+    curves(errors, LAMBDAS, lines)
+    for panel, place in ((corridor, CORRIDOR), (cartpole, "CartPole")):
+        rows = {}
+        for lam in LAMBDAS if place == "CartPole" else [0.0, 0.8, 1.0]:
+            arm = {"lam": lam, "place": place}, LEARNED
+            rows[f"λ {lam:g}"] = values(runs, arm), "PPO", True
+        dots(panel, rows)
+    corridor.set(title="corridor, noise 2", xlabel="P(right door)")
+    cartpole.set(title="CartPole, no noise", xlabel="return")
+    return page
 
 
 EXPERIMENT = Experiment(

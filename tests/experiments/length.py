@@ -3,8 +3,9 @@
 from unittest.mock import patch
 
 import torch
-from lab import Contrast, Experiment, arms, mean, train
+from lab import Contrast, Experiment, arms, mean, train, values
 from llm_parts import load, started, warm_start
+from pictures import DASHED, SOLID, curves, figure, plain
 
 import grpo_llm
 
@@ -42,10 +43,6 @@ def run(norm, plus, seed, start, steps=20, warm=400):
     return {"before": counts[0], "plus signs": mean(counts[1:]), "by rollout": counts}
 
 
-def draw(runs):
-    raise NotImplementedError
-
-
 def contrast(plus, more, less):
     """Of arms named after their norms, or before training."""
     found = dict(zip(NORMS, arms("plus signs", "norm", NORMS, plus=plus), strict=True))
@@ -59,6 +56,20 @@ TESTS = [
     [contrast("wrong", "1/|o_i|", less) for less in ("constant", "before")],
     [contrast("right", more, "1/|o_i|") for more in ("constant", "before")],
 ]
+
+
+def draw(runs):
+    title = "1/|o_i| makes wrong answers grow, and right ones shrink"
+    page, axes = figure(title, 3.1, 1, 2, sharey=True)
+    for panel, plus in zip(axes, ("wrong", "right"), strict=True):
+        panel.set(yscale="log", title=f"answers with plus are {plus}", xlabel="rollouts")
+        lines = {}
+        for norm, dash in zip(NORMS, (SOLID, DASHED), strict=True):
+            lines[norm] = values(runs, ({"norm": norm, "plus": plus}, "by rollout")), "GRPO", dash
+        curves(panel, range(len(lines["constant"][0][0])), lines)
+    plain(axes[0].yaxis, [2, 4, 8, 16, 32])
+    axes[0].set_ylabel("plus signs in an answer")
+    return page
 
 
 EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2, "warm": 10}, first="held up")

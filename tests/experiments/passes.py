@@ -1,7 +1,8 @@
 """Many epochs over each rollout: GRPO with its clip and without, GSPO and CISPO."""
 
-from lab import LEARNED, Contrast, Experiment, mean, train
+from lab import LEARNED, Contrast, Experiment, mean, train, values
 from llm_parts import started, warm_start
+from pictures import DASHED, DOTTED, SOLID, curves, figure
 
 import cispo_llm
 import grpo_llm
@@ -37,10 +38,6 @@ def tune():
             print(form, epochs, rate, [f"{each:.3f}" for each in found], flush=True)
 
 
-def draw(runs):
-    raise NotImplementedError
-
-
 def arm(form, epochs, rate, column=LEARNED):
     return {"form": form, "epochs": epochs, "rate": rate}, column
 
@@ -59,6 +56,23 @@ TESTS = [
         Contrast("best rates, clip: 16 epochs − 1", TUNED[0], TUNED[2], 0.03),
     ],
 ]
+
+
+def draw(runs):
+    page, (best, fixed) = figure("TITLE", 3.3, 1, 2, sharey=True)
+    looks = {"clip, 16": SOLID, "no clip, 16": DASHED, "clip, 1": DOTTED}
+    lines = {}
+    for (label, dash), (settings, _) in zip(looks.items(), TUNED, strict=True):
+        lines[label] = values(runs, (settings, "by rollout")), "GRPO", dash
+    curves(best, range(1, len(lines["clip, 1"][0][0]) + 1), lines)
+    looks = [("GRPO", SOLID), ("GRPO", DASHED), ("GSPO", SOLID), ("CISPO", SOLID)]
+    lines = {}
+    for form, look, (settings, _) in zip(FORMS, looks, FIXED, strict=True):
+        lines[form] = values(runs, (settings, "by rollout")), *look
+    curves(fixed, range(1, len(lines["clip"][0][0]) + 1), lines)
+    best.set(title="best rates", xlabel="rollouts", ylabel="reward")
+    fixed.set(title="rate 0.0004, 16 epochs", xlabel="rollouts")
+    return page
 
 
 EXPERIMENT = Experiment(

@@ -5,7 +5,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from classic_parts import PLACES, right_door, train
-from lab import Contrast, Experiment, grid
+from lab import Contrast, Experiment, grid, values
+from pictures import dots, figure
 
 import ppo
 import trpo
@@ -46,10 +47,6 @@ def run(method, place, seed, steps=40_000, episodes=200):
     }
 
 
-def draw(runs):
-    raise NotImplementedError
-
-
 def contrast(place):
     arm = {"method": "TRPO", "place": place}
     name = (
@@ -59,10 +56,25 @@ def contrast(place):
 
 
 HOME, CORRIDOR, HARMS = "CartPole", "seen, 2", "share that harms"
+PANELS = {"CartPole": HOME, "corridor, noise 2": CORRIDOR}
 METHODS = ["TRPO", "PPO", "gradient of the same KL"]
 JOBS = grid(16, place=[HOME], method=METHODS) + grid(16, place=[CORRIDOR], method=METHODS[1:])
 JOBS += grid(40, place=[CORRIDOR], method=["TRPO"])
 TESTS = [[contrast(HOME)], [contrast(CORRIDOR)]]
+
+
+def draw(runs):
+    page, axes = figure("TITLE", 2.7, 1, 2, sharey=True)
+    for panel, (title, place) in zip(axes, PANELS.items(), strict=True):
+        rows = {}
+        for method, algorithm in zip(METHODS, ("TRPO", "PPO", "none"), strict=True):
+            label = method.replace(" of", "\nof")
+            found = values(runs, ({"method": method, "place": place}, HARMS))
+            rows[label] = found, algorithm, True
+        dots(panel, rows)
+        panel.axvline(0.05, color="#888888", linewidth=1)
+        panel.set(title=title, xlabel="share of steps that\nlower the return by 10 %")
+    return page
 
 
 EXPERIMENT = Experiment(

@@ -5,9 +5,11 @@ from itertools import pairwise
 from math import log2
 
 import gymnasium as gym
+import numpy as np
 import torch
 from classic_parts import train
-from lab import Contrast, Experiment, grid
+from lab import Contrast, Experiment, grid, values
+from pictures import dots, figure, plain
 
 import actor_critic
 import reinforce
@@ -68,13 +70,10 @@ def run(seed, learn=None, steps=100_000, half_trained=20_000, rollouts=40):
     return errors(seed, half_trained, rollouts)
 
 
-def draw(runs):
-    raise NotImplementedError
-
-
 JOBS = grid(16) + grid(20, learn=PSIS[:3])
 VARIANCES = [({}, f"log2 variance, {psi}, better critic") for psi in PSIS]
 ROUGH = ({}, "bias² / gradient², rough critic")
+BETTER = ({}, "bias² / gradient², better critic")
 TESTS = [
     [
         Contrast(
@@ -84,6 +83,31 @@ TESTS = [
     ],
     [Contrast("bias² / gradient² of the TD error, rough critic", ROUGH, None, 0.1)],
 ]
+
+
+def draw(runs):
+    title = "From the whole return to the TD error: ever less noise,\nand with a poor critic a bias"
+    page, (noise, bias) = figure(title, 4.3, 2, 1, height_ratios=[4, 2.2])
+    logs = [values(runs, arm) for arm in VARIANCES]
+    rows = {}
+    for psi, log in zip(["whole return", *PSIS[1:]], logs, strict=True):
+        algorithm = "actor-critic" if psi == "TD error" else "REINFORCE"
+        rows[psi] = 2 ** (log - logs[0].mean()), algorithm, True
+    dots(noise, rows, center=lambda runs: 2 ** np.log2(runs).mean())
+    for row, (more, less) in enumerate(pairwise(logs)):
+        middle = 2 ** ((more.mean() + less.mean()) / 2 - logs[0].mean())
+        text = f"{2 ** (more - less).mean():.0f} times less"
+        noise.text(middle, row + 0.5, text, ha="center", va="center", fontsize=9)
+    noise.set(xscale="log", title="Variance of the gradient (whole return: 1)")
+    plain(noise.xaxis, [0.001, 0.01, 0.1, 1])
+    rows = {}
+    for seen, arm in ((2, ROUGH), (50, BETTER)):
+        label = f"TD error, critic\nafter {seen} rollouts"
+        rows[label] = values(runs, arm), "actor-critic", seen == 2
+    dots(bias, rows)
+    bias.set(xscale="symlog", title="Bias² over gradient²")
+    bias.axvline(1, color="#888888", linewidth=1)
+    return page
 
 
 EXPERIMENT = Experiment(

@@ -5,8 +5,9 @@ from math import log2
 from unittest.mock import patch
 
 import torch
-from lab import Contrast, Experiment, mean, train
+from lab import Contrast, Experiment, mean, train, values
 from llm_parts import load, started, warm_start
+from pictures import DASHED, DOTTED, SOLID, curves, figure, plain
 
 import grpo_llm
 import gspo_llm
@@ -85,10 +86,6 @@ def run(seed, start, steps=6, groups=256, warm=400):
     return found | {name: mean([each[name] for each in seen]) for name in seen[0]}
 
 
-def draw(runs):
-    raise NotImplementedError
-
-
 JOBS = started(24)
 FACTORS = {length: ({}, f"factor, {length}") for length in LENGTHS}
 SIGNALS = {form: ({}, f"signal, {form}") for form in SURROGATES}
@@ -102,6 +99,27 @@ TESTS = [
     ],
     [Contrast("signal with the clips: GSPO − GRPO", SIGNALS["GSPO"], SIGNALS["GRPO"], 0.05)],
 ]
+
+
+def draw(runs):
+    page, (factor, signal) = figure("TITLE", 3.3, 1, 2)
+    for panel, title in ((factor, "Var(r) over Var(s)"), (signal, "signal in the gradient")):
+        panel.set(xscale="log", title=title, xlabel="epochs over the rollout")
+    factor.set_yscale("log")
+    lines = {}
+    for length, dash in zip(LENGTHS, (DOTTED, DASHED, SOLID), strict=True):
+        lines[length] = 2 ** values(runs, ({}, f"factor, {length}, by epoch")), "GSPO", dash
+    curves(factor, EPOCHS, lines)
+    plain(factor.yaxis, [1, 4, 16, 64])
+    lines = {}
+    for form in SURROGATES:
+        dash = DASHED if "no clip" in form else SOLID
+        label = form.replace(", ", ",\n")
+        lines[label] = values(runs, ({}, f"signal, {form}, by epoch")), form[:4], dash
+    curves(signal, EPOCHS, lines)
+    for panel in (factor, signal):
+        plain(panel.xaxis, EPOCHS)
+    return page
 
 
 EXPERIMENT = Experiment(

@@ -3,8 +3,9 @@
 from unittest.mock import patch
 
 import torch
-from lab import Contrast, Experiment, train
+from lab import Contrast, Experiment, train, values
 from llm_parts import first_token, load, started, warm_start
+from pictures import DASHED, DOTTED, SOLID, curves, figure
 
 import cispo_llm
 import grpo_llm
@@ -52,10 +53,6 @@ def run(seed, start, steps=3, warm=400, epochs=16):
     return {column: value for each in found for column, value in each.items()}
 
 
-def draw(runs):
-    raise NotImplementedError
-
-
 def contrast(more, less):
     return Contrast(f"worked out: {more} − {less}", ({}, more), ({}, less), 0.05)
 
@@ -65,6 +62,24 @@ TESTS = [
     [contrast("rare lifted", less) for less in ("GRPO", "others lifted")],
     [contrast("CISPO", "GRPO")],
 ]
+
+
+def draw(runs):
+    page, (panel,) = figure("GRPO's clip holds a rare habit back; CISPO lets it grow", 3.1, 1, 1)
+    looks = {
+        "no clip": ("no bound at all", "none", DASHED),
+        "CISPO": ("CISPO", "CISPO", SOLID),
+        "rare lifted": ("GRPO, clip lifted\nfor rare tokens", "GRPO", DASHED),
+        "others lifted": ("GRPO, clip lifted\nfor the others", "GRPO", DOTTED),
+        "GRPO": ("GRPO", "GRPO", SOLID),
+    }
+    lines = {}
+    for form, (label, algorithm, dash) in looks.items():
+        lines[label] = values(runs, ({}, f"{form}, by rollout")), algorithm, dash
+    curves(panel, range(len(lines["GRPO"][0][0])), lines)
+    panel.set(xlabel="rollouts, each used for 16 epochs", ylabel="share worked out")
+    panel.set_xticks(range(4))
+    return page
 
 
 EXPERIMENT = Experiment(

@@ -4,7 +4,8 @@ from unittest.mock import patch
 
 import torch
 from classic_parts import train
-from lab import Contrast, Experiment, arms, grid
+from lab import Contrast, Experiment, arms, grid, values
+from pictures import DASHED, SOLID, curves, figure, plain
 
 import ppo
 import trpo
@@ -54,16 +55,29 @@ def run(form, seed, steps=60_000):
     return {"decades": sum(each >= 475 for each in returns) / 2, "returns": returns}
 
 
-def draw(runs):
-    raise NotImplementedError
-
-
 JOBS = grid(16, form=["plain step", "TRPO"]) + grid(20, form=["no clip", "PPO"])
 ONE, MANY = "one step: TRPO − Adam, decades", "16 steps of Adam: PPO's clip − none, decades"
 TESTS = [
     [Contrast(MANY, *arms("decades", "form", ["PPO", "no clip"]), 0.25)],
     [Contrast(ONE, *arms("decades", "form", ["TRPO", "plain step"]), 0.25)],
 ]
+
+
+def draw(runs):
+    page, axes = figure("TITLE", 3.1, 1, 2, sharey=True)
+    looks = {"PPO": ("PPO's clip", "PPO", SOLID), "no clip": ("no clip", "none", DASHED)}
+    looks |= {"TRPO": ("TRPO", "TRPO", SOLID), "plain step": ("Adam", "none", DASHED)}
+    titles = {"16 steps of Adam a rollout": ["PPO", "no clip"], "one step": ["TRPO", "plain step"]}
+    for panel, (title, forms) in zip(axes, titles.items(), strict=True):
+        panel.set(title=title, xscale="log", xlabel="length of the step")
+        lines = {}
+        for form in forms:
+            label, algorithm, dash = looks[form]
+            lines[label] = values(runs, ({"form": form}, "returns")), algorithm, dash
+        curves(panel, [10 ** (i / 2) for i in range(6)], lines)
+        plain(panel.xaxis, [1, 10, 100])
+    axes[0].set_ylabel("greedy return")
+    return page
 
 
 EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2500}, first="held up")

@@ -3,7 +3,8 @@
 import math
 
 import torch
-from lab import Experiment, grid
+from lab import Experiment, grid, values
+from pictures import COLORS, DASHED, SOLID, WORDS, figure
 
 import cispo_llm
 import dapo_llm
@@ -48,12 +49,35 @@ def run(method, seed):
     return result
 
 
-def draw(runs):
-    raise NotImplementedError
-
-
 JOBS = grid(1, method=["PPO", *WEIGHTS])
 TESTS = []
+
+
+def draw(runs):
+    title = "When a token has moved far, GRPO drops it, GSPO drops\n"
+    title += "the answer, CISPO keeps it at a limited weight"
+    page, axes = figure(title, 3.3, 1, 2, sharey=True)
+    labels = {  # where each line has its name, for A > 0 and for A < 0
+        "RLOO": ((2.5, 0.93, "top"), (0.05, 1.05, "bottom")),
+        "GSPO": ((0.05, 0.72, "top"), (2.5, 0.93, "top")),
+        "CISPO": ((2.5, 1.24, "bottom"), (2.5, 1.24, "bottom")),
+        "DAPO": ((1.3, 1.3, "bottom"), (0.05, 0.2, "bottom")),
+        "GRPO": ((2.5, 0.05, "bottom"), (1.5, 1.56, "bottom")),
+    }
+    titles = "A > 0: to be made likelier", "A < 0: to be made rarer"
+    for side, (panel, sign) in enumerate(zip(axes, ("A+", "A-"), strict=True)):
+        for method, places in labels.items():
+            (weights,) = values(runs, ({"method": method}, sign))
+            dash = DASHED if method == "DAPO" else SOLID
+            panel.plot(RATIOS, weights, color=COLORS[method], linestyle=dash)
+            x, y, va = places[side]
+            text = "GRPO, PPO" if method == "GRPO" else method
+            ha = "left" if x < 1.4 else "right"
+            panel.text(x, y, text, color=COLORS[method], ha=ha, va=va, fontsize=WORDS)
+        panel.set(title=titles[side], xlabel="ratio r of the token", ylim=(-0.05, 1.75))
+        panel.set_xticks([0, 0.5, 0.8, 1.2, 2], ["0", "0.5", "0.8", "1.2", "2"])
+    axes[0].set_ylabel("weight of its gradient")
+    return page
 
 
 EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={}, first="by formula")

@@ -2,8 +2,9 @@
 
 from unittest.mock import patch
 
-from lab import Contrast, Experiment, arms, evaluate, mean, train
+from lab import Contrast, Experiment, arms, evaluate, mean, train, values
 from llm_parts import load, started, warm_start
+from pictures import DASHED, DOTTED, MIXED, SOLID, curves, figure
 
 import grpo_llm
 
@@ -36,10 +37,6 @@ def run(temperature, seed, start, steps=40, warm=400):
     return result | {"sampled by look": sampled, "greedy by look": greedy}
 
 
-def draw(runs):
-    raise NotImplementedError
-
-
 def contrast(name, column, smallest):
     both = arms(column, "temperature", [1.0, 0.3])
     return Contrast(f"{name}: temperature 1 − 0.3", *both, smallest)
@@ -54,6 +51,21 @@ TESTS = [
     ],
     [contrast("right, greedy", "greedy", 0.03)],
 ]
+
+
+def draw(runs):
+    page, axes = figure("TITLE", 3.1, 1, 2, sharey=True)
+    dashes = dict(zip(TEMPERATURES, (DOTTED, DASHED, SOLID, MIXED), strict=True))
+    for panel, column in zip(axes, ("sampled by look", "greedy by look"), strict=True):
+        lines = {}
+        for temperature, dash in dashes.items():
+            found = values(runs, ({"temperature": temperature}, column))
+            lines[f"{temperature:g}"] = found, "GRPO", dash
+        curves(panel, [EVERY * (i + 1) for i in range(len(found[0]))], lines)
+        panel.set_xlabel("rollouts")
+    axes[0].set(title="right, sampled at 1", ylabel="share of held-out sums")
+    axes[1].set_title("right, greedy")
+    return page
 
 
 EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": EVERY, "warm": 2}, first="held up")
