@@ -669,6 +669,8 @@ def load_policy(args, device):
                 raise ValueError("some weights are frozen; merge a LoRA adapter first")
             # A copy: where a file's bytes lie in memory changes how sums are rounded.
             parameter.data = parameter.data.clone()
+        if args.dtype == "bfloat16" and not args.resume:
+            spread(model)
         model.to(device)  # from_pretrained has switched dropout off: the ratio would be noisy
         config = model.generation_config
         ids = config.eos_token_id
@@ -685,6 +687,26 @@ def load_policy(args, device):
             config.do_sample = True  # without it these settings could not be saved again
         config.validate(strict=True)
     return model, tokenizer
+
+
+@torch.no_grad()
+def spread(model):
+    """Move each weight that is a bf16 number to a random place among the float32 numbers that bf16
+    rounds to it.
+
+    A hub's weights are bf16 numbers, and in bf16 a matrix product rounds each back to its own until
+    training has moved it by half a gap: at 1e-6 that takes hundreds of steps. From random places a
+    share of the weights crosses over at any step, and their mean moves by the step.
+    """
+    generator = torch.Generator().manual_seed(0)  # the same in all processes and in the reference
+    linear = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
+    for weight in [weight for layer in linear for weight in layer.parameters()]:
+        if weight is model.get_input_embeddings().weight:  # tied: as embedding it is not rounded
+            continue
+        is_bf16 = (weight == weight.bfloat16()) & (weight != 0)
+        offset = torch.randint(-32767, 32768, weight.shape, generator=generator)
+        moved = (weight.view(torch.int32) + offset.int()).view(torch.float32)
+        weight.copy_(moved.where(is_bf16, weight))
 
 
 @torch.no_grad()

@@ -6,11 +6,11 @@ import runpy
 from datetime import datetime
 from math import prod
 
-import harness
 import pytest
 import real_model
 from conftest import ROOT
 from launch import run
+from test_experiments import NAMES
 
 TESTS = ROOT / "tests"
 BENCHMARKS, EXAMPLES = TESTS / "benchmarks", TESTS / "examples"
@@ -30,7 +30,7 @@ SMOKE = [
     ("gpu", "--smoke", "| cispo_llm, bfloat16: … | processes: two; "),
 ]
 SMOKE = [(name, f"benchmarks/{name}.py {flags}", expected) for name, flags, expected in SMOKE]
-SMOKE += [(name, f"experiments/harness.py {name} --smoke", f"{name}: ") for name in harness.NAMES]
+SMOKE += [(name, f"experiments/{name}.py --smoke", name) for name in NAMES]
 
 
 @pytest.mark.slow

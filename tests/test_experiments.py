@@ -1,179 +1,174 @@
-"""The experiments' procedure: tests, intervals, verdicts, and which runs count; and their page."""
+"""The experiments' rules and designs; and their page: each block, verdict word and number."""
 
+import importlib
 import json
+import re
 
-import harness
+import lab
 import numpy as np
 import pytest
-import verdicts
 from conftest import ROOT
-from verdicts import NO_DIFFERENCE, REFUTED, SHOWN, UNDECIDED, Contrast
+from lab import HELD_UP, NO_DIFFERENCE, NOT_RUN, NOT_SO, OPEN, Contrast
 
-EXPERIMENTS = ROOT / "tests/experiments"
-
-
-def block(more, less):
-    return np.array(more, float), np.array(less, float)
-
-
-def test_p_value_counts_all_ways_to_deal_the_numbers():
-    """Four numbers are dealt to two arms in six ways, and two of these separate 1, 2 from 3, 4.
-    Three pairs can be flipped in eight ways, and two of these have three differences
-    of one sign; four of 1, 3 and −1 add up to 1 or −1, so that 6 are as far apart as measured."""
-    assert verdicts.p_value([block([1, 2], [3, 4])], False) == 2 / 6
-    assert verdicts.p_value([block([1, 3], [2, 4])], False) == 4 / 6
-    assert verdicts.p_value([block([7], [7])], False) == 1
-    assert verdicts.p_value([block([2, 4, 6], [1, 1, 1])], True) == 2 / 8
-    assert verdicts.p_value([block([2, 4, 0], [1, 1, 1])], True) == 6 / 8
+FOLDER = ROOT / "tests/experiments"
+NAMES = [path.stem for path in FOLDER.glob("*.py") if "EXPERIMENT = " in path.read_text()]
+PAGE = (FOLDER / "EXPERIMENTS.md").read_text()
+GROUPS, *SECTIONS = re.split(r'^### <a id="(?=\w+"></a>)', PAGE, flags=re.M)
+SECTIONS = {text.partition('"')[0]: text for text in SECTIONS}
 
 
-def test_p_value_of_many_runs_is_that_of_a_z_test():
-    """Where the deals are drawn at random: the number of right guesses of a coin's side."""
-    more, less = [1] * 15 + [0] * 10, [1] * 10 + [0] * 15  # z = 5 / 2.525 with a correction of 0.5
-    assert verdicts.p_value([block(more, less)], False) == pytest.approx(0.258, abs=0.01)
-    pairs = block([1] * 14 + [-1] * 6, [0] * 20)  # 2 · P(14 or more of 20) = 0.1153
-    assert verdicts.p_value([pairs], True) == pytest.approx(0.1153, abs=0.005)
+def load(name):
+    return importlib.import_module(name).EXPERIMENT
 
 
-def test_blocks_are_dealt_apart():
-    """All of the difference is between the blocks, so arms dealt within them are alike."""
-    blocks = [block([0] * 12, [0] * 12), block([9] * 12, [9] * 12)]
-    assert verdicts.p_value(blocks, False) == 1
-    assert verdicts.interval(blocks, False) == (0, 0)
-    blocks = [block([1] * 12, [0] * 12), block([10] * 12, [9] * 12)]
-    assert verdicts.p_value(blocks, False) == 1 / verdicts.DEALS  # the deal measured, no other
+# ------------------------------------------------------------------------------------------ Rules
+
+
+def test_p_value_counts_all_signs_of_the_pairs():
+    """Of the eight signs of 1, 3, 5 one has a sum of 9; of −1, 3, 5 two have a sum of 7 or more."""
+    assert lab.p_value(np.array([1.0, 3.0, 5.0])) == 1 / 8
+    assert lab.p_value(np.array([-1.0, 3.0, 5.0])) == 2 / 8
+    assert lab.p_value(np.array([-1.0, -3.0, -5.0])) == 1
+    assert lab.p_value(np.zeros(5)) == 1
+
+
+def test_p_value_of_many_pairs_is_that_of_a_coin():
+    """P(14 or more heads of 20) = 0.0577. No p is 0, as what was measured counts."""
+    assert lab.p_value(np.array([1.0] * 14 + [-1.0] * 6)) == pytest.approx(0.0577, abs=0.003)
+    assert lab.p_value(np.ones(40)) == 1 / 100_000
 
 
 def test_interval_is_that_of_the_mean():
-    random = np.random.default_rng(0)
-    values = random.standard_normal(400)
-    low, high = verdicts.interval([(values, np.zeros(400))], True)
-    assert low == pytest.approx(values.mean() - 1.96 / 20, abs=0.01)
-    assert high == pytest.approx(values.mean() + 1.96 / 20, abs=0.01)
-    paired = verdicts.interval([(values + 1, values)], True)
-    assert paired == pytest.approx((1, 1))
-    low, high = verdicts.interval([(values + 1, values)], False)
-    assert high - low == pytest.approx(2 * 1.96 * np.sqrt(2) / 20, abs=0.03)
+    sample = np.random.default_rng(0).standard_normal(400)
+    low, high = lab.interval(sample)
+    assert low == pytest.approx(sample.mean() - 1.96 / 20, abs=0.01)
+    assert high == pytest.approx(sample.mean() + 1.96 / 20, abs=0.01)
 
 
-def test_holm_adjusts_by_rank_and_never_downwards():
-    assert verdicts.holm([0.03, 0.01, 0.02, 0.5]) == pytest.approx([0.06, 0.04, 0.06, 0.5])
-    assert verdicts.holm([0.4, 0.5]) == pytest.approx([0.8, 0.8])
-    assert verdicts.holm([0.9, 0.9]) == [1, 1]
-
-
+SPREAD = np.tile([-1.0, 1.0], 8)  # 16 pairs
 PLAIN = Contrast("a", ({}, "x"), ({}, "y"), smallest=2.0)
 
 
 @pytest.mark.parametrize(
-    "difference,low,high,p,verdict",
+    "pairs,verdict,of_equal",
     [
-        (3, 2.5, 3.5, 0.001, SHOWN),
-        (3, -1, 7, 0.2, UNDECIDED),
-        (1.9, 1.5, 2.3, 0.001, UNDECIDED),  # may be worth naming, or not
-        (1, 0.5, 1.5, 0.001, NO_DIFFERENCE),  # sure, but too small to be named
-        (-3, -3.5, -2.5, 0.001, REFUTED),
-        (-3, -7, 1, 0.2, REFUTED),  # whatever it is, it is less than what the claim says
+        (3 + SPREAD, HELD_UP, NOT_SO),
+        (-3 + SPREAD, NOT_SO, NOT_SO),
+        (SPREAD / 2, NO_DIFFERENCE, HELD_UP),
+        (0.5 + SPREAD / 4, NO_DIFFERENCE, HELD_UP),  # surely above 0, but too small to be named
+        (3 + 8 * SPREAD, OPEN, OPEN),
+        (1.9 + SPREAD, OPEN, OPEN),  # above 0, and perhaps worth naming
+        (3 + SPREAD[:8], OPEN, OPEN),  # eight pairs are too few for the line
     ],
 )
-def test_the_verdict_follows_the_rules(difference, low, high, p, verdict):
-    assert verdicts.decide(PLAIN, difference, low, high, p) == verdict
-
-
-def test_a_claim_of_no_difference_is_decided_by_its_interval():
-    equal = PLAIN._replace(equal=True)
-    assert verdicts.decide(equal, 1, 0.5, 1.5, 0.001) == SHOWN
-    assert verdicts.decide(equal, 3, 2.5, 3.5, 0.001) == REFUTED
-    assert verdicts.decide(equal, -3, -3.5, -2.5, 0.001) == REFUTED
-    assert verdicts.decide(equal, 1, -1, 3, 0.5) == UNDECIDED
-
-
-def test_runs_needed_grow_with_the_spread():
-    """With an error of 1 at 20 runs and 10 tests, a difference of 5 needs 5 = 4.57 errors."""
-    assert verdicts.runs_needed(PLAIN, 20, 5, 5 - 1.96, 5 + 1.96, 10) == 17
-    assert verdicts.runs_needed(PLAIN, 20, 5, 5 - 3.92, 5 + 3.92, 10) == 67
-    assert verdicts.runs_needed(PLAIN, 20, 0, -1.96, 1.96, 10) == 20  # ± 1.96 is within ± 2
-    assert verdicts.runs_needed(PLAIN, 20, 1, 1 - 1.96, 1 + 1.96, 10) == 77
+def test_the_verdict_follows_the_rules(pairs, verdict, of_equal):
+    assert lab.decide(PLAIN, pairs)[0] == verdict
+    assert lab.decide(PLAIN._replace(equal=True), pairs)[0] == of_equal
 
 
 def test_verdicts_of_several_tests_are_combined():
-    assert verdicts.combine([SHOWN, SHOWN]) == SHOWN
-    assert verdicts.combine([SHOWN, REFUTED]) == verdicts.DEPENDS
-    assert verdicts.combine([SHOWN, REFUTED, UNDECIDED]) == UNDECIDED
-    assert verdicts.combine([]) == verdicts.FORMULA
+    assert lab.combine([HELD_UP, HELD_UP]) == HELD_UP
+    assert lab.combine([HELD_UP, NOT_SO]) == lab.DEPENDS
+    assert lab.combine([HELD_UP, NOT_SO, OPEN]) == OPEN
+    assert lab.combine([]) == lab.FORMULA
 
 
-def rows(arm, values, **others):
-    found = [({"seed": i, "arm": arm} | others, {"x": value}) for i, value in enumerate(values)]
-    return found[::-1]
+def test_runs_of_one_seed_are_a_pair():
+    """And of one place, if both arms have several. A run without its partner does not count; the
+    order in which runs were made does not matter."""
+    runs = []
+    for arm, seed, place, x in (
+        ("a", 1, "p", 10.0),
+        ("b", 2, "p", 2.0),
+        ("a", 1, "q", 30.0),
+        ("b", 1, "q", 4.0),
+        ("a", 2, "p", 50.0),
+        ("b", 1, "p", 6.0),
+        ("b", 3, "p", 7.0),
+    ):
+        runs.append({"settings": {"seed": seed, "arm": arm, "place": place}, "result": {"x": x}})
+    more, less = lab.arms("x", "arm", ["a", "b"])
+    assert lab.differences(runs, Contrast("a − b", more, less, 1)).tolist() == [4, 26, 48]
+    assert lab.differences(runs, Contrast("a", more, None, 1)).tolist() == [10, 30, 50]
 
 
-def test_judge_takes_arms_by_their_settings_and_the_largest_p_of_a_test():
-    """20 pairs that differ by 3 ± 1, and 20 that hardly differ; a second experiment without runs
-    counts in Holm's correction."""
-    noise = np.tile([-1, 1], 10)
-    runs = rows("a", 3 + noise) + rows("b", np.zeros(20)) + rows("c", 3 + noise / 9)
-    arms = {arm: ({"arm": arm}, "x") for arm in "abc"}
-    more = Contrast("a − b", arms["a"], arms["b"], 2.0, paired=True)
-    same = Contrast("a − c", arms["a"], arms["c"], 0.5, paired=True)
-    (found,) = verdicts.judge({"one": [[more]], "two": [[same]]}, {"one": runs})["one"]
-    assert (found.n, found.difference, found.superiority) == ((20, 20), 3, 1)
-    assert found.p == pytest.approx(2 * verdicts.p_value([block(3 + noise, 0 * noise)], True))
-    assert found.verdict == SHOWN and 2 < found.interval[0] < 3 < found.interval[1] < 4
-    both = verdicts.judge({"one": [[more, same]]}, {"one": runs})["one"]
-    assert [found.p for found in both] == [1, 1] and both[0].verdict == UNDECIDED
+def test_a_block_tells_differences_of_logs_as_factors():
+    assert lab.told(3.0, factor=True) == "8" and lab.told(-1.5) == "−1.5"
 
 
-def test_runs_count_as_long_as_the_code_is_the_same(tmp_path, monkeypatch):
-    """Comments, docstrings and what the page says may change; code may not, unless accepted."""
-    design = '"""Doc."""\n\n\ndef run(seed):\n    return {"x": 1.0}  # always\n'
-    file = tmp_path / "tried.py"
-    monkeypatch.setattr(harness, "HERE", tmp_path)
-    monkeypatch.setattr(harness, "RESULTS", tmp_path)
-    file.write_text(design + "\n# The page\nLESSON = 1\n")
-    settings = {"seed": 1}
-    run = {"settings": settings, "code": harness.code("tried"), "result": {"x": 1.0}}
-    harness.write("tried", {"accepted": {}, "runs": {json.dumps(settings): run}})
-    changed = design.replace("Doc", "Text").replace("always", "for ever")
-    file.write_text(changed + "\n\n# The page\nLESSON = 2\n")
-    assert harness.is_current("tried", harness.read("tried"))
-    file.write_text(design.replace("1.0", "2.0"))
-    assert not harness.is_current("tried", harness.read("tried"))
-    harness.accept_runs(["tried"], "2 for 1")
-    assert harness.is_current("tried", harness.read("tried"))
-    file.write_text(design.replace("1.0", "3.0"))
-    assert not harness.is_current("tried", harness.read("tried"))
-
-
-def test_a_change_of_a_script_that_is_imported_changes_the_code(tmp_path, monkeypatch):
-    monkeypatch.setattr(harness, "HERE", tmp_path)
-    (tmp_path / "tried.py").write_text("import ppo\n")
-    codes = []
-    for text in ("EPSILON = 0.2\n", "EPSILON = 0.2  # ε\n", "EPSILON = 0.3\n"):
-        (tmp_path / "ppo.py").write_text(text)
-        monkeypatch.setattr(harness, "ROOT", tmp_path)
-        codes.append(harness.code("tried"))
-    assert codes[0] == codes[1] != codes[2]
-
-
-def test_the_page_has_every_experiment_and_its_picture():
-    files = {path.stem for path in EXPERIMENTS.glob("*.py") if "\nSMOKE = " in path.read_text()}
-    files |= {path.stem for path in EXPERIMENTS.glob("*.py") if "SMOKE = grid" in path.read_text()}
-    assert files == set(harness.NAMES)
-    shown = {path.stem for path in EXPERIMENTS.glob("results/*.png")}
-    page = (EXPERIMENTS / "EXPERIMENTS.md").read_text()
-    assert shown == {name for name in harness.NAMES if f"results/{name}.png" in page}
-
-
-@pytest.mark.parametrize("name", harness.DECLARED)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_design_holds_to_the_procedure(name):
-    """Two tests at most; each arm of a test has runs of seeds 1 to n, and twelve at least. A second
-    try has fresh seeds."""
-    module = harness.load(name)
-    assert len(module.PRIMARIES) <= 2
-    for contrast in [contrast for test in module.PRIMARIES for contrast in test]:
-        for wanted, _ in filter(None, (contrast.more, contrast.less)):
-            seeds = {job["seed"] for job in module.JOBS if wanted.items() <= job.items()}
-            first = min(seeds)
-            assert seeds == set(range(first, first + len(seeds))), contrast.name
-            assert first == 1 and len(seeds) >= 12 or first > 12, contrast.name
+    """Two tests at most; 16 pairs at least of each contrast; seeds from 1001 on."""
+    experiment = load(name)
+    assert len(experiment.tests) <= 2
+    assert min(job["seed"] for job in experiment.jobs) == 1001
+    for contrast in sum(experiment.tests, []):
+        columns = {arm[1]: 0.0 for arm in contrast[1:3] if arm}
+        runs = [{"settings": job, "result": columns} for job in experiment.jobs]
+        assert len(lab.differences(runs, contrast)) >= 16, contrast.name
+
+
+# ------------------------------------------------------------------------------------------- Page
+
+
+def test_the_page_has_a_section_for_each_experiment_and_a_finding_with_its_verdict():
+    assert sorted(SECTIONS) == sorted(NAMES)
+    found, group = {}, None
+    for line in GROUPS.splitlines():
+        if bold := re.fullmatch(r"\*\*(.+)\*\*", line):
+            group = bold[1].lower()
+        for name in re.findall(r"\]\(#(\w+)\)", line) if line[:2] == "- " else []:
+            found[name] = group
+    assert found == {name: load(name).verdict() for name in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_section_says_what_its_results_say(name):
+    """Its block is what the script writes; its word is the verdict; each number of its sentences
+    is one of the block's numbers, rounded, or one of the design's."""
+    section, experiment = SECTIONS[name], load(name)
+    block = "\n".join(experiment.block())
+    assert f"<!-- {name} -->\n{block}\n<!-- end -->" in section
+    assert f"<summary><b>{experiment.verdict().capitalize()}.</b>" in section
+    if experiment.verdict() == NOT_RUN:
+        return
+    assert (FOLDER / f"results/{name}.png").exists() and f"results/{name}.png" in section
+    sentences, _, folded = section.partition("<details>")
+    sentences = re.sub(r"<[^>]*>|\]\([^)]*\)|`[^`]*`", "", sentences)
+    known = numbers(folded)
+    told = [each for each in numbers(sentences) if not is_rounded(each, known)]
+    assert told == []
+
+
+def numbers(text):
+    """The numbers in a text, as they are written; of 97 % it is 0.97."""
+    text = text.replace("−", "-")
+    found = re.findall(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?: ?%)?(?:e-?\d+)?", text)
+    return [each.rstrip(",") for each in found]
+
+
+def value(number):
+    share = 0.01 if "%" in number else 1.0
+    return float(number.strip(" %").replace(",", "")) * share
+
+
+def is_rounded(number, known):
+    digits = len(number.strip(" %").partition(".")[2]) + 2 * ("%" in number)
+    near = 0.51 * 10**-digits
+    return any(abs(abs(value(each)) - abs(value(number))) <= near for each in known)
+
+
+def test_a_number_is_known_by_its_digits():
+    known = numbers("0.347 [0.33, 1,215] 12 % −5.2e-05")
+    assert all(is_rounded(each, known) for each in ("0.35", "35 %", "1,215", "12 %"))
+    assert not any(is_rounded(each, known) for each in ("0.36", "36 %", "7", "1.2"))
+
+
+def test_results_are_of_declared_runs():
+    """No run is kept that no job asks for, and none twice."""
+    for name in NAMES:
+        experiment = load(name)
+        if experiment.kept.exists():
+            kept = [json.dumps(run["settings"]) for run in json.loads(experiment.kept.read_text())]
+            jobs = set(map(json.dumps, experiment.jobs))
+            assert set(kept) <= jobs and len(set(kept)) == len(kept), name

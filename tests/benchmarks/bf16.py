@@ -2,11 +2,9 @@
 
     python tests/benchmarks/bf16.py      # makes the runs that are missing; 10 hours for all
 
-A hub's weights lie on bf16 numbers, and under autocast a float32 master is rounded back to its
-own number until it has moved half a spacing. So SmolLM2 is rounded to bf16, and trained on the two
-tasks of real_model.py, 25 rollouts each, at three rates, in three ways: in float32; in bf16; and in
-bf16 with each master moved to a random place inside its cell, so that its bf16 copy is unchanged
-and any step moves some copies. results/bf16.json keeps every run.
+SmolLM2 is rounded to bf16, and trained on the two tasks of real_model.py, 25 rollouts each, at
+three rates, in three ways: in float32; in bf16; and in bf16 with the weights spread, as the scripts
+do it (see spread in grpo_llm.py). results/bf16.json keeps every run.
 """
 
 import json
@@ -29,38 +27,14 @@ def rounded() -> str:
     folder = CACHE / "SmolLM2-rounded"
     if not folder.exists():
         model, tokenizer = grpo_llm.load_policy(grpo_llm.Args(model=str(model_folder())), CPU)
-        for parameter in model.parameters():
-            parameter.data = parameter.data.bfloat16().float()
+        model.bfloat16().float()
         tokenizer.save_pretrained(folder)
         model.save_pretrained(folder)
     return str(folder)
 
 
-@torch.no_grad()
-def spread(model):
-    """Move each weight of a linear layer inside its bf16 cell; a tied embedding stays."""
-    generator = torch.Generator().manual_seed(0)
-    embedding = model.get_input_embeddings().weight
-    for layer in model.modules():
-        if isinstance(layer, torch.nn.Linear) and layer.weight is not embedding:
-            weight = layer.weight
-            before = weight.bfloat16()
-            offset = torch.randint(-32767, 32768, weight.shape, generator=generator)
-            bits = weight.view(torch.int32) + offset.int()
-            weight.copy_(bits.view(torch.float32).where(weight != 0, weight))
-            assert torch.equal(weight.bfloat16(), before)
-
-
 def run(task: str, rate: float, way: str, seed: int, steps: int = 25) -> dict:
     torch.set_num_threads(1)
-    own = grpo_llm.load_policy
-
-    def load_policy(args, device):
-        model, tokenizer = own(args, device)
-        if "spread" in way:
-            spread(model)
-        return model, tokenizer
-
     chosen = TASKS[task]
     train, test = map(str, task_files(task))
     flags = {"prompts_per_step": 8, "minibatches": 2, "micro_batch_size": 32, "beta": 0.0}
@@ -75,8 +49,9 @@ def run(task: str, rate: float, way: str, seed: int, steps: int = 25) -> dict:
         rewards.append(metrics["reward"])
         return metrics
 
+    spread = grpo_llm.spread if "spread" in way else lambda model: None
     args = grpo_llm.Args(**flags)
-    found = run_main(grpo_llm, args, load_policy=load_policy, train_step=watched)
+    found = run_main(grpo_llm, args, spread=spread, train_step=watched)
     scores = {name: found[f"eval/{name}"] for name in ("pass@1_initial", "pass@1", "pass@1_greedy")}
     return scores | {"reward": rewards, "revision": revision()}
 

@@ -34,7 +34,7 @@ from bench import CPU, Enough, evaluate, footer, table, train  # noqa: E402, F40
 PAGE = HERE / "EXPERIMENTS.md"
 LINE = 0.01 / 40  # 1 % for about 40 tests: a verdict hangs on its own experiment's runs alone
 HELD_UP, NOT_SO, NO_DIFFERENCE = "held up", "not so", "no difference"
-DEPENDS, OPEN, FORMULA = "it depends", "could not tell", "by formula"
+DEPENDS, OPEN, FORMULA, NOT_RUN = "it depends", "could not tell", "by formula", "not run yet"
 LEARNED = "mean over training"  # of returns or rewards: the outcome of most runs
 
 
@@ -185,10 +185,15 @@ class Experiment:
         return found
 
     def verdict(self):
+        if len(self.runs()) < len(self.jobs):
+            return NOT_RUN
         return combine([found[3] for found in self.findings()])
 
     def block(self):
         """What stands on the page: verdict, tests, each arm's means, where runs are from."""
+        runs = self.runs()
+        if self.verdict() == NOT_RUN:
+            return [f"Declared; {len(runs)} of {len(self.jobs)} runs are made."]
         header = ["test", "compared", "difference [95 %]", "worth naming from", "pairs"]
         rows = []
         for number, contrast, pairs, verdict, why in self.findings():
@@ -199,7 +204,6 @@ class Experiment:
             cells = [number, compared, f"{said[0]}{unit} [{said[1]}, {said[2]}]", said[3] + unit]
             rows.append([*cells, len(pairs), why, verdict])
         tests = table([*header, "decided by", "verdict"], rows) if rows else []
-        runs = self.runs()
         made = ", ".join(sorted({run["at"] for run in runs}))
         minutes = sum(run["seconds"] for run in runs) / 60
         lines = [
@@ -210,6 +214,7 @@ class Experiment:
         return [*lines, "", *means(runs), "", f"{made}; {minutes:.0f} minutes of one core"]
 
     def write(self):
+        """Draw the picture, and put the block on the page."""
         self.draw(self.runs()).savefig(HERE / f"results/{self.name}.png")
         text = "\n".join([f"<!-- {self.name} -->", *self.block(), "<!-- end -->"])
         old = rf"<!-- {self.name} -->.*?<!-- end -->"
