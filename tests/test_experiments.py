@@ -93,7 +93,7 @@ def test_runs_of_one_seed_are_a_pair():
 
 
 def test_a_block_tells_differences_of_logs_as_factors():
-    assert lab.told(3.0, factor=True) == "8" and lab.told(-1.5) == "−1.5"
+    assert lab.told(3.0, factor=True) == "8.00" and lab.told(-1.5) == "−1.50"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -147,8 +147,8 @@ def test_a_verifier_sees_no_special_tokens(pretrained, monkeypatch):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_in_bf16_the_weights_of_a_bf16_file_are_spread_inside_their_cells(copied, tied):
-    """bf16 sees the model of the file; yet a step of a quarter of the gap to the next number
-    moves what bf16 sees by a quarter on average. What no matrix product rounds stays, and so do zeros and
+    """bf16 sees the model of the file; yet a step of a quarter of the gap to the next number moves
+    what bf16 sees by a quarter on average. What no matrix product rounds stays, and so do zeros and
     the weights of a float32 file. Twice the same, as in the reference and in other processes."""
     folder, tokenizer = copied
     model = random_model("qwen2", len(tokenizer), tie_word_embeddings=tied)

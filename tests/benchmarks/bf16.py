@@ -9,7 +9,7 @@ do it (see spread in grpo_llm.py). results/bf16.json keeps every run.
 
 import json
 from itertools import product
-from statistics import fmean, median
+from statistics import fmean
 
 import torch
 import tyro
@@ -56,29 +56,36 @@ def run(task: str, rate: float, way: str, seed: int, steps: int = 25) -> dict:
     return scores | {"reward": rewards, "revision": revision()}
 
 
-def main(smoke: bool = False):
-    path = RESULTS / "bf16.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
-    for seed, task, rate, way in product(SEEDS, TASKS, RATES, WAYS):
-        name = f"{task}, {rate:g}, {way}, seed {seed}"
-        if smoke or name in known:
-            continue
-        known[name] = own_process(run, task=task, rate=rate, way=way, seed=seed)
-        path.write_text(json.dumps(known, indent=0) + "\n")
-        print(name, known[name]["pass@1_initial"], known[name]["pass@1"], flush=True)
+def write(known, smoke):
+    """The table of the runs so far."""
     rows = []
     for task, rate in product(TASKS, RATES):
         row = [task, f"{rate:g}"]
         for way in WAYS:
             names = [f"{task}, {rate:g}, {way}, seed {seed}" for seed in SEEDS]
             runs = [known[name] for name in names if name in known]
-            ends = [fmean(one["reward"][-5:]) for one in runs] or [float("nan")]
-            score = median([one["pass@1"] for one in runs] or [float("nan")])
-            row.append(f"{score:.2f}; {median(ends):.2f} ({len(runs)})")
+            before, after = ([one[key] for one in runs] for key in ("pass@1_initial", "pass@1"))
+            ends = " ".join(f"{score:.2f}" for score in after)
+            row.append(f"{fmean(before):.2f} → {ends}" if runs else "–")
         rows.append(row)
-    header = ["task", "rate", *(f"{way}: pass@1 after; reward at the end (runs)" for way in WAYS)]
-    note = "SmolLM2 from a 4-bit file, rounded to bf16; 25 rollouts of 64 completions"
+    header = ["task", "rate", *(f"{way}: before → after, each seed" for way in WAYS)]
+    note = (
+        "pass@1 of SmolLM2 from a 4-bit file, rounded to bf16; 25 rollouts of 64 completions; runs "
+    )
+    note += "of revisions " + ", ".join(sorted({one["revision"] for one in known.values()}))
     write_table("bf16", table(header, rows), "transformers", note=note, smoke=smoke)
+
+
+def main(smoke: bool = False):
+    path = RESULTS / "bf16.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    for seed, task, rate, way in product(SEEDS, TASKS, RATES, WAYS):
+        name = f"{task}, {rate:g}, {way}, seed {seed}"
+        if not smoke and name not in known:
+            known[name] = own_process(run, task=task, rate=rate, way=way, seed=seed)
+            path.write_text(json.dumps(known, indent=0) + "\n")
+            write(known, smoke)
+    write(known, smoke)
 
 
 if __name__ == "__main__":

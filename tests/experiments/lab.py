@@ -248,26 +248,27 @@ def rounded(value):
 def told(number, factor=False):
     """With three digits, and a minus sign that no line breaks after."""
     number = 2**number if factor else number
-    return f"{number:.3g}".replace("-", "−")
+    text = f"{number:,.0f}" if abs(number) >= 1000 else f"{number:#.3g}".rstrip(".")
+    return text.replace("-", "−")
 
 
 def means(runs):
-    """A table of what is not tested: a row for each arm, a column for each number."""
+    """A table of what is not tested: the mean of each number, over the runs of each arm."""
     found = {}
     for run in runs:
         arm = [(k, v) for k, v in run["settings"].items() if k not in ("seed", "start")]
-        label = ", ".join(f"{key} {value}" for key, value in arm).replace("|", "\\|")
+        label = ", ".join(f"{key} {value}" for key, value in arm)
         for name, value in run["result"].items():
             if not isinstance(value, list):
-                found.setdefault(label, {}).setdefault(name, []).append(value)
-    columns = list(dict.fromkeys(name for row in found.values() for name in row))
+                found.setdefault((label, name), []).append(value)
     rows = []
-    for label, row in found.items():
-        cells = []
-        for column in columns:
-            sample = row.get(column, [])
-            low, high = map(told, interval(sample)) if sample else ("", "")
-            cells.append(f"{told(np.mean(sample))} [{low}, {high}]" if sample else "–")
-        rows.append([label, len(next(iter(row.values()))), *cells])
-    header = [name.replace("|", "\\|") for name in columns]
-    return table(["means, not tested", "runs", *header], rows)
+    for (label, name), sample in found.items():
+        low, high = map(told, interval(sample))
+        spread = f" [{low}, {high}]" if low != high else ""
+        cells = [
+            label.replace("|", "\\|"),
+            name.replace("|", "\\|"),
+            told(np.mean(sample)) + spread,
+        ]
+        rows.append([*cells, len(sample)])
+    return table(["runs with", "not tested", "mean [95 %]", "runs"], rows)

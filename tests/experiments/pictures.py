@@ -51,8 +51,8 @@ def curves(axes, x, lines):
         low, high = np.percentile(runs, [10, 90], axis=0)
         axes.fill_between(x, low, high, color=COLORS[algorithm], alpha=0.13, linewidth=0)
         axes.plot(x, runs.mean(0), color=COLORS[algorithm], linestyle=dash)
-    heights = [(x[-1], runs.mean(0)[-1]) for runs, _, _ in lines.values()]
-    heights = (axes.transScale + axes.transLimits).transform(heights)[:, 1]
+    to_share = axes.transScale + axes.transLimits  # of the height of the axes
+    heights = to_share.transform([(x[-1], runs.mean(0)[-1]) for runs, _, _ in lines.values()])[:, 1]
     rows = axes.get_subplotspec().get_gridspec().nrows
     space = WORDS * 1.8 * rows / (72 * axes.figure.get_figheight())  # of one line of words
     least = -1.0
@@ -60,8 +60,9 @@ def curves(axes, x, lines):
         label = list(lines)[i]
         height = least = max(heights[i], least + space)
         least += space * label.count("\n")
-        place = {"xy": (1.02, height), "xycoords": "axes fraction", "va": "center"}
-        axes.annotate(label, **place, color=COLORS[lines[label][1]], fontsize=WORDS)
+        style = {"color": COLORS[lines[label][1]], "fontsize": WORDS, "va": "center"}
+        y = to_share.inverted().transform((1, height))[1]
+        axes.annotate(label, (1.02, y), xycoords=("axes fraction", "data"), **style)
 
 
 def dots(axes, rows, center=np.mean):

@@ -106,6 +106,7 @@ def draw(runs):
         rows[label] = values(runs, arm), "actor-critic", seen == 2
     dots(bias, rows)
     bias.set(xscale="symlog", title="Bias² over gradient²")
+    plain(bias.xaxis, [0, 0.5, 1, 3, 10, 30])
     bias.axvline(1, color="#888888", linewidth=1)
     return page
 

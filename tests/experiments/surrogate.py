@@ -14,7 +14,7 @@ import ppo
 import rloo_llm
 
 RATIOS = torch.linspace(0.02, 2.5, 125, dtype=torch.float64).tolist()
-MARKS = [0.5, 1.1, 2.0]  # ratios that the sentences name
+MARKS = [0.5, 2.0]  # ratios that the sentences name
 WEIGHTS = {
     "RLOO": rloo_llm,
     "GRPO": grpo_llm,
@@ -61,7 +61,7 @@ def draw(runs):
         "RLOO": ((2.5, 0.93, "top"), (0.05, 1.05, "bottom")),
         "GSPO": ((0.05, 0.72, "top"), (2.5, 0.93, "top")),
         "CISPO": ((2.5, 1.24, "bottom"), (2.5, 1.24, "bottom")),
-        "DAPO": ((1.3, 1.3, "bottom"), (0.05, 0.2, "bottom")),
+        "DAPO": ((1.3, 1.3, "bottom"), (1.5, 1.42, "bottom")),
         "GRPO": ((2.5, 0.05, "bottom"), (1.5, 1.56, "bottom")),
     }
     titles = "A > 0: to be made likelier", "A < 0: to be made rarer"
@@ -71,7 +71,7 @@ def draw(runs):
             dash = DASHED if method == "DAPO" else SOLID
             panel.plot(RATIOS, weights, color=COLORS[method], linestyle=dash)
             x, y, va = places[side]
-            text = "GRPO, PPO" if method == "GRPO" else method
+            text = "GRPO, PPO," if method == "GRPO" and side else method
             ha = "left" if x < 1.4 else "right"
             panel.text(x, y, text, color=COLORS[method], ha=ha, va=va, fontsize=WORDS)
         panel.set(title=titles[side], xlabel="ratio r of the token", ylim=(-0.05, 1.75))
