@@ -80,9 +80,11 @@ class Args:
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
     """The TD errors of a rollout (see `rollouts`) or a minibatch, and the critic's targets: all of
-    one shape."""
-    # No reward follows a termination. An episode that a time limit or the rollout's end cut off
-    # would have gone on, and V(s_{t+1}) stands for the rest of it.
+    one shape.
+
+    No reward follows a termination. An episode that a time limit or the rollout's end cut off would
+    have gone on, and V(s_{t+1}) stands for the rest of it.
+    """
     next_values = next_values * ~rollout["terminated"]
     targets = rollout["rewards"] + args.gamma * next_values
     return targets - values, targets

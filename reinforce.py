@@ -91,11 +91,13 @@ class Args:
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
     """Ψ_t, later called the advantage, and the critic's targets, for a rollout (see `rollouts`):
-    all (T, N)."""
+    all (T, N).
+
+    With the baseline: if a time limit cut an episode off, V(s_{t+1}) supplies the rewards that are
+    missing. Else G_t would shrink near the limit, which V cannot foresee: s_t contains no clock.
+    """
     rewards = rollout["rewards"]
     if args.psi == "baseline":
-        # If a time limit cut the episode off, the critic supplies the rewards that are missing.
-        # Else G_t would shrink near the limit, which V cannot foresee: s_t contains no clock.
         truncated = rollout["done"] & ~rollout["terminated"]
         rewards = rewards + args.gamma * next_values * truncated
     returns = torch.zeros_like(rewards)

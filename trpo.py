@@ -88,9 +88,11 @@ class Args:
 
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
-    """GAE(γ, λ) and the critic's targets, for a rollout (see `rollouts`): all (T, N)."""
-    # No reward follows a termination. An episode that a time limit or the rollout's end cut off
-    # would have gone on, and V(s_{t+1}) stands for the rest of it.
+    """GAE(γ, λ) and the critic's targets, V + GAE, for a rollout (see `rollouts`): all (T, N).
+
+    No reward follows a termination. An episode that a time limit or the rollout's end cut off would
+    have gone on, and V(s_{t+1}) stands for the rest of it.
+    """
     next_values = next_values * ~rollout["terminated"]
     delta = rollout["rewards"] + args.gamma * next_values - values
     decay = args.gamma * args.gae_lambda

@@ -119,12 +119,14 @@ def value_and_gradient(name, logprobs, old, advantages, mask, args, ref=None):
     return value, gradient
 
 
-def clipped_share(name, logprobs, old, advantages, mask, args):
-    """The share of tokens whose objective would differ without the clip."""
+def clipped_tokens(name, logprobs, old, advantages, mask, args):
+    """Whether a token's objective would differ without the clip, (B, T)."""
     bounds = {bound: math.inf for bound in ("clip_low", "clip_high") if hasattr(args, bound)}
     token, free = oracle(name).token, replace(args, **bounds)
-    given = [inputs for *_, inputs in tokens(logprobs, old, advantages, mask)]
-    return mean(token(*inputs, args) != token(*inputs, free) for inputs in given)
+    clipped = torch.zeros_like(mask).bool()
+    for i, t, inputs in tokens(logprobs, old, advantages, mask):
+        clipped[i, t] = token(*inputs, args) != token(*inputs, free)
+    return clipped
 
 
 # ------------------------------------------------------------------------------------ whole models

@@ -12,7 +12,7 @@ dapo = script("dapo_llm")
 
 def test_overlong_penalty_by_hand():
     args = dapo.Args(max_new_tokens=40)  # the penalty begins a fifth before
-    lengths = torch.tensor([1.0, 32, 33, 36, 40, 40])
+    lengths = torch.tensor([1.0, 32, 33, 36, 40, 20])
     ended = torch.tensor([True, True, True, True, True, False])
     expected = torch.tensor([0, 0, -1 / 16, -0.25, -0.5, -0.5])
     torch.testing.assert_close(dapo.overlong_penalty(lengths, ended, args), expected)

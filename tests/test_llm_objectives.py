@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import LLM_SCRIPTS, script
-from oracles import clipped_share, oracle, value_and_gradient
+from oracles import clipped_tokens, oracle, value_and_gradient
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
 GROUPED = [name for name in LLM_SCRIPTS if name != "ppo_llm"]  # PPO: test_llm_ppo.py
@@ -73,8 +73,11 @@ def test_value_and_gradient_against_the_oracle(name, flags):
         value, expected = value_and_gradient(name, *tensors, args)
         assert objective(name, *tensors, args).item() == pytest.approx(value, abs=1e-12)
         torch.testing.assert_close(gradient(name, tensors, args), expected, **EXACT)
-        clipped.append(clipped_share(name, *tensors, args))
-    assert 0 < sum(clipped) < 6 or name == "rloo_llm"
+        _, found = script(name).surrogate(*tensors, args)
+        mask = tensors[-1] > 0
+        assert torch.equal(found & mask, clipped_tokens(name, *tensors, args))
+        clipped += found[mask].tolist()
+    assert set(clipped) == ({False} if name == "rloo_llm" else {False, True})
 
 
 @pytest.mark.parametrize("name,flags", CASES)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from conftest import LLM_SCRIPTS, Characters, batch_of, calls_of, random_model, script, with_critic
-from oracles import KL_IN_REWARD, clipped_share, gradient_of_step, row_by_row
+from oracles import KL_IN_REWARD, clipped_tokens, gradient_of_step, row_by_row
 
 # Of three questions, four completions each. Each log ratio is one of these and a little more, so
 # that tokens and whole completions lie on both sides of every clip, with advantages of both signs.
@@ -61,7 +61,7 @@ def test_gradient_of_a_step_is_the_oracles_through_plain_passes(name, beta):
     assert stats["loss"] == pytest.approx(loss, abs=1e-5)
     logprobs = row_by_row(model, batch, args.temperature)
     tensors = [batch[key] for key in ("old_logprobs", "advantages", "mask")]
-    clipped = clipped_share(name, logprobs, *tensors, args)
+    clipped = clipped_tokens(name, logprobs, *tensors, args).sum().item() / tensors[-1].sum().item()
     assert stats["clip_ratio"] == pytest.approx(clipped)
     assert 0.05 < clipped < 0.95 or name == "rloo_llm"
 

@@ -1,0 +1,142 @@
+"""The exercises: without the body their command fails, with a likely mistake, too (slow)."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+from exercise import blanked
+from lineage import PATHS, parts, source
+
+ROWS = re.findall(
+    r"^\| `(\w+)` in (\w+)\.py.*? \| `(tests/.+?)` \|",
+    (ROOT / "tests/EXERCISES.md").read_text(),
+    re.M,
+)
+DONE = 'rollout["done"][t]'
+MISTAKES = {  # what the solution has, and what a learner might write
+    "rloo_llm compute_advantages": [
+        ("(rewards.shape[1] - 1)", "rewards.shape[1]"),
+        ("sum(1, keepdim=True)", "sum(0, keepdim=True)"),
+        ("rewards - sum_of_others /", "sum_of_others - rewards /"),
+    ],
+    "rloo_llm token_weights": [
+        ("mask / num_tokens", "mask / mask.numel()"),
+        ("mask / num_tokens", "mask / mask.sum(1, keepdim=True) / len(mask)"),
+        ("mask / num_tokens", "torch.ones_like(mask) / num_tokens"),
+    ],
+    "grpo_llm compute_advantages": [
+        ("rewards.std(1, keepdim=True)", "rewards.std()"),
+        ("rewards.mean(1, keepdim=True)", "rewards.mean(0, keepdim=True)"),
+        ("if args.scale_rewards:", "if True:"),
+    ],
+    "grpo_llm token_weights": [
+        ("(num_completions * lengths)", "mask.sum()"),
+        ("(num_completions * lengths)", "lengths"),
+        ("= args.max_new_tokens", "= mask.shape[1]"),
+    ],
+    "grpo_llm surrogate": [
+        ("torch.minimum", "torch.maximum"),
+        ("torch.minimum(unclipped, clipped_ratio * advantages)", "clipped_ratio * advantages"),
+        ("(logprobs - old_logprobs)", "(old_logprobs - logprobs)"),
+        ("objective < unclipped", "objective > unclipped"),
+        ("ratio = log_ratio.exp()", "ratio = log_ratio.exp().detach()"),
+    ],
+    "grpo_llm kl_k3": [
+        ("other_logprobs - logprobs", "logprobs - other_logprobs"),
+        ("d.exp() - d - 1", "-d"),
+        ("d.exp() - d - 1", "d.square() / 2"),
+    ],
+    "dapo_llm overlong_penalty": [
+        ("-0.5 *", "0.5 *"),
+        (".clamp(min=0)", ""),
+        (".masked_fill(~ended, 1.0)", ""),
+    ],
+    "gspo_llm surrogate": [
+        (" / lengths * mask", " * mask"),
+        ("log_ratio.sum(1, keepdim=True)", "log_ratio.sum()"),
+        ("sum(1, keepdim=True) / lengths * mask", "mean(1, keepdim=True) * mask"),
+        ("(logprobs - old_logprobs)", "(old_logprobs - logprobs)"),
+    ],
+    "cispo_llm surrogate": [
+        (".exp().detach()", ".exp()"),
+        ("clamp(max=1 + args.clip_high)", "clamp(1 - args.clip_high, 1 + args.clip_high)"),
+        ("advantages * logprobs", "advantages * log_ratio.exp()"),
+        ("weight < ratio", "weight > ratio"),
+    ],
+    "reinforce compute_advantages": [
+        (f"following * ~{DONE}", "following"),
+        ("return returns - values, returns", "return returns, returns"),
+        ('rollout["done"] & ~rollout["terminated"]', 'rollout["done"]'),
+    ],
+    "actor_critic compute_advantages": [
+        ('~rollout["terminated"]', '~rollout["done"]'),
+        ("return targets - values", "return targets"),
+        ("args.gamma * next_values", "next_values"),
+    ],
+    "ppo compute_advantages": [
+        (f"following * ~{DONE}", "following"),
+        ("decay = args.gamma * args.gae_lambda", "decay = args.gae_lambda"),
+        ('~rollout["terminated"]', '~rollout["done"]'),
+    ],
+    "ppo surrogate": [
+        ("torch.minimum", "torch.maximum"),
+        ("torch.minimum(plain, clipped)", "clipped"),
+        ("logprobs - old_logprobs", "old_logprobs - logprobs"),
+    ],
+    "trpo conjugate_gradient": [
+        ("residual - alpha * image", "residual + alpha * image"),
+        ("new_square / square", "square / new_square"),
+        ("x + alpha * direction", "x + alpha * residual"),
+    ],
+    "trpo line_search": [
+        (" and kl <= args.max_kl", ""),
+        ("objective > start and ", ""),
+        ("vector_to_parameters(theta, parameters)", "vector_to_parameters(theta * 0, parameters)"),
+    ],
+}
+
+
+def test_every_exercise_has_its_mistakes_and_readme_s_are_among_them():
+    assert {f"{file} {function}" for function, file, _ in ROWS} == set(MISTAKES)
+    assert len(ROWS) >= 10 and min(map(len, MISTAKES.values())) >= 3
+    named = re.findall(r"^\| `(\w+)` in (\w+)\.py \| `(tests/.+?)` \|$", README, re.M)
+    assert len(named) == 4 and set(named) <= set(ROWS)
+
+
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("copy")
+    without = shutil.ignore_patterns("results", "__pycache__", "benchmarks")
+    shutil.copytree(ROOT / "tests", folder / "tests", ignore=without)
+    shutil.copytree(ROOT / "tests/benchmarks", folder / "tests/benchmarks")
+    for path in [*ROOT.glob("*.py"), ROOT / "README.md"]:
+        shutil.copy(path, folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function,file,command", ROWS, ids=[" ".join(row[1::-1]) for row in ROWS])
+def test_a_command_tells_right_from_wrong(function, file, command, copy):
+    solution, path = source(file), copy / PATHS[file]
+    own = parts(solution)[function]
+
+    def passes(text):
+        path.write_text(text)
+        words = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider"]
+        words += shlex.split(command)
+        return subprocess.run(words, cwd=copy, capture_output=True).returncode == 0
+
+    assert passes(solution)
+    told = {"no body": passes(blanked(solution, function))}
+    for right, wrong in MISTAKES[f"{file} {function}"]:
+        assert right in own
+        told[wrong] = passes(solution.replace(own, own.replace(right, wrong)))
+    path.write_text(solution)
+    assert not any(told.values()), told
