@@ -27,19 +27,22 @@ def changed(child):
 
 
 def counted(page):
-    """The page with the numbers as they are now: two cells of each row of the map, and the lines
-    where a function ends."""
+    """The page with the numbers as they are now: in the graph and the table of the algorithms, and
+    the lines where a function ends."""
+
+    def edge(match):
+        return match[1] + changed(match[3]).split("(")[1].rstrip(")") + match[2] + match[3]
 
     def row(match):
-        counts = iter([str(source(match[1]).count("\n")), changed(match[1])])
-        return re.sub(r"(?<=\| )(\d+|\d+ \(\d+\)|–)(?= \|)", lambda _: next(counts), match[0])
+        return f"{match[1]} {source(match[2]).count(chr(10))}, {changed(match[2])} |"
 
     def end(match):
         before, own, _ = source(match[2]).partition(parts(source(match[2]))[match[3]])
         return match[1] + str((before + own).count("\n"))
 
-    page = re.sub(r"^\| \[(\w+)\.py\].*", row, page, flags=re.M)
-    return re.sub(r"(\[(\w+)\.py\].*`(\w+)`, line )\d+", end, page)
+    page = re.sub(r"( -- )\d+( --> )(\w+)", edge, page)
+    page = re.sub(r"^(\| \[(\w+)\.py\].*? \| .*? \|) .*? \|", row, page, flags=re.M)
+    return re.sub(r"(\[(\w+)\.py\]\S* to the end of `(\w+)`, line )\d+", end, page)
 
 
 if __name__ == "__main__":

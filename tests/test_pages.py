@@ -1,7 +1,8 @@
-"""Commands, flags, file names, quoted lines and numbers in README and tests/examples/README.md."""
+"""Commands, flags, file names, quoted lines and numbers of README, the walk, and two other pages."""
 
 import doctest
 import functools
+import json
 import os
 import re
 import shlex
@@ -14,18 +15,28 @@ import tyro
 from conftest import ROOT, script
 from launch import Launched
 from lineage import FAMILY, PATHS
+from test_experiments import is_rounded, numbers
 
-README, EXAMPLES = ROOT / "README.md", ROOT / "tests/examples/README.md"
-PAGES = {page: page.read_text() for page in (README, EXAMPLES)}
+README, WALK = ROOT / "README.md", ROOT / "tests/WALK.md"
+EXAMPLES = ROOT / "tests/examples/README.md"
+EXERCISES = ROOT / "tests/EXERCISES.md"
+PAGES = {page: page.read_text() for page in (README, WALK, EXAMPLES, EXERCISES)}
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", "".join(PAGES.values()), re.S | re.M)
-HUNKS = re.findall(r"^`diff (\S+) (\S+)`:.*?\n```diff\n(.*?)^```$", PAGES[README], re.S | re.M)
+STEPS = re.findall(r"^`diff (\S+) (\S+)`(.*?)(?=^## |\Z)", PAGES[WALK], re.S | re.M)
+HUNKS = [
+    (parent, child, hunk)
+    for parent, child, text in STEPS
+    for hunk in re.findall(r"^```diff\n(.*?)^```$", text, re.S | re.M)
+]
+HUNKS += [
+    ("rloo_llm.py", "grpo_llm.py", hunk)
+    for hunk in re.findall(r"^```diff\n(.*?)^```$", PAGES[README], re.S | re.M)
+]
 
 
 # -------------------------------------------------------------------------------------- Numbers
 
 RESULTS = ROOT / "tests/benchmarks/results"
-SHOWN = "untrained, 24 tokens, three answered questions in the prompt"
-WAYS = ("untrained, 128 tokens", SHOWN, "GRPO")
 
 
 def cells(name: str) -> dict[str, dict[str, str]]:
@@ -36,59 +47,29 @@ def cells(name: str) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
 
 
-def test_numbers_in_sentences_are_those_measured():
-    """If a number has changed, read its sentence again before you change the number."""
-    seeds, cartpole = cells("classic_seeds"), cells("classic_cartpole")
-    (solved,) = {row["solved"] for row in seeds.values()}
-    seconds = sorted(float(row["seconds to 475, median"]) for row in seeds.values())
-    faster = sorted(float(cartpole[name]["times faster"]) for name in list(cartpole)[1:])
-    sums = cells("llm_compare")["grpo_llm"]
-    start, end = float(sums["pass@1 before"]), float(sums["after"])
-    said = [
-        f"on {solved} seeds by all four, in {seconds[0]:.0f} to {seconds[-1]:.0f} s",
-        f"{start:.0%} → {end:.0%} in {sums['seconds']} s",
-        f"in a {faster[0]:.0f}th to a {faster[-1]:.0f}th of Stable-Baselines3's time",
-    ]
-    table = (RESULTS / "classic_shapes.md").read_text()
-    equal = re.findall(r"^\| ours: .* ([\d.]+) \|$", table, re.M)
-    said.append(f"take {min(equal)} to {max(equal)} times as many environment steps")
-    rates = {}
-    for name in ("tiny_1_threads", "tiny_2_threads", "real", "long"):
-        ratio = cells(f"trl_{name}")["TRL's GRPOTrainer"]["completions per second: ours / this"]
-        rates[name] = f"{float(ratio.split()[0]):.1f}"
-    said.append(f"{rates['tiny_2_threads']} to {rates['tiny_1_threads']} with the tiny model")
-    said.append(f"{rates['real']} with SmolLM2 and short answers")
-    said.append(f"{rates['long']} with GSM8K's questions")
-    text = " ".join(PAGES[README].replace(" %", "%").split())
-    assert [each for each in said if each not in text] == []
+def test_the_real_model_s_numbers_are_those_measured():
+    """Each number of README's section is one of the results', rounded, or one of its command's."""
+    section = PAGES[README].partition("## A real model\n")[2].partition("\n## ")[0]
+    prose, _, command = section.partition("```sh")
+    scores = json.dumps(json.loads((RESULTS / "real_model.json").read_text()))
+    known = numbers((RESULTS / "real_model.md").read_text() + scores + command)
+    known += [str(8 * 8)]  # answers of a rollout: --prompts-per-step times --group-size
+    task = r"\*.+?\*|SmolLM2-135M"  # a question, a model
+    told = numbers(re.sub(task + r"|\]\(.*?\)", "", prose))
+    assert len(told) > 15 and [each for each in told if not is_rounded(each, known)] == []
 
 
-def test_the_map_has_every_script_and_the_walk_says_verdicts():
-    """The verdict of each claim that README links is the one on its page."""
+def test_the_tables_of_the_algorithms_have_every_script():
     rows = re.findall(r"^\| \[(\w+)\.py\]\((.+?)\)", PAGES[README], re.M)
     assert dict(rows) == PATHS
-    page = (ROOT / "tests/experiments/EXPERIMENTS.md").read_text()
-    verdicts = dict(re.findall(r"\]\(#(\w+)\) \| (.+) \|", page))
-    text = " ".join(PAGES[README].split())  # a link may break a line
-    links = re.findall(r": ([\w ]+)\]\(tests/experiments/EXPERIMENTS\.md#(\w+)\)", text)
-    assert len(links) > 10 and all(verdicts[name] == verdict for verdict, name in links)
+    map_of_all = PAGES[WALK].partition("## The map")[2]
+    assert all(f"| {name} |" in map_of_all for name in PATHS)
 
 
 def test_tables_are_those_measured():
-    """README's table of the pretrained model has the measured cells. RESULTS.md has every table of
-    results/ with its footer, except those that it links to."""
-    found, expected = cells("real_model"), []
-    for task in ("products", "dates"):
-        untrained, shown, trained = (found[f"{task}, {way}"] for way in WAYS)
-        row = [f"{trained['seeds']} × {trained['questions']}"]
-        for name in ("held out, sampled: before → after (worst)", "greedy"):
-            after = trained[name].split(" → ")[1]
-            row.append(f"{untrained[name]}, {shown[name]} → {after}")
-        expected.append(" | ".join([*row, trained["minutes on one core"]]))
-    assert re.findall(r"^\| \*.+?\* \| (.+) \|$", PAGES[README], re.M) == expected
+    """RESULTS.md has every table of results/ with its footer, except those that it links to."""
     page = (RESULTS.parent / "RESULTS.md").read_text()
-    linked_only = ("classic_seeds", "learning", "real_model", "bf16")
-    tables = [path for path in RESULTS.glob("*.md") if path.stem not in linked_only]
+    tables = [path for path in RESULTS.glob("*.md") if f"results/{path.name}" not in page]
     assert [path for path in tables if path.read_text() not in page] == []
 
 
@@ -128,8 +109,9 @@ def test_hunks_are_lines_of_the_real_diff(parent, child, hunk):
 def test_every_pair_of_neighbours_has_its_hunk():
     pairs = {(f"{parent}.py", f"{child}.py") for child, parent in FAMILY.items() if parent}
     assert {pair[:2] for pair in HUNKS} == pairs - {("grpo_llm.py", "ppo_llm.py")}
-    (quote,) = [text for kind, text in BLOCKS if kind == "python" and "def " not in text]
-    assert quote in (ROOT / "rloo_llm.py").read_text()
+    quotes = [text for kind, text in BLOCKS if kind == "python" and "def " not in text]
+    scripts = [path.read_text() for path in ROOT.glob("*.py")]
+    assert quotes and all(any(quote in text for text in scripts) for quote in quotes)
 
 
 def test_every_flag_named_is_in_the_help_of_a_script():
@@ -147,20 +129,27 @@ def test_every_file_named_exists():
         for link in re.findall(r"\]\(([\w./]+)[)#]|src=\"([\w./]+)\"", text):
             assert (page.parent / "".join(link)).exists(), link
         for path in re.findall(r"(?<![\w/.])(?:\w+/)*\w+\.py\b", text):
-            assert (ROOT / path).exists() or list(EXAMPLES.parent.rglob(path)), path
+            assert (ROOT / path).exists() or list((ROOT / "tests").rglob(path)), path
 
 
-SHELL = [text.replace("\\\n", "") for kind, text in BLOCKS if not kind]  # one command per line
-LINES_TYPED = [line for text in SHELL for line in text.splitlines() if line[:1] != "#"]
-COMMANDS = list(dict.fromkeys(LINES_TYPED))
+def commands(page):
+    """Those typed in a shell, each in one line, without comments."""
+    texts = re.findall(r"^```sh\n(.*?)^```$", PAGES[page], re.S | re.M)
+    lines = "".join(texts).replace("\\\n", "").splitlines()
+    return [line for line in dict.fromkeys(lines) if line and line[:1] != "#"]
 
 
-@pytest.mark.parametrize("command", [line for line in COMMANDS if ".py" in line])
+EXPORT, INSTALL, TEST, *ON_README = commands(README)
+TRAINING = [*ON_README, *commands(EXAMPLES)]
+TRIED = re.findall(r"`(python (?:\w+/)*\w+\.py[^`]*)`", PAGES[WALK])
+
+
+@pytest.mark.parametrize("command", [*TRAINING, *TRIED])
 def test_every_command_has_flags_that_the_script_takes(command):
     """The script's own Args parse the flags. test_every_command_runs (slow) runs the commands."""
-    words = shlex.split(command.rpartition("&& ")[2])
+    words = shlex.split(command)
     at = next(i for i, word in enumerate(words) if word.endswith(".py"))
-    module = script(words[at].removesuffix(".py"))
+    module = script(Path(words[at]).stem)
     tyro.cli(module.Args, args=words[at + 1 :])
 
 
@@ -177,13 +166,13 @@ EARLIER = {"runs/…/step-000050": "grpo_llm__*/step-000001", "runs/…/agent.pt
 
 @pytest.mark.slow
 def test_every_command_runs(pretrained, gsm_file, tmp_path):
-    """Run the commands of both pages from top to bottom, each as a user starts it, at toy size.
+    """Run the commands of README and the examples' page in their order, each as a user starts it,
+    at toy size.
 
     A small local model stands in for the hub's models, and small files for GSM8K's.
     """
-    first, second, *rest = COMMANDS
-    assert first.endswith("&& pip install -r requirements.txt && python grpo_llm.py")
-    assert second == "python -m pytest -q tests"
+    assert INSTALL.endswith("&& pip install -r requirements.txt && python grpo_llm.py")
+    assert EXPORT.startswith("export ") and TEST == "python -m pytest -q tests"
     test_file = tmp_path / "test.jsonl"
     test_file.write_text('{"question": "What is 2 + 2?", "answer": "2 + 2 = 4\\n#### 4"}\n')
     stand_ins = {
@@ -194,7 +183,7 @@ def test_every_command_runs(pretrained, gsm_file, tmp_path):
     }
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
-    for command in ["python grpo_llm.py", *rest]:
+    for command in ["python grpo_llm.py", *TRAINING]:
         command = re.sub(r"(?:Qwen|HuggingFaceTB)/\S+", pretrained, command)
         for known, stand_in in stand_ins.items():
             command = command.replace(known, stand_in)
