@@ -34,7 +34,7 @@ def counted(page):
         return match[1] + changed(match[3]).split("(")[1].rstrip(")") + match[2] + match[3]
 
     def row(match):
-        return f"{match[1]} {source(match[2]).count(chr(10))}, {changed(match[2])} |"
+        return f"{match[1]} {changed(match[2])} |"
 
     def end(match):
         before, own, _ = source(match[2]).partition(parts(source(match[2]))[match[3]])
