@@ -1,5 +1,7 @@
-"""Writes the numbers of lines in README: of each script, of its diff to its parent, and where a
-function ends. Run it after an edit: python tests/counts.py"""
+"""Writes README's numbers of lines: of each diff to the parent, and where a function ends.
+
+Run it after an edit: python tests/counts.py
+"""
 
 import ast
 import difflib
