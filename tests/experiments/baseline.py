@@ -85,7 +85,9 @@ TESTS = [
 
 
 def draw(runs):
-    page, (noise, learned) = figure("TITLE", 3.3, 1, 2)
+    page, (noise, learned) = figure(
+        "A baseline takes out noise if wrong answers\nare paid, too", 3.3, 1, 2
+    )
     noise.set(yscale="log", title="variance without it\nover variance with it", xlabel="rollouts")
     looks = {"R + 1": ("R + 1", SOLID), "R, best\nconstant": ("b*", DOTTED), "R": ("R", DASHED)}
     lines = {}

@@ -45,7 +45,9 @@ TESTS = [
 
 
 def draw(runs):
-    page, axes = figure("TITLE", 4.6, 2, 2)
+    title = "TD error against Monte Carlo: better where the state\n"
+    title += "shows what an action did, worse elsewhere"
+    page, axes = figure(title, 4.6, 2, 2)
     panels = {"door seen, noise 0.5": "seen, 0.5", "door seen, noise 2": "seen, 2"}
     panels |= {"door hidden, noise 0.5": "hidden", "CartPole": "CartPole"}
     for panel, (title, place) in zip(axes, panels.items(), strict=True):

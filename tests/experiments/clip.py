@@ -52,7 +52,13 @@ TESTS = [
 
 
 def draw(runs):
-    page, axes = figure("TITLE", 3.4, 1, 2, sharey=True)
+    page, axes = figure(
+        "PPO: many epochs teach far more than one;\nthe clip adds little to that",
+        3.4,
+        1,
+        2,
+        sharey=True,
+    )
     rows = {"1 epoch": ("clip", 1), "10 epochs": ("clip", 10), "10, no clip": ("no clip", 10)}
     rows |= {"20 epochs": ("clip", 20), "20, no clip": ("no clip", 20)}
     for panel, column in zip(axes, (LEARNED, "largest KL"), strict=True):

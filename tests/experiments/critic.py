@@ -101,7 +101,7 @@ TESTS = [
 
 
 def draw(runs):
-    page, axes = figure("TITLE", 3.3, 1, 2)
+    page, axes = figure("On long answers an oracle helps; the learned critic does not", 3.3, 1, 2)
     looks = {"learned": ("PPO", SOLID), "none": ("none", SOLID), "oracle": ("PPO", DOTTED)}
     looks |= {"head start": ("PPO", DASHED), "λ alone": ("none", MIXED)}
     critics = {"short": ["learned", "none"], "long": list(looks)}

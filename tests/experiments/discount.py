@@ -26,7 +26,7 @@ TESTS = [[Contrast("tokens: γ 1 − γ 0.9", *arms("tokens", "gamma", GAMMAS), 
 
 
 def draw(runs):
-    page, axes = figure("TITLE", 3.1, 1, 2)
+    page, axes = figure("A discount factor of 0.9 keeps answers shorter", 3.1, 1, 2)
     for panel, column in zip(axes, ("length", "reward"), strict=True):
         lines = {}
         for gamma, dash in zip(GAMMAS, (SOLID, DASHED), strict=True):

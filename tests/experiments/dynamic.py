@@ -42,7 +42,9 @@ TESTS = [[contrast("one draw")], [contrast("large draw"), contrast("more steps")
 
 
 def draw(runs):
-    page, axes = figure("TITLE", 2.8, 1, 2, sharey=True)
+    page, axes = figure(
+        "Redrawing teaches more per step, and not per answer", 2.8, 1, 2, sharey=True
+    )
     for panel, column in zip(axes, ("pass@1", "answers"), strict=True):
         found = {form: values(runs, ({"form": form}, column)) for form in FORMS}
         dots(panel, {form: (each, "DAPO", form == "DAPO") for form, each in found.items()})

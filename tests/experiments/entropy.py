@@ -60,7 +60,7 @@ TESTS = [
 
 
 def draw(runs):
-    page, axes = figure("TITLE", 3.1, 1, 2)
+    page, axes = figure("An entropy bonus finds a far reward, and costs speed", 3.1, 1, 2)
     for panel, column in zip(axes, ("stairs curve", "curve"), strict=True):
         lines = {}
         for weight, dash in zip(WEIGHTS, (SOLID, DASHED), strict=True):

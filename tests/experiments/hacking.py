@@ -76,7 +76,13 @@ TESTS = [
 
 
 def draw(runs):
-    page, axes = figure("TITLE", 3.1, 1, 3, sharey=True)
+    page, axes = figure(
+        "A loophole is found; a KL penalty saves right answers,\nand costs where there is none",
+        3.1,
+        1,
+        3,
+        sharey=True,
+    )
     panels = {"GRPO, loophole": ("GRPO", HOLE), "RLOO, loophole": ("RLOO", HOLE)}
     panels["GRPO, none"] = "GRPO", CLEAN
     for panel, (title, (method, reward)) in zip(axes, panels.items(), strict=True):

@@ -45,7 +45,7 @@ TESTS = [[Contrast(NAME, *arms("hard", "std", STD), 0.03)]]
 
 
 def draw(runs):
-    page, axes = figure("TITLE", 3.1, 1, 2, sharey=True)
+    page, axes = figure("The std makes no difference to hard questions", 3.1, 1, 2, sharey=True)
     for panel, kind in zip(axes, ("hard questions", "easy questions"), strict=True):
         lines = {}
         for std, dash in zip(STD, (SOLID, DASHED), strict=True):

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 import tyro
+from pictures import label_lines
 from tqdm import tqdm
 
 HERE = Path(__file__).parent
@@ -204,18 +205,27 @@ class Experiment:
             cells = [number, compared, f"{said[0]}{unit} [{said[1]}, {said[2]}]", said[3] + unit]
             rows.append([*cells, len(pairs), why, verdict])
         tests = table([*header, "decided by", "verdict"], rows) if rows else []
-        made = ", ".join(sorted({run["at"] for run in runs}))
+        machine = runs[-1]["at"].rsplit(", ", 2)[0]
+        made = " and ".join(sorted({", ".join(run["at"].rsplit(", ", 2)[1:]) for run in runs}))
         minutes = sum(run["seconds"] for run in runs) / 60
         lines = [
             f"**{self.verdict().capitalize()}**; the first campaign: {self.first}.",
             "",
             *tests,
         ]
-        return [*lines, "", *means(runs), "", f"{made}; {minutes:.0f} minutes of one core"]
+        return [
+            *lines,
+            "",
+            *means(runs),
+            "",
+            f"{made}; {machine}; {minutes:.0f} minutes of one core",
+        ]
 
     def write(self):
         """Draw the picture, and put the block on the page."""
-        self.draw(self.runs()).savefig(HERE / f"results/{self.name}.png")
+        figure = self.draw(self.runs())
+        label_lines(figure)
+        figure.savefig(HERE / f"results/{self.name}.png")
         text = "\n".join([f"<!-- {self.name} -->", *self.block(), "<!-- end -->"])
         old = rf"<!-- {self.name} -->.*?<!-- end -->"
         PAGE.write_text(re.sub(old, lambda _: text, PAGE.read_text(), flags=re.S))
@@ -227,7 +237,7 @@ class Experiment:
         print(self.name, *means(runs), sep="\n")
         for contrast in sum(self.tests, []):
             assert len(differences(runs, contrast)), contrast.name
-        self.draw(runs)
+        label_lines(self.draw(runs))
 
     def main(self):
         def command(again: bool = False, smoke: bool = False, cores: int = 2):

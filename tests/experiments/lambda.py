@@ -81,7 +81,9 @@ TESTS = [
 
 
 def draw(runs):
-    page, axes = figure("TITLE", 5.2, 2, 2)
+    page, axes = figure(
+        "λ trades bias for variance; which λ is best\ndepends on the noise", 5.2, 2, 2
+    )
     errors, unused, corridor, cartpole = axes
     unused.remove()
     errors.set(yscale="log", title="error of the advantages", xlabel="λ")

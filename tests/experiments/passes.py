@@ -59,7 +59,13 @@ TESTS = [
 
 
 def draw(runs):
-    page, (best, fixed) = figure("TITLE", 3.3, 1, 2, sharey=True)
+    page, (best, fixed) = figure(
+        "The clip saves 16 epochs at a high rate;\nat the best rates it makes no difference",
+        3.3,
+        1,
+        2,
+        sharey=True,
+    )
     looks = {"clip, 16": SOLID, "no clip, 16": DASHED, "clip, 1": DOTTED}
     lines = {}
     for (label, dash), (settings, _) in zip(looks.items(), TUNED, strict=True):

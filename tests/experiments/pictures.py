@@ -45,24 +45,31 @@ def figure(title, height, *shape, **options):
 
 
 def curves(axes, x, lines):
-    """Lines with bands, and where each ends its label. lines: {label: (values (runs, points),
-    algorithm, dash)}. Set the scale of y before."""
-    for runs, algorithm, dash in lines.values():
+    """Lines with bands. lines: {label: (values (runs, points), algorithm, dash)}."""
+    axes.ends = []  # for label_lines
+    for label, (runs, algorithm, dash) in lines.items():
         low, high = np.percentile(runs, [10, 90], axis=0)
         axes.fill_between(x, low, high, color=COLORS[algorithm], alpha=0.13, linewidth=0)
         axes.plot(x, runs.mean(0), color=COLORS[algorithm], linestyle=dash)
-    to_share = axes.transScale + axes.transLimits  # of the height of the axes
-    heights = to_share.transform([(x[-1], runs.mean(0)[-1]) for runs, _, _ in lines.values()])[:, 1]
-    rows = axes.get_subplotspec().get_gridspec().nrows
-    space = WORDS * 1.8 * rows / (72 * axes.figure.get_figheight())  # of one line of words
-    least = -1.0
-    for i in np.argsort(heights):
-        label = list(lines)[i]
-        height = least = max(heights[i], least + space)
-        least += space * label.count("\n")
-        style = {"color": COLORS[lines[label][1]], "fontsize": WORDS, "va": "center"}
-        y = to_share.inverted().transform((1, height))[1]
-        axes.annotate(label, (1.02, y), xycoords=("axes fraction", "data"), **style)
+        axes.ends.append((runs.mean(0)[-1], label, COLORS[algorithm]))
+
+
+def label_lines(page):
+    """Write beside each line's end its label, none over another, when all lines are drawn."""
+    for axes in page.axes:
+        rows = axes.get_subplotspec().get_gridspec().nrows
+        a_line = WORDS * 1.8 * rows / (72 * page.get_figheight())  # of words, as a share
+        ends = sorted(getattr(axes, "ends", []), key=lambda end: end[0])
+        sizes = [a_line * (1 + label.count("\n")) for _, label, _ in ends]
+        bottoms, least, most = [], -1.0, 1.05
+        for (y, _, _), size in zip(ends, sizes, strict=True):
+            height = (axes.transScale + axes.transLimits).transform((1, y))[1]
+            bottoms.append(max(height - size / 2, least))
+            least = bottoms[-1] + size
+        for i in reversed(range(len(ends))):
+            most = min(bottoms[i], most - sizes[i])
+            place = {"xy": (1.02, most + sizes[i] / 2), "xycoords": "axes fraction", "va": "center"}
+            axes.annotate(ends[i][1], **place, color=ends[i][2], fontsize=WORDS)
 
 
 def dots(axes, rows, center=np.mean):

@@ -64,7 +64,9 @@ TESTS = [[contrast(HOME)], [contrast(CORRIDOR)]]
 
 
 def draw(runs):
-    page, axes = figure("TITLE", 2.7, 1, 2, sharey=True)
+    page, axes = figure(
+        "Few steps lower the return by 10 %, TRPO's and others'", 2.7, 1, 2, sharey=True
+    )
     for panel, (title, place) in zip(axes, PANELS.items(), strict=True):
         rows = {}
         for method, algorithm in zip(METHODS, ("TRPO", "PPO", "none"), strict=True):

@@ -64,7 +64,9 @@ TESTS = [
 
 
 def draw(runs):
-    page, axes = figure("TITLE", 3.1, 1, 2, sharey=True)
+    page, axes = figure(
+        "With PPO's clip and with TRPO more step sizes work", 3.1, 1, 2, sharey=True
+    )
     looks = {"PPO": ("PPO's clip", "PPO", SOLID), "no clip": ("no clip", "none", DASHED)}
     looks |= {"TRPO": ("TRPO", "TRPO", SOLID), "plain step": ("Adam", "none", DASHED)}
     titles = {"16 steps of Adam a rollout": ["PPO", "no clip"], "one step": ["TRPO", "plain step"]}

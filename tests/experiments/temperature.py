@@ -54,7 +54,9 @@ TESTS = [
 
 
 def draw(runs):
-    page, axes = figure("TITLE", 3.1, 1, 2, sharey=True)
+    page, axes = figure(
+        "At a low temperature the policy learns more slowly", 3.1, 1, 2, sharey=True
+    )
     dashes = dict(zip(TEMPERATURES, (DOTTED, DASHED, SOLID, MIXED), strict=True))
     for panel, column in zip(axes, ("sampled by look", "greedy by look"), strict=True):
         lines = {}
