@@ -103,7 +103,7 @@ MISTAKES = {  # what the solution has, and what a learner might write
 def test_every_exercise_has_its_mistakes_and_readme_s_are_among_them():
     assert {f"{file} {function}" for function, file, _ in ROWS} == set(MISTAKES)
     assert len(ROWS) >= 10 and min(map(len, MISTAKES.values())) >= 3
-    named = re.findall(r"^\| `(\w+)` in (\w+)\.py \| `(tests/.+?)` \|$", README, re.M)
+    named = re.findall(r"\| `(\w+)` in (\w+)\.py \| `(tests/.+?)` \|$", README, re.M)
     assert len(named) == 4 and set(named) <= set(ROWS)
 
 

@@ -56,8 +56,8 @@ def arms(column, setting, values, **others):
 
 
 class Contrast(NamedTuple):
-    """The claim: the mean of `more` is above that of `less` by `smallest` or more; if `equal`, they
-    differ by less. Runs of the same seed are a pair."""
+    """The claim: the mean of `more` is above that of `less`, and by `smallest` or more as measured;
+    if `equal`, they differ by less than `smallest`. Runs of the same seed are a pair."""
 
     name: str
     more: tuple[dict, str]  # an arm
@@ -175,7 +175,9 @@ class Experiment:
         with multiprocessing.get_context("spawn").Pool(cores) as pool:
             for run in tqdm(pool.imap_unordered(self.work, missing), self.name, len(missing)):
                 runs.append(run)
-                self.kept.write_text("[\n" + ",\n".join(map(json.dumps, runs)) + "\n]\n")
+                unfinished = self.kept.with_suffix(".tmp")
+                unfinished.write_text("[\n" + ",\n".join(map(json.dumps, runs)) + "\n]\n")
+                unfinished.rename(self.kept)
 
     def findings(self):
         """[(number of the test, contrast, pairs, verdict, what decided it), …]"""
