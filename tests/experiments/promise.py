@@ -65,7 +65,7 @@ TESTS = [[contrast(HOME)], [contrast(CORRIDOR)]]
 
 def draw(runs):
     page, axes = figure(
-        "Few steps lower the return by 10 %, TRPO's and others'", 2.7, 1, 2, sharey=True
+        "TRPO: no step harms on CartPole, some do in a noisy corridor", 2.7, 1, 2, sharey=True
     )
     for panel, (title, place) in zip(axes, PANELS.items(), strict=True):
         rows = {}
