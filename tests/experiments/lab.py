@@ -208,8 +208,9 @@ class Experiment:
             cells = [number, compared, f"{said[0]}{unit} [{said[1]}, {said[2]}]", said[3] + unit]
             rows.append([*cells, len(pairs), why, verdict])
         tests = table([*header, "decided by", "verdict"], rows) if rows else []
-        machine = runs[-1]["at"].rsplit(", ", 2)[0]
-        made = " and ".join(sorted({", ".join(run["at"].rsplit(", ", 2)[1:]) for run in runs}))
+        machine, days, revisions = zip(*(run["at"].rsplit(", ", 2) for run in runs), strict=True)
+        days = ", ".join(sorted(set(days)))
+        revisions = ", ".join(sorted({each.split()[1] for each in revisions}))
         minutes = sum(run["seconds"] for run in runs) / 60
         lines = [
             f"**{self.verdict().capitalize()}**; the first campaign: {self.first}.",
