@@ -217,13 +217,8 @@ class Experiment:
             "",
             *tests,
         ]
-        return [
-            *lines,
-            "",
-            *means(runs),
-            "",
-            f"{made}; {machine}; {minutes:.0f} minutes of one core",
-        ]
+        made = f"{days}, revision {revisions}; {machine[-1]}; {minutes:.0f} minutes of one core"
+        return [*lines, "", *means(runs), "", made]
 
     def write(self):
         """Draw the picture, and put the block on the page."""
