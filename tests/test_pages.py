@@ -51,7 +51,7 @@ WAYS = ("untrained, 128 tokens", SHOWN, "GRPO")
 
 
 def test_the_real_model_s_numbers_are_those_measured():
-    """Of the trained model the mean of the seeds; then each seed's score on the dates."""
+    """Of the trained model the median of the seeds; then each seed's score on the dates."""
     found, expected = cells("real_model"), []
     for task in ("products", "dates"):
         row = []
