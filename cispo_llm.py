@@ -131,10 +131,10 @@ class Args:
 def compute_advantages(rewards, args):
     """A_i, how much better than its group a completion is: rewards (P, G) → advantages (P, G).
 
-    Subtracting the mean adds no bias. R_i is a part of it, but this only scales the gradient, by
-    (G − 1)/G. Dividing by the std adds bias: questions that are nearly always or hardly ever solved
-    have a small std and so get more weight, and a tiny difference in reward counts as much as right
-    against wrong.
+    Subtracting the mean adds no bias: R_i − mean R is (G − 1)/G of R_i minus the others' mean. But
+    dividing by the std does: questions that are nearly always or hardly ever solved have a small
+    std and so get more weight, and a tiny difference in reward counts as much as right against
+    wrong.
     """
     advantages = rewards - rewards.mean(1, keepdim=True)
     if args.scale_rewards:
@@ -165,9 +165,10 @@ def kl_k3(logprobs, other_logprobs):
     """Schulman's k3 of each token, an estimate of KL(π ‖ other): (B, T), never negative.
 
     Over tokens drawn from π, e^d = other / π has the mean 1. So the mean of k3 is that of −d, the
-    KL. But a loss acts by its gradient. That of −d is ∇log π, whose mean is 0 (see reinforce.py):
-    as a loss, −d would pull nowhere. That of k3 is (1 − e^d) ∇log π, whose mean is ∇KL(other ‖ π),
-    the other way round: it pulls π towards the other. (In later steps on a rollout, roughly so.)
+    KL. RLOO puts −d into the reward, which multiplies ∇log π. In a loss −d itself would have the
+    gradient: it is ∇log π, with the mean 0 (see reinforce.py), and would pull nowhere. That of k3
+    is (1 − e^d) ∇log π, whose mean is ∇KL(other ‖ π), the other way round: it pulls π towards the
+    other. (In later steps on a rollout, roughly so.)
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1

@@ -20,9 +20,9 @@ What changes from rloo_llm.py                        Where
 
 Why: at r = 1, ∇r = ∇log π, so r A makes a token likelier if A > 0, and rarer if A < 0. PPO trains a
 critic, as large as the policy, to predict the reward. Here, as in RLOO, the group's mean predicts
-it. From a rollout's second step on, its tokens are an older policy's. The weight r corrects for
-that, Σ π_old r A = Σ π_θ A, though not for the text before a token. The clip ends the push on a
-token that has moved far enough. The KL penalty keeps the policy near π_ref.
+it. From a rollout's second step on, its tokens are an older policy's. As π_old r = π_θ, their mean
+weighted by r is one over π_θ's tokens, though after text that π_old wrote. The clip ends the push
+on a token that has moved far enough. The KL penalty keeps the policy near π_ref.
 
 Weakness: std R favors some groups and 1/|o_i| long wrong answers (see compute_advantages and
 token_weights). Dr. GRPO drops both, and the KL: --no-scale-rewards --length-norm constant --beta 0
@@ -133,10 +133,10 @@ class Args:
 def compute_advantages(rewards, args):
     """A_i, how much better than its group a completion is: rewards (P, G) → advantages (P, G).
 
-    Subtracting the mean adds no bias. R_i is a part of it, but this only scales the gradient, by
-    (G − 1)/G. Dividing by the std adds bias: questions that are nearly always or hardly ever solved
-    have a small std and so get more weight, and a tiny difference in reward counts as much as right
-    against wrong.
+    Subtracting the mean adds no bias: R_i − mean R is (G − 1)/G of R_i minus the others' mean. But
+    dividing by the std does: questions that are nearly always or hardly ever solved have a small
+    std and so get more weight, and a tiny difference in reward counts as much as right against
+    wrong.
     """
     advantages = rewards - rewards.mean(1, keepdim=True)
     if args.scale_rewards:
@@ -179,9 +179,10 @@ def kl_k3(logprobs, other_logprobs):
     """Schulman's k3 of each token, an estimate of KL(π ‖ other): (B, T), never negative.
 
     Over tokens drawn from π, e^d = other / π has the mean 1. So the mean of k3 is that of −d, the
-    KL. But a loss acts by its gradient. That of −d is ∇log π, whose mean is 0 (see reinforce.py):
-    as a loss, −d would pull nowhere. That of k3 is (1 − e^d) ∇log π, whose mean is ∇KL(other ‖ π),
-    the other way round: it pulls π towards the other. (In later steps on a rollout, roughly so.)
+    KL. RLOO puts −d into the reward, which multiplies ∇log π. In a loss −d itself would have the
+    gradient: it is ∇log π, with the mean 0 (see reinforce.py), and would pull nowhere. That of k3
+    is (1 − e^d) ∇log π, whose mean is ∇KL(other ‖ π), the other way round: it pulls π towards the
+    other. (In later steps on a rollout, roughly so.)
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1

@@ -20,7 +20,7 @@ episode. Since ∇p = p ∇log p, ∇J is a mean over episodes, too, and those p
     baseline        G_t − V(s_t)                 minus the baseline V(s) = E[ G_t | s_t = s ], which
                                                  a second network, the critic, learns from the G_t
 
-These differ by a past reward or by V(s_t): a number b that is the same for every action a_t. On
+These differ by a past reward or by V(s_t): a number b that is fixed before a_t is chosen. On
 average over the actions, b ∇log π(a_t | s_t) is 0:
 
     Σ_a π b ∇log π = b Σ_a ∇π = b ∇ Σ_a π = b ∇1 = 0
