@@ -65,7 +65,11 @@ TESTS = [[contrast(HOME)], [contrast(CORRIDOR)]]
 
 def draw(runs):
     page, axes = figure(
-        "TRPO: no step harms on CartPole, some do in a noisy corridor", 2.7, 1, 2, sharey=True
+        "TRPO: no step harms on CartPole, some do in a noisy corridor\n(line: the limit of 0.05)",
+        2.7,
+        1,
+        2,
+        sharey=True,
     )
     for panel, (title, place) in zip(axes, PANELS.items(), strict=True):
         rows = {}
@@ -74,7 +78,7 @@ def draw(runs):
             found = values(runs, ({"method": method, "place": place}, HARMS))
             rows[label] = found, algorithm, True
         dots(panel, rows)
-        panel.axvline(0.05, color="#888888", linewidth=1)
+        panel.axvline(0.05, color="#888888", linewidth=1)  # the limit
         panel.set(title=title, xlabel="share of steps that\nlower the return by 10 %")
     return page
 

@@ -71,7 +71,7 @@ def draw(runs):
     looks |= {"TRPO": ("TRPO", "TRPO", SOLID), "plain step": ("Adam", "none", DASHED)}
     titles = {"16 steps of Adam a rollout": ["PPO", "no clip"], "one step": ["TRPO", "plain step"]}
     for panel, (title, forms) in zip(axes, titles.items(), strict=True):
-        panel.set(title=title, xscale="log", xlabel="length of the step")
+        panel.set(title=title, xscale="log", xlabel="length of the step, shortest: 1")
         lines = {}
         for form in forms:
             label, algorithm, dash = looks[form]
