@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+from itertools import product
 
 import lab
 import numpy as np
@@ -33,9 +34,20 @@ def test_p_value_counts_all_signs_of_the_pairs():
 
 
 def test_p_value_of_many_pairs_is_that_of_a_coin():
-    """P(14 or more heads of 20) = 0.0577. No p is 0, as what was measured counts."""
-    assert lab.p_value(np.array([1.0] * 14 + [-1.0] * 6)) == pytest.approx(0.0577, abs=0.003)
-    assert lab.p_value(np.ones(40)) == 1 / 100_000
+    """P(14 or more heads of 20) = 0.0577; 40 pairs of one sign are one of 2^40; and where sums of
+    halves tie, ties count: of ½, ½, 1 and −1 six of 16 signs have a sum above 1, and 4 have 1."""
+    assert lab.p_value(np.array([1.0] * 14 + [-1.0] * 6)) == pytest.approx(60_460 / 2**20)
+    assert lab.p_value(np.linspace(1, 2, 40)) == pytest.approx(2**-40)
+    signs = np.array(list(product([-1, 1], repeat=4))) @ [0.5, 0.5, 1, 1]
+    expected = (signs >= 1).mean()
+    assert lab.p_value(np.array([0.5, 0.5, 1.0, -1.0])) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("n", [5, 12])
+def test_p_value_is_that_of_all_signs(n):
+    pairs = np.random.default_rng(n).standard_normal(n) + 0.3
+    sums = np.array(list(product([-1, 1], repeat=n))) @ pairs
+    assert lab.p_value(pairs) == pytest.approx((sums >= pairs.sum() - 1e-9).mean(), abs=2 * 2.0**-n)
 
 
 def test_interval_is_that_of_the_mean():

@@ -67,7 +67,7 @@ TESTS = [slope("guess 0.97", "worked out"), slope("meander", "different at pass@
 
 
 def draw(runs):
-    page, axes = figure("A higher ε_high lets rare tokens grow faster", 3.1, 1, 2)
+    page, axes = figure("A far higher ε_high lets rare tokens grow faster", 3.1, 1, 2)
     titles = {"guess 0.97": "worked out, after 3 rollouts", "meander": "different, at pass@1 0.5"}
     for panel, (habit, title) in zip(axes, titles.items(), strict=True):
         panel.set(xscale="log", title=title, xlabel="ε_high")

@@ -60,7 +60,7 @@ TESTS = [
 
 def draw(runs):
     page, (best, fixed) = figure(
-        "The clip saves 16 epochs at a high rate;\nat the best rates it makes no difference",
+        "The clip saves 16 epochs at a high rate;\nat the best rates it adds little",
         3.3,
         1,
         2,
