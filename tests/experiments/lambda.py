@@ -5,7 +5,7 @@ import numpy as np
 import torch
 from classic_parts import learn, train
 from lab import LEARNED, Contrast, Experiment, arms, grid, values
-from pictures import DASHED, SOLID, curves, dots, figure
+from pictures import SOLID, curves, dots, figure
 
 import ppo
 
@@ -84,12 +84,12 @@ def draw(runs):
     page, axes = figure(
         "λ trades bias for variance; which λ is best\ndepends on the noise", 5.2, 2, 2
     )
-    errors, unused, corridor, cartpole = axes
-    unused.remove()
-    errors.set(yscale="log", title="error of the advantages", xlabel="λ")
-    lines = {"bias²": (values(runs, ({}, "bias²")), "PPO", SOLID)}
-    lines["variance"] = values(runs, ({}, "variance")), "PPO", DASHED
-    curves(errors, LAMBDAS, lines)
+    bias, variance, corridor, cartpole = axes
+    variance.set(yscale="log", title="variance")
+    bias.set(title="bias² of the advantages")
+    for panel, column in ((bias, "bias²"), (variance, "variance")):
+        curves(panel, LAMBDAS, {"": (values(runs, ({}, column)), "PPO", SOLID)})
+        panel.set_xlabel("λ")
     for panel, place in ((corridor, CORRIDOR), (cartpole, "CartPole")):
         rows = {}
         for lam in LAMBDAS if place == "CartPole" else [0.0, 0.8, 1.0]:
