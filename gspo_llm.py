@@ -175,9 +175,9 @@ def kl_k3(logprobs, other_logprobs):
     """Schulman's k3 of each token, an estimate of KL(π ‖ other): (B, T), never negative.
 
     Over tokens drawn from π, e^d = other / π has the mean 1. So the mean of k3 is that of −d, the
-    KL. RLOO puts −d into the reward, which multiplies ∇log π. In a loss −d itself would have the
-    gradient: it is ∇log π, with the mean 0 (see reinforce.py), and would pull nowhere. That of k3
-    is (1 − e^d) ∇log π, whose mean is ∇KL(other ‖ π), the other way round: it pulls π towards the
+    KL. RLOO puts −d into the reward, which multiplies ∇log π. As a loss, −d would have the gradient
+    ∇log π, whose mean is 0 (see reinforce.py), and would pull nowhere. That of k3 is
+    (1 − e^d) ∇log π, whose mean is ∇KL(other ‖ π), the other way round: it pulls π towards the
     other. (In later steps on a rollout, roughly so.)
     """
     d = other_logprobs - logprobs
