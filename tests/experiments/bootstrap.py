@@ -45,8 +45,8 @@ TESTS = [
 
 
 def draw(runs):
-    title = "TD error against Monte Carlo: better where the state\n"
-    title += "shows what an action did, worse elsewhere"
+    title = "TD error against Monte Carlo: ahead where the state\n"
+    title += "shows what an action did, lost where it does not"
     page, axes = figure(title, 4.6, 2, 2)
     panels = {"door seen, noise 0.5": "seen, 0.5", "door seen, noise 2": "seen, 2"}
     panels |= {"door hidden, noise 0.5": "hidden", "CartPole": "CartPole"}
