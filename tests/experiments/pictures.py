@@ -60,6 +60,7 @@ def label_lines(page):
         rows = axes.get_subplotspec().get_gridspec().nrows
         a_line = WORDS * 1.8 * rows / (72 * page.get_figheight())  # of words, as a share
         ends = sorted(getattr(axes, "ends", []), key=lambda end: end[0])
+        axes.get_ylim()  # brings the limits up to date
         sizes = [a_line * (1 + label.count("\n")) for _, label, _ in ends]
         bottoms, least, most = [], -1.0, 1.05
         for (y, _, _), size in zip(ends, sizes, strict=True):
