@@ -2,7 +2,7 @@
 
 For each question, draw a group of G completions o_1 … o_G from the policy π_old, the model as it is
 now, and let a verifier give each a reward R_i (1 if right, else 0). On this rollout the model, π_θ,
-takes steps up J(θ), on minibatches of groups. Only ∇J counts, an estimate of ∇E[R_i].
+takes steps up J(θ), on minibatches of groups. J's value says nothing; ∇J estimates ∇E[R_i].
 
     J    = Σ_i Σ_t (L_it − β k3_it) / Σ_i |o_i|      over all tokens of the minibatch
     L_it = min(r_it A_i, clip(r_it, 1 − ε_low, 1 + ε_high) A_i)
@@ -180,8 +180,8 @@ def kl_k3(logprobs, other_logprobs):
     Over tokens drawn from π, e^d = other / π has the mean 1. So the mean of k3 is that of −d, the
     KL. RLOO puts −d into the reward, which multiplies ∇log π. As a loss, −d would have the gradient
     ∇log π, whose mean is 0 (see reinforce.py), and would pull nowhere. That of k3 is
-    (1 − e^d) ∇log π, whose mean is ∇KL(other ‖ π), the other way round: it pulls π towards the
-    other. (In later steps on a rollout, roughly so.)
+    (1 − e^d) ∇log π, whose mean is −Σ other ∇log π = ∇KL(other ‖ π), the other way round: it pulls
+    π towards the other. (In later steps on a rollout, roughly so.)
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -392,7 +392,8 @@ def forward(model, input_ids, attention_mask, cache, logits_to_keep=0):
 
 def prefill(model, prompt_ids, prompt_mask):
     """Run the prompts (B, S) through the model, each once for all its completions. Returns the
-    cache and the next token's logits (B, 1, V) (Prefix Grouper, arXiv:2506.05433)."""
+    next token's logits (B, 1, V), and the cache: each layer's keys and values, all that later
+    tokens need to know of these (Prefix Grouper, arXiv:2506.05433)."""
     rows = torch.stack([prompt_ids, prompt_mask], 1)
     distinct, index = rows.unique_consecutive(dim=0, return_inverse=True)
     cache = Cache(config=model.config)
@@ -402,8 +403,9 @@ def prefill(model, prompt_ids, prompt_mask):
 
 
 def policy_logprobs(logits, temperature):
-    """log π over the vocabulary, (…, V) → (…, V), for the sampler and the loss alike. No top-k and
-    no top-p: unlikely tokens would be missing, so samples would not be π's and the ratio wrong."""
+    """log π over the vocabulary, (…, V) → (…, V), for the sampler and the loss alike. No top-k
+    and no top-p, which draw from the likeliest tokens alone: samples would not be π's, and the
+    ratio would be wrong."""
     return (logits.float() / temperature).log_softmax(-1)
 
 
@@ -433,7 +435,8 @@ def batch_logprobs(model, batch, args):
 
 def recompute_old_logprobs(model, batch, record, args):
     """In bf16, replace log π_old by that of a forward pass like the loss's: the sampler rounds
-    differently, so the ratio would not start at 1. The difference is logged."""
+    differently, so the ratio would not start at 1. The samples stay the sampler's: the difference,
+    which is logged, should be small."""
     if args.dtype == "bfloat16":
         sampled = batch["old_logprobs"]
         batch["old_logprobs"] = batch_logprobs(model, batch, args)
@@ -532,7 +535,7 @@ def rollout(model, tokenizer, problems, num_samples, temperature, args):
 
 
 def are_equal(rewards):
-    """Which groups have equal rewards, and so teach nothing: (P, G) → (P,)."""
+    """Which groups have equal rewards, and teach nothing but the KL penalty: (P, G) → (P,)."""
     return rewards.amax(1) - rewards.amin(1) < 1e-6
 
 
@@ -571,7 +574,7 @@ def evaluate(model, tokenizer, problems, args, writer, step):
         records.append(record)
     scores = global_means(records, model.device)
     log(writer, scores, step)
-    advantages = compute_advantages(rewards, args)
+    advantages = compute_advantages(rewards, args)  # in all processes: it may sum over them
     if RANK == 0:
         numbers = ", ".join(f"{name} {score:.3f}" for name, score in scores.items())
         tqdm.write(f"step {step}: {numbers}{hint(scores)}")

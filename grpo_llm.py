@@ -2,7 +2,7 @@
 
 For each question, draw a group of G completions o_1 … o_G from the policy π_old, the model as it is
 now, and let a verifier give each a reward R_i (1 if right, else 0). On this rollout the model, π_θ,
-takes steps up J(θ), on minibatches of groups. Only ∇J counts, an estimate of ∇E[R_i].
+takes steps up J(θ), on minibatches of groups. J's value says nothing; ∇J estimates ∇E[R_i].
 
     J    = 1/N Σ_i 1/|o_i| Σ_t (L_it − β k3_it)      over the N completions of the minibatch
     L_it = min(r_it A_i, clip(r_it, 1 − ε_low, 1 + ε_high) A_i)
@@ -21,8 +21,9 @@ What changes from rloo_llm.py                        Where
 Why: at r = 1, ∇r = ∇log π, so r A makes a token likelier if A > 0, and rarer if A < 0. PPO trains a
 critic, as large as the policy, to predict the reward. Here, as in RLOO, the group's mean predicts
 it. From a rollout's second step on, its tokens are an older policy's. As π_old r = π_θ, their mean
-weighted by r is one over π_θ's tokens, though after text that π_old wrote. The clip ends the push
-on a token that has moved far enough. The KL penalty keeps the policy near π_ref.
+weighted by r is one over π_θ's tokens. But the text before them is still what π_old wrote, so this
+holds only near π_old, and the clip ends a token's own push once it has moved far enough. (Others
+may still move it.) The KL penalty keeps the policy near π_ref.
 
 Weakness: std R favors some groups and 1/|o_i| long wrong answers (see compute_advantages and
 token_weights). Dr. GRPO drops both, and the KL: --no-scale-rewards --length-norm constant --beta 0
@@ -181,8 +182,8 @@ def kl_k3(logprobs, other_logprobs):
     Over tokens drawn from π, e^d = other / π has the mean 1. So the mean of k3 is that of −d, the
     KL. RLOO puts −d into the reward, which multiplies ∇log π. As a loss, −d would have the gradient
     ∇log π, whose mean is 0 (see reinforce.py), and would pull nowhere. That of k3 is
-    (1 − e^d) ∇log π, whose mean is ∇KL(other ‖ π), the other way round: it pulls π towards the
-    other. (In later steps on a rollout, roughly so.)
+    (1 − e^d) ∇log π, whose mean is −Σ other ∇log π = ∇KL(other ‖ π), the other way round: it pulls
+    π towards the other. (In later steps on a rollout, roughly so.)
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -344,7 +345,8 @@ def forward(model, input_ids, attention_mask, cache, logits_to_keep=0):
 
 def prefill(model, prompt_ids, prompt_mask):
     """Run the prompts (B, S) through the model, each once for all its completions. Returns the
-    cache and the next token's logits (B, 1, V) (Prefix Grouper, arXiv:2506.05433)."""
+    next token's logits (B, 1, V), and the cache: each layer's keys and values, all that later
+    tokens need to know of these (Prefix Grouper, arXiv:2506.05433)."""
     rows = torch.stack([prompt_ids, prompt_mask], 1)
     distinct, index = rows.unique_consecutive(dim=0, return_inverse=True)
     cache = Cache(config=model.config)
@@ -354,8 +356,9 @@ def prefill(model, prompt_ids, prompt_mask):
 
 
 def policy_logprobs(logits, temperature):
-    """log π over the vocabulary, (…, V) → (…, V), for the sampler and the loss alike. No top-k and
-    no top-p: unlikely tokens would be missing, so samples would not be π's and the ratio wrong."""
+    """log π over the vocabulary, (…, V) → (…, V), for the sampler and the loss alike. No top-k
+    and no top-p, which draw from the likeliest tokens alone: samples would not be π's, and the
+    ratio would be wrong."""
     return (logits.float() / temperature).log_softmax(-1)
 
 
@@ -385,7 +388,8 @@ def batch_logprobs(model, batch, args):
 
 def recompute_old_logprobs(model, batch, record, args):
     """In bf16, replace log π_old by that of a forward pass like the loss's: the sampler rounds
-    differently, so the ratio would not start at 1. The difference is logged."""
+    differently, so the ratio would not start at 1. The samples stay the sampler's: the difference,
+    which is logged, should be small."""
     if args.dtype == "bfloat16":
         sampled = batch["old_logprobs"]
         batch["old_logprobs"] = batch_logprobs(model, batch, args)
@@ -484,7 +488,7 @@ def rollout(model, tokenizer, problems, num_samples, temperature, args):
 
 
 def are_equal(rewards):
-    """Which groups have equal rewards, and so teach nothing: (P, G) → (P,)."""
+    """Which groups have equal rewards, and teach nothing but the KL penalty: (P, G) → (P,)."""
     return rewards.amax(1) - rewards.amin(1) < 1e-6
 
 
@@ -523,7 +527,7 @@ def evaluate(model, tokenizer, problems, args, writer, step):
         records.append(record)
     scores = global_means(records, model.device)
     log(writer, scores, step)
-    advantages = compute_advantages(rewards, args)
+    advantages = compute_advantages(rewards, args)  # in all processes: it may sum over them
     if RANK == 0:
         numbers = ", ".join(f"{name} {score:.3f}" for name, score in scores.items())
         tqdm.write(f"step {step}: {numbers}{hint(scores)}")

@@ -2,7 +2,7 @@
 
 For each question, draw a group of G completions o_1 … o_G from the policy π_old, the model as it is
 now, and let a verifier give each a reward R_i (1 if right, else 0). On this rollout the model, π_θ,
-takes steps up J(θ), on minibatches of groups. Only ∇J counts, an estimate of ∇E[R_i].
+takes steps up J(θ), on minibatches of groups. J's value says nothing; ∇J estimates ∇E[R_i].
 
     J    = 1/N Σ_i 1/|o_i| Σ_t (L_it − β k3_it)      over the N completions of the minibatch
     L_it = min(s_i A_i, clip(s_i, 1 − ε_low, 1 + ε_high) A_i)           the same for all t
@@ -17,12 +17,12 @@ What changes from grpo_llm.py                        Where
     no KL penalty, as β = 0                          --beta
 
 Why: an importance weight corrects a mean over many draws. But after each text only one token is
-drawn, so GRPO's weight of a token is mostly noise, says the paper. s_i is no importance weight, but
-varies far less. The paper adds that it steadies mixture-of-experts models, where the ratio of a
-token jumps if an update sends the token to other experts.
+drawn, so GRPO's weight of a token is mostly noise, says the paper. s_i is no importance weight:
+what speaks for it is that it varies far less. The paper adds that it steadies mixture-of-experts
+models, where the ratio of a token jumps if an update sends the token to other experts.
 
-Weakness: a completion is clipped as a whole or not at all. s_i stands at |o_i| tokens: that cancels
-1/|o_i|, but ∇s_i has it again, so a long wrong completion is punished less per token.
+Weakness: a completion is clipped as a whole or not at all. Where it is not, its part of ∇J is
+1/N 1/|o_i| s_i A_i Σ_t ∇log π, so a long wrong completion is still punished less per token.
 
 Differs from the paper: a minibatch without a signal gets no step (see train_minibatch).
 The bounds suit the tiny model; for a real one take the paper's: --clip-low 3e-4 --clip-high 4e-4
@@ -154,7 +154,8 @@ def token_weights(mask, args):
 def surrogate(logprobs, old_logprobs, advantages, mask, args):
     """L_it, to be maximized, and whether the clip has removed its gradient: (B, T) and (B, T).
 
-    The gradient is ratio A ∇log π, or 0 once the ratio has gone far enough the way A pushes it:
+    Summed over t, the gradient is ratio A ∇log π, with the completion's π, or 0 once the ratio has
+    gone far enough the way A pushes it:
 
                 ratio < 1 − ε_low    between     ratio > 1 + ε_high
         A > 0   ratio A ∇log π       the same    0
@@ -177,8 +178,8 @@ def kl_k3(logprobs, other_logprobs):
     Over tokens drawn from π, e^d = other / π has the mean 1. So the mean of k3 is that of −d, the
     KL. RLOO puts −d into the reward, which multiplies ∇log π. As a loss, −d would have the gradient
     ∇log π, whose mean is 0 (see reinforce.py), and would pull nowhere. That of k3 is
-    (1 − e^d) ∇log π, whose mean is ∇KL(other ‖ π), the other way round: it pulls π towards the
-    other. (In later steps on a rollout, roughly so.)
+    (1 − e^d) ∇log π, whose mean is −Σ other ∇log π = ∇KL(other ‖ π), the other way round: it pulls
+    π towards the other. (In later steps on a rollout, roughly so.)
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -340,7 +341,8 @@ def forward(model, input_ids, attention_mask, cache, logits_to_keep=0):
 
 def prefill(model, prompt_ids, prompt_mask):
     """Run the prompts (B, S) through the model, each once for all its completions. Returns the
-    cache and the next token's logits (B, 1, V) (Prefix Grouper, arXiv:2506.05433)."""
+    next token's logits (B, 1, V), and the cache: each layer's keys and values, all that later
+    tokens need to know of these (Prefix Grouper, arXiv:2506.05433)."""
     rows = torch.stack([prompt_ids, prompt_mask], 1)
     distinct, index = rows.unique_consecutive(dim=0, return_inverse=True)
     cache = Cache(config=model.config)
@@ -350,8 +352,9 @@ def prefill(model, prompt_ids, prompt_mask):
 
 
 def policy_logprobs(logits, temperature):
-    """log π over the vocabulary, (…, V) → (…, V), for the sampler and the loss alike. No top-k and
-    no top-p: unlikely tokens would be missing, so samples would not be π's and the ratio wrong."""
+    """log π over the vocabulary, (…, V) → (…, V), for the sampler and the loss alike. No top-k
+    and no top-p, which draw from the likeliest tokens alone: samples would not be π's, and the
+    ratio would be wrong."""
     return (logits.float() / temperature).log_softmax(-1)
 
 
@@ -381,7 +384,8 @@ def batch_logprobs(model, batch, args):
 
 def recompute_old_logprobs(model, batch, record, args):
     """In bf16, replace log π_old by that of a forward pass like the loss's: the sampler rounds
-    differently, so the ratio would not start at 1. The difference is logged."""
+    differently, so the ratio would not start at 1. The samples stay the sampler's: the difference,
+    which is logged, should be small."""
     if args.dtype == "bfloat16":
         sampled = batch["old_logprobs"]
         batch["old_logprobs"] = batch_logprobs(model, batch, args)
@@ -480,7 +484,7 @@ def rollout(model, tokenizer, problems, num_samples, temperature, args):
 
 
 def are_equal(rewards):
-    """Which groups have equal rewards, and so teach nothing: (P, G) → (P,)."""
+    """Which groups have equal rewards, and teach nothing but the KL penalty: (P, G) → (P,)."""
     return rewards.amax(1) - rewards.amin(1) < 1e-6
 
 
@@ -519,7 +523,7 @@ def evaluate(model, tokenizer, problems, args, writer, step):
         records.append(record)
     scores = global_means(records, model.device)
     log(writer, scores, step)
-    advantages = compute_advantages(rewards, args)
+    advantages = compute_advantages(rewards, args)  # in all processes: it may sum over them
     if RANK == 0:
         numbers = ", ".join(f"{name} {score:.3f}" for name, score in scores.items())
         tqdm.write(f"step {step}: {numbers}{hint(scores)}")

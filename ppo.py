@@ -23,9 +23,10 @@ the samples are an older policy's. The ratio corrects for that, but only near π
 are those that π_old reached. So the clip sets a sample's gradient to 0 once r_t has passed 1 ± ε in
 the direction of A_t. Adam can then take many small steps on a rollout, over several epochs.
 
-Weakness: the clip stops a sample from pushing its own ratio further, but other samples may still
-push it, so nothing bounds the distance to π_old. And if A_t < 0, a ratio above 1 + ε is not
-clipped, however large. Dual-clip PPO adds that bound (Ye et al. 2020, arXiv:1912.09729).
+Weakness: the clip stops a sample from pushing its own ratio further, but the step that passes the
+bound may be long, and other samples may still push it, so nothing bounds the distance to π_old. And
+if A_t < 0, a ratio above 1 + ε is not clipped, however large. Dual-clip PPO adds that bound (Ye et
+al. 2020, arXiv:1912.09729).
 
 Differs from many implementations (Huang et al. 2022, The 37 Implementation Details of PPO): they
 share layers between policy and critic, weigh the critic's loss by c₁ and clip it, scale A_t to
@@ -114,7 +115,8 @@ def prepare(agent, rollout, args):
 
 def surrogate(logprobs, old_logprobs, advantages, args):
     """Each step's objective, a surrogate for J to be maximized, and whether the clip removes its
-    gradient, as the ratio has passed its bound in the direction of A: all (B,)."""
+    gradient, as the ratio has passed its bound in the direction of A: all (B,). With --surrogate
+    penalty the objective is r A − β (r − 1 − log r), with mean_kl's estimate of the KL."""
     log_ratio = logprobs - old_logprobs
     ratio = log_ratio.exp()
     plain = ratio * advantages
@@ -144,7 +146,7 @@ def update(agent, optimizer, batch, progress_remaining, args):
     # π_old's: nothing has changed since it acted.
     batch["logprobs"] = agent.policy(obs).log_prob(actions).detach()
     # A constant baseline: while V is too low everywhere, every action would look good. (Dividing
-    # by the std, too, as many do, would blow up the small advantages of a good policy.)
+    # by the std, too, as many do, blows up the small advantages of a good policy.)
     advantages = batch["advantages"] - batch["advantages"].mean()
     for _ in range(args.update_epochs):
         order = torch.randperm(len(obs))
@@ -311,6 +313,7 @@ def train(envs, agent, path, args):
             sys.exit(f"error: step {global_step}: loss not finite; {hint}")
         error = batch["advantages"].var(correction=0)
         total = batch["targets"].var(correction=0)
+        # 1 if V foresees all, 0 if it says nothing
         stats["explained_variance"] = 1 - (error / total.clamp(min=1e-30)).item()
         for name, value in stats.items():
             writer.add_scalar(f"losses/{name}", value, global_step)

@@ -30,7 +30,7 @@ that is the whole purpose of a baseline.
 
 Why: it is the simplest estimate of ∇J. It is on-policy: E is over the episodes of the current π,
 so after one step of θ the old episodes no longer fit, and new ones are played. (The critic takes
-several steps on them: whatever V is, it adds no bias.)
+several steps on them: a baseline adds no bias, whatever it is.)
 
 Weakness: one lucky episode stands for all that might have followed an action, and an episode must
 end before anything is learned.
@@ -95,6 +95,7 @@ def compute_advantages(rollout, values, next_values, args):
 
     With the baseline: if a time limit cut an episode off, V(s_{t+1}) supplies the rewards that are
     missing. Else G_t would shrink near the limit, which V cannot foresee: s_t contains no clock.
+    (These rewards are V's guess: there, unlike in the baseline, its errors add a bias.)
     """
     rewards = rollout["rewards"]
     if args.psi == "baseline":
@@ -127,8 +128,8 @@ def update(agent, optimizer, batch, progress_remaining, args):
     """One step of the policy, then epochs of the critic; returns what to log.
     `progress_remaining` falls from 1 to 0 over the training."""
     advantages = batch["advantages"]
-    if args.psi == "baseline":  # a constant baseline, too: V may be too low everywhere
-        advantages = advantages - advantages.mean()
+    if args.psi == "baseline":  # V may be too low everywhere
+        advantages = advantages - advantages.mean()  # 1/B of the mean is A_t's own: hardly a bias
     policy = agent.policy(batch["obs"])
     entropy = policy.entropy().mean()
     logprobs = policy.log_prob(batch["actions"])
@@ -299,6 +300,7 @@ def train(envs, agent, path, args):
             sys.exit(f"error: step {global_step}: loss not finite; {hint}")
         error = batch["advantages"].var(correction=0)
         total = batch["targets"].var(correction=0)
+        # 1 if V foresees all, 0 if it says nothing
         stats["explained_variance"] = 1 - (error / total.clamp(min=1e-30)).item()
         for name, value in stats.items():
             writer.add_scalar(f"losses/{name}", value, global_step)

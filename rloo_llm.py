@@ -2,7 +2,7 @@
 
 For each question, draw a group of G completions o_1 … o_G from the policy π_old, the model as it is
 now, and let a verifier give each a reward R_i (1 if right, else 0). On this rollout the model, π_θ,
-takes steps up J(θ), on minibatches of groups. Only ∇J counts, an estimate of ∇E[R_i].
+takes steps up J(θ), on minibatches of groups. J's value says nothing; ∇J estimates ∇E[R_i].
 
     J    = Σ_i Σ_t L_it / Σ_i |o_i|                  over all tokens of the minibatch
     L_it = A_i log π_θ(o_it)
@@ -16,12 +16,14 @@ What changes from reinforce.py                       Where
     an episode is a completion, its return R_i       rollout, verify
     the baseline is the mean reward of the others    compute_advantages, --baseline
     one mean over all tokens, not over episodes      token_weights
-    a KL penalty in the reward, no entropy bonus     train_step, --beta
+    a KL penalty in the reward                       train_step, --beta
 
 Why: PPO needs a critic, a second language model, though the only reward comes at the end. The mean
 reward of the others says how hard the question is, and adds no bias, as o_i has no part in it. The
-sum in R'_i has the mean KL(π_old ‖ π_ref). So the penalty keeps the policy near π_ref: it keeps its
-language and does not drift into a verifier's loopholes. γ is 1: less would punish length.
+sum in R'_i has the mean KL(π_old ‖ π_ref), which is 0 where the two agree, and else more. So the
+penalty keeps the policy near π_ref: it keeps its language and does not drift into a verifier's
+loopholes. (That R'_i depends on θ, too, changes nothing: its own gradient, −β Σ_t ∇log π, has mean
+0.) γ is 1: with less, the reward of a long completion would count less.
 
 Weakness: after one step the samples are an older policy's. No ratio corrects for that and no clip
 limits the push on a token, so a rollout serves one step, or a few small ones.
@@ -174,9 +176,9 @@ def kl_k3(logprobs, other_logprobs):
 def train_minibatch(model, optimizer, batch, args):
     """One optimizer step; returns what to log: approx_kl and clip_ratio are means over tokens.
 
-    A group of equal R'_i has advantages of 0, so its rows have no gradient.
-    A batch that has only such rows gets no step: what is left of a gradient
-    there is rounding noise, and Adam would scale it up to a full step.
+    A group of equal R'_i has advantages of 0, so its rows have no gradient. A batch that has only
+    such rows gets no step: what is left of a gradient there is rounding noise, and Adam, which
+    divides by the size of past gradients, would scale it up to a full step.
     """
     # Computed for the whole minibatch, so that splitting it into parts changes no gradient.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
@@ -317,7 +319,8 @@ def forward(model, input_ids, attention_mask, cache, logits_to_keep=0):
 
 def prefill(model, prompt_ids, prompt_mask):
     """Run the prompts (B, S) through the model, each once for all its completions. Returns the
-    cache and the next token's logits (B, 1, V) (Prefix Grouper, arXiv:2506.05433)."""
+    next token's logits (B, 1, V), and the cache: each layer's keys and values, all that later
+    tokens need to know of these (Prefix Grouper, arXiv:2506.05433)."""
     rows = torch.stack([prompt_ids, prompt_mask], 1)
     distinct, index = rows.unique_consecutive(dim=0, return_inverse=True)
     cache = Cache(config=model.config)
@@ -327,8 +330,9 @@ def prefill(model, prompt_ids, prompt_mask):
 
 
 def policy_logprobs(logits, temperature):
-    """log π over the vocabulary, (…, V) → (…, V), for the sampler and the loss alike. No top-k and
-    no top-p: unlikely tokens would be missing, so samples would not be π's and the ratio wrong."""
+    """log π over the vocabulary, (…, V) → (…, V), for the sampler and the loss alike. No top-k
+    and no top-p, which draw from the likeliest tokens alone: samples would not be π's, and the
+    ratio would be wrong."""
     return (logits.float() / temperature).log_softmax(-1)
 
 
@@ -358,7 +362,8 @@ def batch_logprobs(model, batch, args):
 
 def recompute_old_logprobs(model, batch, record, args):
     """In bf16, replace log π_old by that of a forward pass like the loss's: the sampler rounds
-    differently, so the ratio would not start at 1. The difference is logged."""
+    differently, so the ratio would not start at 1. The samples stay the sampler's: the difference,
+    which is logged, should be small."""
     if args.dtype == "bfloat16":
         sampled = batch["old_logprobs"]
         batch["old_logprobs"] = batch_logprobs(model, batch, args)
@@ -457,7 +462,7 @@ def rollout(model, tokenizer, problems, num_samples, temperature, args):
 
 
 def are_equal(rewards):
-    """Which groups have equal rewards, and so teach nothing: (P, G) → (P,)."""
+    """Which groups have equal rewards, and teach nothing but the KL penalty: (P, G) → (P,)."""
     return rewards.amax(1) - rewards.amin(1) < 1e-6
 
 
@@ -496,7 +501,7 @@ def evaluate(model, tokenizer, problems, args, writer, step):
         records.append(record)
     scores = global_means(records, model.device)
     log(writer, scores, step)
-    advantages = compute_advantages(rewards, args)
+    advantages = compute_advantages(rewards, args)  # in all processes: it may sum over them
     if RANK == 0:
         numbers = ", ".join(f"{name} {score:.3f}" for name, score in scores.items())
         tqdm.write(f"step {step}: {numbers}{hint(scores)}")

@@ -166,7 +166,7 @@ def update(agent, optimizer, batch, progress_remaining, args):
         old_policy = agent.policy(batch["obs"])
         old_logprobs = old_policy.log_prob(batch["actions"])
     # A constant baseline: while V is too low everywhere, every action would look good. (Dividing
-    # by the std, too, as many do, would blow up the small advantages of a good policy.)
+    # by the std, too, as many do, blows up the small advantages of a good policy.)
     advantages = batch["advantages"] - batch["advantages"].mean()
 
     def measure():
@@ -347,6 +347,7 @@ def train(envs, agent, path, args):
             sys.exit(f"error: step {global_step}: loss not finite; {hint}")
         error = batch["advantages"].var(correction=0)
         total = batch["targets"].var(correction=0)
+        # 1 if V foresees all, 0 if it says nothing
         stats["explained_variance"] = 1 - (error / total.clamp(min=1e-30)).item()
         for name, value in stats.items():
             writer.add_scalar(f"losses/{name}", value, global_step)

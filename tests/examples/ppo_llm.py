@@ -2,7 +2,7 @@
 
 For each question, draw a group of G completions o_1 … o_G from the policy π_old, the model as it is
 now, and let a verifier give each a reward R_i (1 if right, else 0). On this rollout the model, π_θ,
-takes steps up J(θ), on minibatches of groups. Only ∇J counts, an estimate of ∇E[R_i].
+takes steps up J(θ), on minibatches of groups. J's value says nothing; ∇J estimates ∇E[R_i].
 
     J    = Σ_i Σ_t L_it / Σ_i |o_i|                  over all tokens of the minibatch
     L_it = min(r_it A_it, clip(r_it, 1 − ε_low, 1 + ε_high) A_it)
@@ -365,7 +365,8 @@ def forward(model, input_ids, attention_mask, cache, logits_to_keep=0):
 
 def prefill(model, prompt_ids, prompt_mask):
     """Run the prompts (B, S) through the model, each once for all its completions. Returns the
-    cache and the next token's logits (B, 1, V) (Prefix Grouper, arXiv:2506.05433)."""
+    next token's logits (B, 1, V), and the cache: each layer's keys and values, all that later
+    tokens need to know of these (Prefix Grouper, arXiv:2506.05433)."""
     rows = torch.stack([prompt_ids, prompt_mask], 1)
     distinct, index = rows.unique_consecutive(dim=0, return_inverse=True)
     cache = Cache(config=model.config)
@@ -375,8 +376,9 @@ def prefill(model, prompt_ids, prompt_mask):
 
 
 def policy_logprobs(logits, temperature):
-    """log π over the vocabulary, (…, V) → (…, V), for the sampler and the loss alike. No top-k and
-    no top-p: unlikely tokens would be missing, so samples would not be π's and the ratio wrong."""
+    """log π over the vocabulary, (…, V) → (…, V), for the sampler and the loss alike. No top-k
+    and no top-p, which draw from the likeliest tokens alone: samples would not be π's, and the
+    ratio would be wrong."""
     return (logits.float() / temperature).log_softmax(-1)
 
 
@@ -431,7 +433,8 @@ def batch_values(model, batch, args):
 
 def recompute_old_logprobs(model, batch, record, args):
     """In bf16, replace log π_old by that of a forward pass like the loss's: the sampler rounds
-    differently, so the ratio would not start at 1. The difference is logged."""
+    differently, so the ratio would not start at 1. The samples stay the sampler's: the difference,
+    which is logged, should be small."""
     if args.dtype == "bfloat16":
         sampled = batch["old_logprobs"]
         batch["old_logprobs"] = batch_logprobs(model, batch, args)
@@ -530,7 +533,7 @@ def rollout(model, tokenizer, problems, num_samples, temperature, args):
 
 
 def are_equal(rewards):
-    """Which groups have equal rewards, and so teach nothing: (P, G) → (P,)."""
+    """Which groups have equal rewards, and teach nothing but the KL penalty: (P, G) → (P,)."""
     return rewards.amax(1) - rewards.amin(1) < 1e-6
 
 
