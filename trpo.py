@@ -145,8 +145,8 @@ def conjugate_gradient(product, g, steps, tolerance=1e-10):
 
 @torch.no_grad()
 def line_search(measure, parameters, step, args):
-    """Take `step`, halved until, by measure(), L has grown and the KL is at most δ; restore θ if
-    nine halvings are not enough. Returns the KL and the number of halvings."""
+    """Take `step`, halved until L has grown and the KL, both from measure(), is at most δ. If nine
+    halvings are not enough, restore θ. Returns the KL and the number of halvings, or 0 and 10."""
     theta = nn.utils.parameters_to_vector(parameters)
     start, _ = measure()
     for backtracks in range(10):

@@ -1,20 +1,31 @@
-"""Writes README's numbers of lines: of each diff to the parent, and where a function ends.
+"""Shows a diff of code alone, and writes README's numbers of lines.
 
-Run it after an edit: python tests/counts.py
+python tests/counts.py rloo_llm grpo_llm    # the diff without comments and docstrings
+python tests/counts.py                      # run it after an edit: of each diff to the parent,
+                                            # and where a function ends
 """
 
 import ast
-import difflib
 import re
 import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from lineage import FAMILY, PATHS, ROOT, parts, source
 
 
-def code(script):
-    """Its statements, one a line, without comments and docstrings."""
-    text = re.sub('""".*?"""', "pass", source(script), flags=re.S)
-    return ast.unparse(ast.parse(text)).splitlines()
+def code_diff(parent, child):
+    """The diff of their statements, one a line, without comments and docstrings."""
+    with TemporaryDirectory() as folder:
+        for script in (parent, child):
+            text = re.sub('""".*?"""', "pass", source(script), flags=re.S)
+            lines = ast.unparse(ast.parse(text)).splitlines(keepends=True)
+            kept = [line for line in lines if line.strip() not in ("pass", "")]
+            Path(folder, script).write_text("".join(kept))
+        command = ["diff", "-U1", "-pd", parent, child]
+        diff = subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
+        return diff.partition("@@")[2]  # without the names of the files
 
 
 def changed(child):
@@ -24,7 +35,7 @@ def changed(child):
         return "–"
     command = ["diff", PATHS[parent], PATHS[child]]
     diff = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
-    of_code = sum(line[0] in "+-" for line in difflib.ndiff(code(parent), code(child)))
+    of_code = len(re.findall("^[+-]", code_diff(parent, child), re.M))
     return f"{len(re.findall('^[<>]', diff, re.M))} ({of_code})"
 
 
@@ -48,5 +59,8 @@ def counted(page):
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(counted(readme.read_text()))
+    if sys.argv[1:]:
+        print(code_diff(*sys.argv[1:]))
+    else:
+        readme = ROOT / "README.md"
+        readme.write_text(counted(readme.read_text()))

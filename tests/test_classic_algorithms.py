@@ -167,7 +167,7 @@ def test_trpo_step_is_the_natural_gradient_s(action):
 @pytest.mark.parametrize("measured", [(1.0, 0.5), (-1.0, 0.0), (float("nan"), float("nan"))])
 def test_a_search_that_finds_nothing_leaves_the_parameters(measured):
     """KL too large, no gain, or not a number, at every length of the step."""
-    parameters, outcomes = [torch.arange(3.0)], iter([(0.0, 0.0)] + [measured] * 100)
+    parameters, outcomes = [torch.arange(3.0)], iter(torch.tensor([(0.0, 0.0)] + [measured] * 100))
     found = trpo.line_search(lambda: next(outcomes), parameters, torch.ones(3), trpo.Args())
     assert found == (0.0, 10) and parameters[0].tolist() == [0, 1, 2]
 
@@ -189,13 +189,15 @@ def test_the_clip_silences_exactly_what_it_says(advantage, bound):
 
 
 def test_the_penalty_is_the_kl_and_pulls_back():
-    """Summed over a policy's actions, what is subtracted is β KL(π_old ‖ π), value and gradient."""
+    """Summed over a policy's actions, what is subtracted is β KL(π_old ‖ π), value and gradient;
+    for no action is it negative, as the log-ratio alone would be."""
     old = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
     logits = torch.tensor([0.1, 0.4, -0.3], dtype=torch.float64, requires_grad=True)
     new, args = logits.log_softmax(-1), ppo.Args(surrogate="penalty", beta=2.0)
     each, clipped = ppo.surrogate(new, old.log(), torch.zeros(3), args)
     found, exact = (old * each).sum(), -2.0 * (old * (old.log() - new)).sum()
     assert found.item() == pytest.approx(exact.item()) and exact.item() < -0.1
+    assert (each <= 0).all()
     slopes = [torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (found, exact)]
     assert torch.allclose(*slopes) and not clipped.any()
 

@@ -22,6 +22,7 @@ MISTAKES = {  # what the solution has, and what a learner might write
         ("(rewards.shape[1] - 1)", "rewards.shape[1]"),
         ("sum(1, keepdim=True)", "sum(0, keepdim=True)"),
         ("rewards - sum_of_others /", "sum_of_others - rewards /"),
+        ('if args.baseline == "none":', "if False:"),
     ],
     "rloo_llm token_weights": [
         ("mask / num_tokens", "mask / mask.numel()"),
@@ -85,6 +86,7 @@ MISTAKES = {  # what the solution has, and what a learner might write
     "ppo surrogate": [
         ("torch.minimum", "torch.maximum"),
         ("torch.minimum(plain, clipped)", "clipped"),
+        ("ratio - 1 - log_ratio", "-log_ratio"),
         ("logprobs - old_logprobs", "old_logprobs - logprobs"),
     ],
     "trpo conjugate_gradient": [

@@ -53,7 +53,7 @@ def test_advantages_against_the_oracle(name, flags):
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.double), **EXACT)
 
 
-def test_baselines_by_hand():
+def test_baselines_of_rloo_llm_by_hand():
     rloo, rewards = script("rloo_llm"), torch.tensor([[0.0, 0, 1, 0], [1, 1, 1, 1]])
     for baseline, expected in {
         "none": rewards,

@@ -54,14 +54,14 @@ TESTS = []
 
 
 def draw(runs):
-    title = "When a token has moved far, GRPO drops it, GSPO drops\n"
-    title += "the answer, CISPO keeps it at a limited weight"
+    title = "When a token has moved far the way A pushes, GRPO drops it,\n"
+    title += "GSPO the answer; CISPO keeps it at a limited weight"
     page, axes = figure(title, 3.3, 1, 2, sharey=True)
     labels = {  # where each line has its name, for A > 0 and for A < 0
         "RLOO": ((2.5, 0.93, "top"), (0.05, 1.05, "bottom")),
         "GSPO": ((0.05, 0.72, "top"), (2.5, 0.93, "top")),
         "CISPO": ((2.5, 1.24, "bottom"), (2.5, 1.24, "bottom")),
-        "DAPO": ((1.3, 1.3, "bottom"), (1.5, 1.42, "bottom")),
+        "DAPO": ((1.3, 1.3, "bottom"), (1.4, 1.42, "bottom")),
         "GRPO": ((2.5, 0.05, "bottom"), (1.5, 1.56, "bottom")),
     }
     titles = "A > 0: to be made likelier", "A < 0: to be made rarer"
