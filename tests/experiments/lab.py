@@ -9,6 +9,7 @@ the settings of its runs; TESTS, at most two, are declared before them. EXPERIME
 hand: a script only replaces its own block there, from <!-- clip --> to <!-- end -->.
 """
 
+import inspect
 import json
 import multiprocessing
 import os
@@ -34,7 +35,7 @@ for folder in ("tests/benchmarks", "tests/examples", "."):
 from bench import CPU, Enough, evaluate, footer, table, train  # noqa: E402, F401
 
 PAGE = HERE / "EXPERIMENTS.md"
-LINE = 0.01 / 40  # 1 % for about 40 tests: a verdict hangs on its own experiment's runs alone
+LINE = 0.01 / 40  # fixed, 1 % shared by some 40 tests, so that no verdict depends on another's p
 HELD_UP, NOT_SO, NO_DIFFERENCE = "held up", "not so", "no difference"
 DEPENDS, OPEN, FORMULA, NOT_RUN = "it depends", "could not tell", "by formula", "not run yet"
 LEARNED = "mean over training"  # of returns or rewards: the outcome of most runs
@@ -157,7 +158,7 @@ class Experiment:
     first: str  # what the first campaign had found, on other seeds at revision cf33269
 
     def __post_init__(self):
-        self.name = Path(self.run.__code__.co_filename).stem
+        self.name = Path(inspect.getfile(self.run)).stem
         self.kept = HERE / f"results/{self.name}.json"
 
     def runs(self):
