@@ -465,7 +465,8 @@ def rollout(model, tokenizer, problems, num_samples, temperature, args):
             rewards.append(float(verifier(completion, answer)))
         except (Exception, SystemExit):
             traceback.print_exc()
-            stop(f"--verifier {args.verifier}: verify must return a number, see above")
+            failed = f"verify must return a number; for {completion!r:.400} see above"
+            stop(f"--verifier {args.verifier}: {failed}")
     rewards = torch.tensor(rewards, device=model.device).view(-1, num_samples)
     if not rewards.isfinite().all():
         stop(f"--verifier {args.verifier}: verify must return a finite number")
@@ -529,7 +530,7 @@ def hint(scores):
     """What keeps a run from learning, and which flags to try; "" if all is well."""
     text = ""
     if scores["eval/clipped_ratio"] > 0.5:
-        text += "\n    most completions are cut off: raise --max-new-tokens"
+        text += "\n    most completions are cut off: raise --max-new-tokens, or train if pass@8 > 0"
     if scores["eval/frac_reward_zero_std"] == 1 and scores["eval/pass@1"] < 0.9:
         text += "\n    all groups have equal rewards: try another --prompt, --model or --dataset"
         text += ", or a higher --temperature"

@@ -9,7 +9,7 @@ import lab
 import numpy as np
 import pytest
 from conftest import ROOT
-from lab import HELD_UP, NO_DIFFERENCE, NOT_RUN, NOT_SO, OPEN, Contrast
+from lab import DEPENDS, FORMULA, HELD_UP, NO_DIFFERENCE, NOT_RUN, NOT_SO, OPEN, Contrast
 
 FOLDER = ROOT / "tests/experiments"
 NAMES = [path.stem for path in FOLDER.glob("*.py") if "EXPERIMENT = " in path.read_text()]
@@ -132,6 +132,13 @@ def test_the_page_has_a_section_for_each_experiment_and_a_finding_with_its_verdi
         for name in re.findall(r"\]\(#(\w+)\)", line) if line[:2] == "- " else []:
             found[name] = group
     assert found == {name: load(name).verdict() for name in NAMES}
+    words = HELD_UP, FORMULA, DEPENDS, NO_DIFFERENCE, OPEN
+    held, formula, depend, none, open_ = map(list(found.values()).count, words)
+    told = (
+        f"Of {len(found)} claims {held} held up, {formula} follows from the formula, {depend} hold "
+    )
+    told += f"hold in some cases, {none} makes no difference, and of {open_} we could not tell all."
+    assert told in " ".join((ROOT / "README.md").read_text().split())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -102,9 +102,9 @@ TESTS = [
 
 
 def draw(runs):
-    page, (factor, signal) = figure(
-        "The mean of an answer's ratios varies far less,\nand keeps more of the signal", 3.3, 1, 2
-    )
+    title = "The mean of an answer's ratios varies far less;\n"
+    title += "without a clip it keeps more of the signal"
+    page, (factor, signal) = figure(title, 3.3, 1, 2)
     for panel, title in ((factor, "Var(r) over Var(s)"), (signal, "signal in the gradient")):
         panel.set(xscale="log", title=title, xlabel="epochs over the rollout")
     factor.set_yscale("log")
