@@ -182,6 +182,15 @@ def test_minibatches_without_a_step_are_not_in_the_averages(monkeypatch, name):
     assert {key: metrics[key] for key in live} == pytest.approx(live)
 
 
+def test_log_probs_of_a_rollout_are_those_at_its_temperature():
+    """Through plain passes; a micro-batch has two rows."""
+    model, args = random_model(), grpo.Args(temperature=0.5, micro_batch_size=2)
+    batch = batch_of(model, PROMPTS, [3, 4, 2], args.temperature)
+    torch.testing.assert_close(
+        grpo.batch_logprobs(model, batch, args), batch["old_logprobs"], rtol=1e-4, atol=1e-4
+    )
+
+
 # ------------------------------------------------------------------------------- --dtype bfloat16
 
 

@@ -88,6 +88,7 @@ def test_the_group_shown_is_of_the_evaluation(monkeypatch, capsys):
     rewards[1, 2], rewards[1, 5], rewards[2, 0] = 1.5, -0.5, 1.0
     problems = [("1+1", "2"), ("1+2", "3"), ("1+3", "4")]
     out = printed_by_evaluate(completions, rewards, problems, monkeypatch, capsys)
+    assert "eval/mean_length 1.000" in out
     advantages = grpo.compute_advantages(rewards, grpo.Args())[1]
     assert out.splitlines()[1:4] == [
         "    '1+2', right answer '3'",

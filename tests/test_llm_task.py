@@ -84,6 +84,7 @@ def test_each_pass_over_the_data_has_every_question_once(size):
     assert passes[0] != passes[1] != passes[2] and passes[0] != TRAIN
     assert asked(1, prompts_per_step=60) == found
     assert asked(1, prompts_per_step=60, seed=2) != found != asked(1, draw=1, prompts_per_step=60)
+    assert asked(1, draw=1, prompts_per_step=20) not in passes
 
 
 def test_a_step_s_size_may_change_between_runs():
