@@ -14,7 +14,7 @@ import pytest
 import tyro
 from conftest import ROOT, script
 from launch import Launched
-from lineage import FAMILY, PATHS
+from lineage import CLASSIC, FAMILY, LLM, PATHS
 
 README, WALK = ROOT / "README.md", ROOT / "tests/WALK.md"
 EXAMPLES = ROOT / "tests/examples/README.md"
@@ -73,6 +73,21 @@ def test_the_tables_of_the_algorithms_have_every_script():
     assert dict(rows) == PATHS
     map_of_all = PAGES[WALK].partition("## The map")[2]
     assert all(f"| {name} |" in map_of_all for name in PATHS)
+
+
+def test_the_graph_and_the_loops_that_carry_edits_have_every_script():
+    graph = PAGES[README].partition("```mermaid")[2].partition("```")[0]
+    edges = re.findall(r"(?=\b(\w+) -- \d+ --> (\w+))", graph)
+    expected = {(parent, child) for child, parent in FAMILY.items() if parent}
+    assert {*edges, ("grpo_llm", "ppo_llm")} == expected  # ppo_llm is an example
+    classes = re.findall(r"^ *class (\S+) ", graph, re.M)
+    assert {*",".join(classes).split(","), "ppo_llm"} == set(FAMILY)
+    (names,) = re.findall(
+        r"for s in \{(.+)\}_llm\.py tests/examples/ppo_llm\.py; do", PAGES[CONTRIBUTING]
+    )
+    assert {f"{name}_llm" for name in [*names.split(","), "grpo", "ppo"]} == set(LLM)
+    (names,) = re.findall(r"for s in (\w+\.py [\w. ]+); do", PAGES[CONTRIBUTING])
+    assert {*names.split(), "ppo.py"} == {PATHS[name] for name in CLASSIC}
 
 
 def test_tables_are_those_measured():
