@@ -2,13 +2,14 @@
 
 For each question, draw a group of G completions o_1 … o_G from the policy π_old, the model as it is
 now, and let a verifier give each a reward R_i (1 if right, else 0). On this rollout the model, π_θ,
-takes steps up J(θ), on minibatches of groups. J's value says nothing; ∇J estimates ∇E[R_i].
+takes steps up J(θ), on minibatches of groups. A_i, π_old and π_ref are constants. J's value says
+nothing; its gradient points roughly along that of E[R_i].
 
     J    = Σ_i Σ_t (L_it − β k3_it) / Σ_i |o_i|      over all tokens of the minibatch
     L_it = sg[min(r_it, 1 + ε_high)] A_i log π_θ(o_it)         autograd sees sg[…] as a number
     A_i  = (R_i − mean R) / std R                    how R_i compares with its group
     r_it = π_θ(o_it) / π_old(o_it)                   1 at first; each step on a rollout moves it
-    k3_it = e^d − d − 1, d = log π_ref − log π_θ     KL(π_θ ‖ π_ref); π_ref is the first model
+    k3_it = e^d − d − 1, d = log π_ref − log π_θ     see kl_k3; π_ref is the first model
     o_it is token t of |o_i|; π is its probability, given the question and the tokens before it
 
 What changes from grpo_llm.py                        Where
@@ -353,7 +354,8 @@ def token_logprobs(model, batch, temperature):
     ids, mask, prompt_mask = batch["completion_ids"], batch["mask"], batch["prompt_mask"]
     cache, logits = prefill(model, batch["prompt_ids"], prompt_mask)
     if ids.shape[1] > 1:
-        # Logits are for the token to come: those of the last token are not needed.
+        # Logits are for the token to come: the prompt's last ones for the first token, and those of
+        # the last token are not needed.
         attention_mask = torch.cat([prompt_mask, mask[:, :-1].long()], 1)
         rest = forward(model, ids[:, :-1], attention_mask, cache)
         logits = torch.cat([logits, rest], 1)

@@ -129,7 +129,7 @@ def update(agent, optimizer, batch, progress_remaining, args):
     `progress_remaining` falls from 1 to 0 over the training."""
     advantages = batch["advantages"]
     if args.psi == "baseline":  # V may be too low everywhere
-        advantages = advantages - advantages.mean()  # 1/B of the mean is A_t's own: hardly a bias
+        advantages = advantages - advantages.mean()  # the episode's own share is 1/N
     policy = agent.policy(batch["obs"])
     entropy = policy.entropy().mean()
     logprobs = policy.log_prob(batch["actions"])

@@ -2,7 +2,8 @@
 
 For each question, draw a group of G completions o_1 … o_G from the policy π_old, the model as it is
 now, and let a verifier give each a reward R_i (1 if right, else 0). On this rollout the model, π_θ,
-takes steps up J(θ), on minibatches of groups. J's value says nothing; ∇J estimates ∇E[R_i].
+takes steps up J(θ), on minibatches of groups. A_i, π_old and π_ref are constants. J's value says
+nothing; its gradient points roughly along that of E[R_i].
 
     J    = Σ_i Σ_t L_it / Σ_i |o_i|                  over all tokens of the minibatch
     L_it = A_i log π_θ(o_it)
@@ -18,12 +19,13 @@ What changes from reinforce.py                       Where
     one mean over all tokens, not over episodes      token_weights
     a KL penalty in the reward                       train_step, --beta
 
-Why: PPO needs a critic, a second language model, though the only reward comes at the end. The mean
-reward of the others says how hard the question is, and adds no bias, as o_i has no part in it. The
-sum in R'_i has the mean KL(π_old ‖ π_ref), which is 0 where the two agree, and else more. So the
-penalty keeps the policy near π_ref: it keeps its language and does not drift into a verifier's
-loopholes. (That R'_i depends on θ, too, changes nothing: its own gradient, −β Σ_t ∇log π, has mean
-0.) γ is 1: with less, the reward of a long completion would count less.
+Why: PPO (see ppo.py), the usual method, takes several clipped steps on a rollout. But it needs a
+critic, a second language model, though the only reward comes at the end. The mean reward of the
+others says how hard the question is, and adds no bias, as o_i has no part in it. The sum in R'_i
+has the mean KL(π_old ‖ π_ref), which is 0 where the two agree, and else more. So the penalty keeps
+the policy near π_ref: it keeps its language and does not drift into a verifier's loopholes. (At
+sampling π_old is π_θ, so R'_i depends on θ, too. That adds nothing to ∇E[R'_i], as the mean of ∇log
+π is 0.) γ is 1: with less, the reward of a long completion would count less.
 
 Weakness: after one step the samples are an older policy's. No ratio corrects for that and no clip
 limits the push on a token, so a rollout serves one step, or a few small ones.
@@ -342,7 +344,8 @@ def token_logprobs(model, batch, temperature):
     ids, mask, prompt_mask = batch["completion_ids"], batch["mask"], batch["prompt_mask"]
     cache, logits = prefill(model, batch["prompt_ids"], prompt_mask)
     if ids.shape[1] > 1:
-        # Logits are for the token to come: those of the last token are not needed.
+        # Logits are for the token to come: the prompt's last ones for the first token, and those of
+        # the last token are not needed.
         attention_mask = torch.cat([prompt_mask, mask[:, :-1].long()], 1)
         rest = forward(model, ids[:, :-1], attention_mask, cache)
         logits = torch.cat([logits, rest], 1)

@@ -28,8 +28,8 @@ weights, is never built. A line search then halves d until L has grown and the K
 
 GAE, generalized advantage estimation: A_t is the mean of all k-step estimates, R_t + … + γ^k
 V(s_{t+k}) − V(s_t), with weights (1 − λ) λ^(k−1). λ = 0 leaves the TD error, biased by V's errors;
-λ = 1 leaves REINFORCE's noisy return minus V(s_t). The critic's target, V(s_t) + A_t, is called the
-λ-return.
+λ = 1 leaves REINFORCE's noisy return, up to the rollout's end, minus V(s_t). The critic's target,
+V(s_t) + A_t, is called the λ-return.
 
 Why: a learning rate bounds a step in θ, but of two steps of equal length one may hardly change the
 policy and the other ruin it. TRPO bounds the change of the policy itself.
@@ -37,7 +37,7 @@ policy and the other ruin it. TRPO bounds the change of the policy itself.
 Weakness: one step takes some twenty passes over a rollout. L is valid only near π_old, whose states
 it uses. The paper's proof that no step harms needs a KL bounded in every state, and smaller steps.
 
-Differs from the paper: it has Monte Carlo returns in place of GAE, and no --damping.
+Differs from the paper, which has Monte Carlo returns in place of GAE, and no --damping.
 
     python trpo.py --env-id Pendulum-v1 --gamma 0.95                   # continuous actions
 Schulman et al. 2015, arXiv:1502.05477; GAE: Schulman et al. 2015, arXiv:1506.02438

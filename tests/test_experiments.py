@@ -135,7 +135,7 @@ def test_the_page_has_a_section_for_each_experiment_and_a_finding_with_its_verdi
     words = HELD_UP, FORMULA, DEPENDS, NO_DIFFERENCE, OPEN
     held, formula, depend, none, open_ = map(list(found.values()).count, words)
     told = f"Of {len(found)} claims {held} held up, {formula} follows from the formula, {depend} "
-    told += f"hold in some cases, {none} makes no difference, and of {open_} we could not tell all."
+    told += f"hold in some cases, {none} makes no difference, and {open_} are undecided in part."
     assert told in " ".join((ROOT / "README.md").read_text().split())
 
 

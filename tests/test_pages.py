@@ -45,7 +45,7 @@ def cells(name: str) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
 
 
-SHOWN = "untrained, 24 tokens, three answered questions in the prompt"
+SHOWN = "untrained, 128 tokens, three answered questions in the prompt"
 WAYS = ("untrained, 128 tokens", SHOWN, "GRPO")
 
 

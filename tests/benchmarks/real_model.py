@@ -9,9 +9,9 @@ HuggingFaceTB/SmolLM2-135M-Instruct. results/real_model.json keeps every run. Th
 not tuned.
 
 In training, completions end after 24 tokens. The untrained model rambles, so with this limit it
-seems to know less than it does. We therefore also evaluate it with 128 tokens. As a control for
-form we evaluate it with 24 tokens and three answered questions in the prompt; these three are among
-the questions that the other runs train on.
+seems to know less than it does. We therefore also evaluate it with 128 tokens, and, as a control
+for form, with three answered questions in the prompt; these three are among the questions that the
+other runs train on.
 """
 
 import hashlib
@@ -156,7 +156,7 @@ class Cell:
 CELLS = [Cell("products", of, seed) for seed in (1, 2, 3) for of in ("grpo_llm", "rloo_llm")]
 CELLS += [Cell("dates", seed=seed) for seed in (1, 2)]
 CELLS += [Cell(task, steps=0, tokens=128) for task in TASKS]
-CELLS += [Cell(task, steps=0, shots=3) for task in TASKS]
+CELLS += [Cell(task, steps=0, shots=3, tokens=128) for task in TASKS]
 
 
 def run(cell: Cell, model, more: str) -> dict:

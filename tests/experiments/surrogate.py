@@ -72,6 +72,7 @@ def draw(runs):
             panel.plot(RATIOS, weights, color=COLORS[method], linestyle=dash)
             x, y, va = places[side]
             text = "GRPO, PPO," if method == "GRPO" and side else method
+            text += "\n(one token of 20)" * (method == "GSPO" and side)
             ha = "left" if x < 1.4 else "right"
             panel.text(x, y, text, color=COLORS[method], ha=ha, va=va, fontsize=WORDS)
         panel.set(title=titles[side], xlabel="ratio r of the token", ylim=(-0.05, 1.75))
