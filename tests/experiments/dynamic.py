@@ -43,7 +43,7 @@ TESTS = [[contrast("one draw")], [contrast("large draw"), contrast("more steps")
 
 def draw(runs):
     page, axes = figure(
-        "Redrawing: a step teaches more, and draws four times the answers", 2.8, 1, 2, sharey=True
+        "Redrawing: a step teaches more,\nand draws four times the answers", 2.8, 1, 2, sharey=True
     )
     for panel, column in zip(axes, ("pass@1", "answers"), strict=True):
         found = {form: values(runs, ({"form": form}, column)) for form in FORMS}

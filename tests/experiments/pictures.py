@@ -39,7 +39,7 @@ def figure(title, height, *shape, **options):
     from matplotlib.figure import Figure
 
     rcParams.update(STYLE)
-    page = Figure(figsize=(5.6, height), dpi=150, layout="constrained")
+    page = Figure(figsize=(5.6, height), dpi=300, layout="constrained")
     page.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     return page, page.subplots(*shape, squeeze=False, **options).flatten()
 
