@@ -106,7 +106,9 @@ class Args:
     verifier: str = ""  # FILE.py with verify(completion, answer) → reward; default: see verify
     prompt: str | None = None  # text around {question}; the default depends on data and verifier
     device: str = "auto"  # cpu, cuda, mps …; auto: the CPU for the tiny model, else a GPU if any
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of matrix products; auto: bf16 on CUDA
+    # of matrix products; auto: bf16 on CUDA. In bf16 the weights of a bf16 file begin at random
+    # places, each within its rounding error (see `spread`)
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     micro_batch_size: int | None = None  # rows per training pass; default: 256 for tiny, else 8
     eval_every: int = 50  # training steps between evaluations, and between checkpoints
     eval_problems: int = 256  # maximum number of questions per evaluation
@@ -276,7 +278,8 @@ def main(args: Args) -> dict:
         reference, _ = load_policy(replace(args, resume=""), device)  # not of the checkpoint
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
     # What --resume may not change; of the data, its content counts, not its path.
-    run = [SCRIPT, WORLD, args.model, checksum(train), args.seed, args.group_size]
+    run = {"script": SCRIPT, "number of processes": WORLD, "model": args.model}
+    run |= {"training data": checksum(train), "seed": args.seed, "group size": args.group_size}
     done, asked = restore(optimizer, run, args) if args.resume else (0, 0)
     folder = Path(args.output_dir, f"{SCRIPT}__{args.seed}__{time.time_ns()}").resolve()
     with stop_on_error(f"--output-dir {args.output_dir}"):
@@ -443,7 +446,7 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
     for t in range(max_new_tokens):
         if temperature > 0:
             logprobs = policy_logprobs(logits[:, -1], temperature)
-            probs = logprobs.exp().clamp(min=1e-30)  # a Mac's GPU draws zeros: #192577
+            probs = logprobs.exp().clamp(min=1e-30)  # a Mac's GPU draws zeros: pytorch#192577
             tokens = probs.multinomial(1).squeeze(1)
         else:
             logprobs = policy_logprobs(logits[:, -1], 1.0)
@@ -666,7 +669,8 @@ def load_policy(args, device):
         source = TINY_MODEL
         if not source.exists():
             stop(f"--model tiny: {source} is missing; copy it, too, or name another model")
-    with stop_on_error(f"--model {source}: cannot be loaded, sampled from and trained"):
+    flag = "--resume" if args.resume else "--model"
+    with stop_on_error(f"{flag} {source}: cannot be loaded, sampled from and trained"):
         tokenizer = AutoTokenizer.from_pretrained(source, mistral_format=False)  # no chat there
         model, info = AutoModelForCausalLM.from_pretrained(
             source, dtype=torch.float32, output_loading_info=True
@@ -895,8 +899,9 @@ def load_checkpoint(path):
 def restore(optimizer, run, args):
     """Load the optimizer's state from --resume; returns the steps and the questions so far."""
     state = load_checkpoint(args.resume)
-    if state["run"] != run:
-        stop(f"--resume {args.resume}: begun as {state['run']}, which is not {run}")
+    changed = [name for name in run if run[name] != state["run"][name]]
+    if changed:
+        stop(f"--resume {args.resume}: begun with another {', another '.join(changed)}")
     if 0 < args.steps <= state["step"]:
         stop(f"--resume {args.resume}: step {state['step']} is done: raise --steps {args.steps}")
     optimizer.load_state_dict(state["optimizer"])

@@ -95,7 +95,7 @@ def demonstrate(habit, terms, progress, rng):
 
 
 def imitate(model, tokenizer, habit, start, steps):
-    """Train the model to answer as `demonstrate` does, with the optimizer of grpo_llm.py."""
+    """Train the model to answer as `demonstrate` does, with tiny_model/make.py's optimizer."""
     make = eight_digits if habit == "slip" else grpo_llm.make_sum
     rng = random.Random(start)
     matrices = [weight for weight in model.parameters() if weight.ndim == 2]
