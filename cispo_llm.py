@@ -27,7 +27,8 @@ CISPO's is min(r, 1 + ε_high) A ∇log π: REINFORCE with an importance weight 
 Weakness: if A_i > 0, only the learning rate bounds how far a token is pushed. (If A_i < 0, no bound
 is needed, because the weight shrinks with r_it.)
 
-Differs from the paper: a minibatch without a signal gets no step (see train_minibatch).
+Differs from the paper: a minibatch without a signal gets no step (see train_minibatch). In bf16 the
+weights begin at random places within their rounding error (see spread).
 The mean is over a minibatch (paper: over a question's group), and no group is drawn again. The
 paper does not print its ε_high: 0.2 is GRPO's, and TRL recommends a cap of 5, --clip-high 4
 
@@ -773,8 +774,10 @@ def stop_on_error(what):
 
 def check_args(args):
     """Stop at the first flag whose value no run can use."""
+    counts = ["minibatches", "update_epochs", "group_size", "prompts_per_step", "max_resample"]
+    counts += ["micro_batch_size", "max_new_tokens", "eval_every", "eval_problems"]
     for name, value in vars(args).items():
-        least = 0 if isinstance(value, float) or name in ("steps", "warmup_steps", "seed") else 1
+        least = 1 if name in counts else 0
         if name in ("temperature", "max_grad_norm"):
             least = 1e-9
         if type(value) in (int, float) and not least <= value <= 1e12:

@@ -27,7 +27,8 @@ less weight. A sound completion that is cut off counts as wrong; the penalty tea
 
 Weakness: the better the policy, the more completions are drawn and thrown away.
 
-Differs from the paper: a minibatch without a signal gets no step (see train_minibatch).
+Differs from the paper: a minibatch without a signal gets no step (see train_minibatch). In bf16 the
+weights begin at random places within their rounding error (see spread).
 The paper takes 16 steps per rollout, here there are four. Its mean is over a question's group, here
 over a minibatch. Its penalty reaches −1, which suits its rewards of −1 and 1, here −0.5.
 
@@ -835,8 +836,10 @@ def stop_on_error(what):
 
 def check_args(args):
     """Stop at the first flag whose value no run can use."""
+    counts = ["minibatches", "update_epochs", "group_size", "prompts_per_step", "max_resample"]
+    counts += ["micro_batch_size", "max_new_tokens", "eval_every", "eval_problems"]
     for name, value in vars(args).items():
-        least = 0 if isinstance(value, float) or name in ("steps", "warmup_steps", "seed") else 1
+        least = 1 if name in counts else 0
         if name in ("temperature", "max_grad_norm"):
             least = 1e-9
         if type(value) in (int, float) and not least <= value <= 1e12:

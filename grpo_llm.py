@@ -21,15 +21,16 @@ What changes from rloo_llm.py                        Where
 
 Why: at r = 1, ∇r = ∇log π, so r A makes a token likelier if A > 0, and rarer if A < 0. PPO trains a
 critic, as large as the policy, to predict the reward. Here, as in RLOO, the group's mean predicts
-it. From a rollout's second step on, its tokens are an older policy's. As π_old r = π_θ, their mean
-weighted by r is one over π_θ's tokens. But the text before them is still what π_old wrote, so this
-holds only near π_old, and the clip ends a token's own push once it has moved far enough. (Others
-may still move it.) The KL penalty keeps the policy near π_ref.
+it. From a rollout's second step on, its tokens are an older policy's. As π_old r = π_θ, weighting
+by r turns a mean over them into one over π_θ's tokens. But the text before them is still what π_old
+wrote, so this holds only near π_old, and the clip ends a token's own push once it has moved far
+enough. (Others may still move it.) The KL penalty keeps the policy near π_ref.
 
 Weakness: std R favors some groups and 1/|o_i| long wrong answers (see compute_advantages and
 token_weights). Dr. GRPO drops both, and the KL: --no-scale-rewards --length-norm constant --beta 0
 
-Differs from the paper: a minibatch without a signal gets no step (see train_minibatch).
+Differs from the paper: a minibatch without a signal gets no step (see train_minibatch). In bf16 the
+weights begin at random places within their rounding error (see spread).
 A rollout serves four steps, β is 0.01 and G is 8 (paper: one step, 0.04 and 64). The paper's
 rewards are those of a trained model, and its π_ref is renewed now and then.
 
@@ -789,8 +790,10 @@ def stop_on_error(what):
 
 def check_args(args):
     """Stop at the first flag whose value no run can use."""
+    counts = ["minibatches", "update_epochs", "group_size", "prompts_per_step", "max_resample"]
+    counts += ["micro_batch_size", "max_new_tokens", "eval_every", "eval_problems"]
     for name, value in vars(args).items():
-        least = 0 if isinstance(value, float) or name in ("steps", "warmup_steps", "seed") else 1
+        least = 1 if name in counts else 0
         if name in ("temperature", "max_grad_norm"):
             least = 1e-9
         if type(value) in (int, float) and not least <= value <= 1e12:

@@ -25,7 +25,8 @@ models, where the ratio of a token jumps if an update sends the token to other e
 Weakness: a completion is clipped as a whole or not at all. Where it is not, its part of ∇J is
 1/N 1/|o_i| s_i A_i Σ_t ∇log π, so a long wrong completion is still punished less per token.
 
-Differs from the paper: a minibatch without a signal gets no step (see train_minibatch).
+Differs from the paper: a minibatch without a signal gets no step (see train_minibatch). In bf16 the
+weights begin at random places within their rounding error (see spread).
 The bounds suit the tiny model; for a real one take the paper's: --clip-low 3e-4 --clip-high 4e-4
 
 Without flags a tiny model learns, in a minute on a laptop. For a real model, on a GPU, add
@@ -784,8 +785,10 @@ def stop_on_error(what):
 
 def check_args(args):
     """Stop at the first flag whose value no run can use."""
+    counts = ["minibatches", "update_epochs", "group_size", "prompts_per_step", "max_resample"]
+    counts += ["micro_batch_size", "max_new_tokens", "eval_every", "eval_problems"]
     for name, value in vars(args).items():
-        least = 0 if isinstance(value, float) or name in ("steps", "warmup_steps", "seed") else 1
+        least = 1 if name in counts else 0
         if name in ("temperature", "max_grad_norm"):
             least = 1e-9
         if type(value) in (int, float) and not least <= value <= 1e12:

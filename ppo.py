@@ -119,13 +119,13 @@ def surrogate(logprobs, old_logprobs, advantages, args):
     penalty the objective is r A − β (r − 1 − log r), with mean_kl's estimate of the KL."""
     log_ratio = logprobs - old_logprobs
     ratio = log_ratio.exp()
-    plain = ratio * advantages
+    unclipped = ratio * advantages
     if args.surrogate == "penalty":
         kl = ratio - 1 - log_ratio  # as in mean_kl
-        return plain - args.beta * kl, torch.zeros_like(plain).bool()
-    bounded = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-    clipped = bounded * advantages
-    return torch.minimum(plain, clipped), clipped < plain
+        return unclipped - args.beta * kl, torch.zeros_like(kl).bool()
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    objective = torch.minimum(unclipped, clipped_ratio * advantages)
+    return objective, objective < unclipped
 
 
 def mean_kl(agent, batch):
@@ -139,7 +139,8 @@ def mean_kl(agent, batch):
 
 def update(agent, optimizer, batch, progress_remaining, args):
     """Epochs over the batch in minibatches, one step of actor and critic on each; returns what to
-    log, of the last step. `progress_remaining` falls from 1 to 0 over the training."""
+    log, of the last step but for approx_kl. `progress_remaining` falls from 1 to 0 over the
+    training."""
     optimizer.param_groups[0]["lr"] = args.learning_rate * progress_remaining
     ent_coef = args.ent_coef * progress_remaining
     obs, actions = batch["obs"], batch["actions"]

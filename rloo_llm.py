@@ -30,7 +30,8 @@ sampling π_old is π_θ, so R'_i depends on θ, too. That adds nothing to ∇E[
 Weakness: after one step the samples are an older policy's. No ratio corrects for that and no clip
 limits the push on a token, so a rollout serves one step, or a few small ones.
 
-Differs from the paper: a minibatch without a signal gets no step (see train_minibatch).
+Differs from the paper: a minibatch without a signal gets no step (see train_minibatch). In bf16 the
+weights begin at random places within their rounding error (see spread).
 The paper takes a completion as one action, whose log π is the sum over its tokens. Here J divides
 by Σ_i |o_i|, which depends on the samples. This adds a little bias.
 
@@ -763,8 +764,10 @@ def stop_on_error(what):
 
 def check_args(args):
     """Stop at the first flag whose value no run can use."""
+    counts = ["minibatches", "update_epochs", "group_size", "prompts_per_step", "max_resample"]
+    counts += ["micro_batch_size", "max_new_tokens", "eval_every", "eval_problems"]
     for name, value in vars(args).items():
-        least = 0 if isinstance(value, float) or name in ("steps", "warmup_steps", "seed") else 1
+        least = 1 if name in counts else 0
         if name in ("temperature", "max_grad_norm"):
             least = 1e-9
         if type(value) in (int, float) and not least <= value <= 1e12:

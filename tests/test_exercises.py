@@ -85,7 +85,7 @@ MISTAKES = {  # what the solution has, and what a learner might write
     ],
     "ppo surrogate": [
         ("torch.minimum", "torch.maximum"),
-        ("torch.minimum(plain, clipped)", "clipped"),
+        ("torch.minimum(unclipped, clipped_ratio * advantages)", "clipped_ratio * advantages"),
         ("ratio - 1 - log_ratio", "-log_ratio"),
         ("logprobs - old_logprobs", "old_logprobs - logprobs"),
     ],

@@ -61,7 +61,7 @@ RANGES += [("grpo_llm", flag, 1e-9, 0.0) for flag in ("temperature", "max_grad_n
 RANGES += [("grpo_llm", flag, 0, -1) for flag in ("steps", "warmup_steps", "seed")]
 RANGES += [("grpo_llm", "group_size", 2, 1), ("grpo_llm", "prompt", "{question}", "{q}")]
 RANGES += [("grpo_llm", "minibatches", 8, 7)]
-RANGES += [("grpo_llm", "learning_rate", 0.0, -0.1), ("grpo_llm", "beta", 0.0, float("inf"))]
+RANGES += [("grpo_llm", "learning_rate", 0.0, -0.1), ("grpo_llm", "beta", 0, float("inf"))]
 
 
 @pytest.mark.parametrize("name,flag,fits,beyond", RANGES)

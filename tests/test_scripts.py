@@ -13,6 +13,16 @@ from lineage import CLASSIC_SCRIPTS, LLM_SCRIPTS, MARKER, PATHS, ROOT, SCRIPTS, 
 @pytest.mark.parametrize("scripts", [CLASSIC_SCRIPTS, set(LLM_SCRIPTS) - {"ppo_llm"}])
 def test_below_the_marker_all_scripts_are_the_same(scripts):
     assert len({source(name).split(MARKER)[1] for name in scripts}) == 1
+
+
+GRPO = ["grpo_llm", "gspo_llm", "cispo_llm"]
+SAME = [("main", ["rloo_llm", "dapo_llm", *GRPO]), ("train_step", GRPO)]
+SAME += [("train_minibatch", ["dapo_llm", *GRPO]), ("kl_k3", ["dapo_llm", *GRPO])]
+
+
+@pytest.mark.parametrize("part,scripts", SAME)
+def test_what_tests_read_in_one_script_is_the_same_in_these(part, scripts):
+    assert len({parts(source(name))[part] for name in scripts}) == 1
     assert {path.stem for path in ROOT.glob("*.py")} == PATHS.keys() - {"ppo_llm"}
 
 

@@ -848,8 +848,10 @@ def stop_on_error(what):
 
 def check_args(args):
     """Stop at the first flag whose value no run can use."""
+    counts = ["minibatches", "update_epochs", "group_size", "prompts_per_step", "max_resample"]
+    counts += ["micro_batch_size", "max_new_tokens", "eval_every", "eval_problems"]
     for name, value in vars(args).items():
-        least = 0 if isinstance(value, float) or name in ("steps", "warmup_steps", "seed") else 1
+        least = 1 if name in counts else 0
         if name in ("temperature", "max_grad_norm"):
             least = 1e-9
         if type(value) in (int, float) and not least <= value <= 1e12:

@@ -155,7 +155,7 @@ class Experiment:
     tests: list[list[Contrast]]  # a test claims all of its contrasts
     draw: Callable  # (runs) → a figure
     small: dict  # settings of a run at toy size
-    first: str  # what the first campaign had found, on other seeds at revision cf33269
+    first: str = "nothing"  # what the first campaign had found, on other seeds, at cf33269
 
     def __post_init__(self):
         self.name = Path(inspect.getfile(self.run)).stem
