@@ -242,7 +242,8 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
 def main(args: Args) -> dict:
     """Train, or with --steps 0 only evaluate; returns the last scores and the first pass@1."""
     start = time.perf_counter()
-    device = start_run(args)
+    check_args(args)
+    device = start_device(args)
     train, held_out = load_data(args)
     model, tokenizer = load_policy(args, device)
     check_prompts(train + held_out, model, tokenizer, args)
@@ -254,15 +255,13 @@ def main(args: Args) -> dict:
     name = f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
     folder = Path(args.output_dir, name).resolve()
     writer = SummaryWriter(folder) if RANK == 0 else None
-    scores = evaluate(model, tokenizer, held_out, args, writer, done)
-    first = scores["eval/pass@1"]
+    first = scores = evaluate(model, tokenizer, held_out, args, writer, done)
 
     warmup = max(1, min(args.warmup_steps, args.steps))
     bar = tqdm(range(done + 1, args.steps + 1), disable=RANK > 0 or None)
     for step in bar:
         step_start = time.perf_counter()
-        # All randomness follows from these three, so a checkpoint needs no state of it.
-        transformers.set_seed(checksum((args.seed, step, RANK)))
+        transformers.set_seed(checksum((args.seed, step, RANK)))  # so resuming is exact
         rising, falling = step / warmup, (args.steps + 1 - step) / (args.steps + 1 - warmup)
         rate = args.learning_rate * min(rising, falling)
         optimizer.param_groups[0]["lr"] = rate
@@ -281,9 +280,9 @@ def main(args: Args) -> dict:
     if WORLD > 1:
         dist.destroy_process_group()
     if RANK == 0 and args.steps > 0:
-        last, seconds = scores["eval/pass@1"], time.perf_counter() - start
-        print(f"pass@1 {first:.3f} → {last:.3f}; {seconds:.0f} s; model and logs in {folder}")
-    return scores | {"eval/pass@1_initial": first, "folder": str(folder)}
+        gain = f"pass@1 {first['eval/pass@1']:.3f} → {scores['eval/pass@1']:.3f}"
+        print(f"{gain}; {time.perf_counter() - start:.0f} s; model and logs in {folder}")
+    return scores | {"eval/pass@1_initial": first["eval/pass@1"], "folder": str(folder)}
 
 
 # From here on, all scripts of this family are the same, byte for byte.
@@ -341,8 +340,8 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
     no top-p: they draw from the likeliest tokens alone, so the samples would not be π's.
     """
     device = model.device
-    rows = [torch.tensor([(token, 1) for token in prompt]) for prompt in prompts]
-    padded = pad_sequence(rows, batch_first=True, padding_side="left").to(device)
+    rows = [torch.tensor([(token, 1) for token in prompt], device=device) for prompt in prompts]
+    padded = pad_sequence(rows, batch_first=True, padding_side="left")
     prompt_ids, prompt_mask = padded.unbind(2)
 
     # Each prompt is read once. Its completions begin with copies of its keys and values.
@@ -390,12 +389,13 @@ def rollout(model, tokenizer, problems, num_samples, temperature, args):
     rows = zip(batch["completion_ids"].tolist(), lengths, strict=True)
     completions = [tokenizer.decode(ids[:n], skip_special_tokens=True) for ids, n in rows]
     answers = [answer for _, answer in problems for _ in range(num_samples)]
-    with stop_on_error(f"--verifier {args.verifier}: must return numbers", show_traceback=True):
+    failure = f"--verifier {args.verifier}: verify must return a finite number"
+    with stop_on_error(failure, show_traceback=True):
         verifier = load_verifier(args.verifier)
         rewards = [float(verifier(*pair)) for pair in zip(completions, answers, strict=True)]
-        if not all(map(math.isfinite, rewards)):
-            raise ValueError("a reward is not finite")
     rewards = torch.tensor(rewards, device=model.device).view(-1, num_samples)
+    if not rewards.isfinite().all():
+        stop(failure)
     return batch, completions, rewards
 
 
@@ -504,18 +504,22 @@ def load_jsonl(flag, path, args):
     number at the answer's end, as in GSM8K; a verifier file gets the JSON value unchanged."""
     problems = {}
     with stop_on_error(f"{flag} {path}"):
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
+        lines = Path(path).read_bytes().splitlines()
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         with stop_on_error(f'{flag} {path}, line {number}: needs a "question" and an "answer"'):
             row = json.loads(line)
             question, answer = row["question"].strip(), row["answer"]
+            if not question.encode() or answer is None or not str(answer).strip():
+                raise ValueError("one is empty")
             if not args.verifier:
                 answer = str(answer).rpartition("#")[2].strip()
                 if not NUMBER.fullmatch(answer):
                     raise ValueError("an answer that is no number needs a --verifier")
             problems[question] = answer
+    if not problems:
+        stop(f"{flag} {path}: has no questions")
     return sorted(problems.items(), key=lambda problem: checksum(problem[0]))
 
 
@@ -536,8 +540,8 @@ def load_data(args):
         # A question that a longer file still has stays on its side.
         tenth = sum(checksum(question) < 2**32 / 10 for question, _ in train)
         held_out, train = train[: max(1, tenth)], train[max(1, tenth) :]
-    if not (train and held_out):
-        stop("--dataset: needs two different questions, or one and one in --eval-dataset")
+    if not train:
+        stop(f"--dataset {args.dataset}: needs two different questions, or give --eval-dataset")
     return train, held_out[: args.eval_problems]
 
 
@@ -634,15 +638,14 @@ def stop_on_error(what, show_traceback=False):
         stop(f"{what}: {error}")
 
 
-def start_run(args):
-    """Stop at the first flag whose value no run can use; returns the device to compute on. Under
-    torchrun, each process has a GPU of its own."""
+def check_args(args):
+    """Stop at the first flag whose value no run can use."""
     above_0 = "minibatches update_epochs prompts_per_step max_new_tokens micro_batch_size"
     above_0 += " eval_every eval_problems temperature max_grad_norm"
     for name, value in vars(args).items():
-        is_number = type(value) in (int, float)
-        if is_number and not (0 <= value < math.inf and (value > 0 or name not in above_0.split())):
-            stop(f"--{name.replace('_', '-')} {value}: must be a number above 0")
+        least = 1e-9 if name in above_0.split() else 0
+        if type(value) in (int, float) and not least <= value <= 1e12:
+            stop(f"--{name.replace('_', '-')} {value}: must be a number from {least} to 1e12")
     if args.group_size < 2:
         stop("--group-size: must be 2 or more, to compare completions")
     if args.prompts_per_step % (args.minibatches * WORLD) != 0:
@@ -650,6 +653,9 @@ def start_run(args):
     if "{question}" not in args.prompt:
         stop("--prompt: must contain {question}")
 
+
+def start_device(args):
+    """The device to compute on; under torchrun, each process has a GPU of its own."""
     name = args.device
     if name == "auto":
         gpu = torch.accelerator.current_accelerator(check_available=True)

@@ -91,7 +91,8 @@ def with_critic(name, model):
 def batch_of(model, prompts, lengths, temperature=1.0):
     """A batch as generate makes it, but of tokens that depend on no dice of torch's, and with
     completions of these lengths, as many to each prompt. The longest ones are cut off, and all
-    others end with a stop token. Its log π_old are those of plain passes."""
+    others end with a stop token. Its log π_old, also in place of the sampler's, are those of plain
+    passes."""
     g = torch.Generator().manual_seed(0)
     stops = model.generation_config.eos_token_id
     others = [token for token in range(model.config.vocab_size) if token not in stops]
@@ -110,7 +111,8 @@ def batch_of(model, prompts, lengths, temperature=1.0):
         "ended": ended[:, 0],
     }
     with torch.no_grad():
-        return batch | {"old_logprobs": row_by_row(model, batch, temperature).float()}
+        logprobs = row_by_row(model, batch, temperature).float()
+    return batch | {"sampled_logprobs": logprobs, "old_logprobs": logprobs}
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.autograd.graph import allow_mutation_on_saved_tensors
 
 
 class Oracle(NamedTuple):
@@ -155,13 +154,12 @@ def check_logprobs(module, model, batch, temperature=1.0, atol=5e-5):
     """A script's token_logprobs, and the gradient through them, are those of plain passes."""
     weights = torch.randn(batch["mask"].shape, generator=torch.Generator().manual_seed(0))
     alone, gradients = row_by_row(model, batch, temperature), []
-    with allow_mutation_on_saved_tensors():  # recurrent layers overwrite their states
-        found = module.token_logprobs(model, batch, temperature)
-        torch.testing.assert_close(found, alone, rtol=0, atol=atol)
-        for values in (found, alone):
-            parameters, total = list(model.parameters()), (values * weights).sum()
-            parts = torch.autograd.grad(total, parameters, materialize_grads=True)
-            gradients.append(torch.cat([part.flatten() for part in parts]))
+    found = module.token_logprobs(model, batch, temperature)
+    torch.testing.assert_close(found, alone, rtol=0, atol=atol)
+    for values in (found, alone):
+        parameters, total = list(model.parameters()), (values * weights).sum()
+        parts = torch.autograd.grad(total, parameters, materialize_grads=True)
+        gradients.append(torch.cat([part.flatten() for part in parts]))
     assert (gradients[0] - gradients[1]).abs().max() < 1e-4 * gradients[1].abs().max()
 
 

@@ -25,7 +25,7 @@ def test_every_tensor_is_made_on_the_model_s_device(name, monkeypatch):
         rewards = count()
         monkeypatch.setattr(module, "load_verifier", lambda _, r=rewards: lambda *_: next(r) % 7)
         with context:
-            given = (model, reference, Characters(), optimizer, problems, 0, args)
+            given = (model, reference, Characters(), optimizer, problems, 1, args)
             metrics = module.train_step(*given)
             metrics |= module.evaluate(model, Characters(), problems, args, Mock(), 0)
         found.append(metrics)

@@ -41,7 +41,7 @@ def rows_of_minibatches(name, monkeypatch, num_groups, **flags):
     with monkeypatch.context() as patch:
         patch.setattr(module, "rollout", rollout)
         patch.setattr(module, "train_minibatch", train_minibatch)
-        assert "loss" not in module.train_step(*given, [("1+2", "3")], 0, args)
+        assert "loss" not in module.train_step(*given, [("1+2", "3")], 1, args)
     return found
 
 
@@ -86,14 +86,14 @@ def take_step(name, monkeypatch, verify, model, reference, optimizer, nats=0.0, 
     def generate(model, prompts, num_samples, max_new_tokens, temperature):
         batch = batch_of(model, prompts, LENGTHS)
         logprobs = module.token_logprobs(model, batch, temperature).detach()
-        return batch | {"old_logprobs": logprobs - nats * batch["mask"]}
+        return batch | {"sampled_logprobs": logprobs - nats * batch["mask"]}
 
     monkeypatch.setattr(module, "generate", generate)
     monkeypatch.setattr(module, "load_verifier", lambda name: verify)
     flags = {"beta": 0.1, "minibatches": 2, "micro_batch_size": 4} | flags
     args = module.Args(prompts_per_step=24 // G, group_size=G, **flags)
     problems = [(f"{i}+{3 * i}", str(i)) for i in range(24 // G)]
-    return module.train_step(model, reference, Lengths(), optimizer, problems, 0, args)
+    return module.train_step(model, reference, Lengths(), optimizer, problems, 1, args)
 
 
 def model_and_reference(name="grpo_llm"):
@@ -104,25 +104,20 @@ def model_and_reference(name="grpo_llm"):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", each_script(*OWN_STEPS))
 def test_what_a_rollout_measured_stays_in_all_epochs(monkeypatch, name, dtype):
-    """In bf16 alone log π_old is recomputed, once and before all else; the first ratios are 1."""
-    module, (model, reference), in_bf16 = (
-        script(name),
-        model_and_reference(name),
-        dtype == "bfloat16",
-    )
+    """log π_old is of the training pass, once, before all else, so the first ratios are 1. How far
+    the sampler's are off is logged, of tokens alone: padding has none."""
+    module, (model, reference) = script(name), model_and_reference(name)
     steps = calls_of(monkeypatch, module, "train_minibatch")
     passes = calls_of(monkeypatch, module, "batch_logprobs")
     bounds = {"clip_low": 3e-4, "clip_high": 4e-4}  # those of GSPO's paper
     flags = {key: value for key, value in bounds.items() if hasattr(module.Args, key)}
     flags |= {"update_epochs": 3, "micro_batch_size": 3, "dtype": dtype}
-    flags |= {"nats": 0.01 * in_bf16}
+    flags |= {"nats": 0.01}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     metrics = take_step(name, monkeypatch, by_length, model, reference, optimizer, **flags)
 
-    assert [args[0] for args, _ in passes] == [model, reference][not in_bf16 :]
-    assert metrics["kl"] == pytest.approx(0, abs=0 if in_bf16 else 1e-6)
-    if in_bf16:
-        assert metrics[GAP] == pytest.approx(0.01, abs=2e-3)  # of tokens: padding has none
+    assert [args[0] for args, _ in passes] == [model, reference]
+    assert metrics["kl"] == 0 and metrics[GAP] == pytest.approx(0.01, abs=2e-3)
     first = next(logged for _, logged in steps if logged)
     assert first["grad_norm"] > 0 and first["clip_ratio"] == 0 and first["approx_kl"] < 1e-8
     seen = {}
@@ -196,8 +191,7 @@ def test_log_probs_of_a_rollout_are_those_at_its_temperature():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sampler_and_training_pass_multiply_in_it(dtype):
-    """Every layer does, or a GPU would take twice the time; and the cache holds keys in it, though
-    rotary positions are float32."""
+    """Every layer does, or a GPU would take twice the time."""
     (model, _), seen, args = model_and_reference(), [], grpo.Args(dtype=dtype, max_new_tokens=4)
     batch = batch_of(model, PROMPTS, [3, 4, 2])
     for layer in model.modules():
@@ -208,9 +202,6 @@ def test_sampler_and_training_pass_multiply_in_it(dtype):
     batch["advantages"] = torch.ones(3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     grpo.train_minibatch(model, optimizer, batch, grpo.Args(dtype=dtype, beta=0.0))
-    with grpo.autocast(model, args):
-        cache, _ = grpo.prefill(model, batch["prompt_ids"], batch["prompt_mask"])
-    seen += [tensor.dtype for layer in cache.layers for tensor in (layer.keys, layer.values)]
     assert set(seen) == {getattr(torch, dtype)}
 
 
@@ -236,19 +227,14 @@ DTYPES += [("auto", "cuda, of an old kind", "float32")]
 
 @pytest.mark.parametrize("dtype,device,expected", DTYPES)
 def test_what_dtype_means(monkeypatch, dtype, device, expected):
-    """Old cards emulate bf16, slowly. There is no CUDA here: a tensor on the CPU stands in."""
+    """Old cards emulate bf16, slowly."""
     device, *old = device.split(",")
 
     def is_bf16_supported(including_emulation=True):
         return including_emulation or not old
 
-    class Tensor:
-        def __init__(self, *_, device):
-            self.device = torch.device(device)
-
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_bf16_supported)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    monkeypatch.setattr(torch, "zeros", Tensor)
     args = grpo.Args(dtype=dtype, device=device)
     grpo.start_device(args)
     assert args.dtype == expected

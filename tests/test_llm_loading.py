@@ -33,12 +33,6 @@ def change_json(path, **change):
 # ------------------------------------------------------------------------------------- The model
 
 
-def test_the_tiny_model_is_named_where_it_is_missing(short_run, monkeypatch, refused, tmp_path):
-    monkeypatch.setattr(grpo, "TINY_MODEL", tmp_path / "nowhere")
-    line = refused(grpo.main, grpo.Args(**short_run))
-    assert line.startswith(f"error: --model tiny: {tmp_path}/nowhere is missing")
-
-
 def test_stop_ids_and_dropout(pretrained):
     args = grpo.Args(model=pretrained)
     model, tokenizer = grpo.load_policy(args, CPU)
@@ -49,26 +43,45 @@ def test_stop_ids_and_dropout(pretrained):
     assert torch.equal(a, b), "dropout is on"
 
 
-def test_the_token_that_ends_a_turn_stops_a_base_model_too(copied):
-    """A base model's files name <|endoftext|> alone; its chat template ends a turn otherwise."""
+# What stands behind an assistant's text, and the tokens there that end a completion.
+TURNS = {
+    "ChatML": ("<|im_end|>\n", "<|im_end|>"),
+    "Gemma's line break is an added token": ("<end_of_turn>\n", "<end_of_turn>"),
+    "Phi's chat ends with eos": ("<|end|>\n<|endoftext|>", "<|end|>"),
+    "blanks that are an added token": ("\n  <|im_end|>", "<|im_end|>"),
+    "nothing": ("", None),
+    "text alone": (" Next:", None),
+}
+
+
+@pytest.mark.parametrize("end,expected", TURNS.values(), ids=TURNS)
+def test_the_token_that_ends_a_turn_stops_a_base_model_too(end, expected, copied):
+    """A base model's files name <|endoftext|> alone; its chat template ends a turn otherwise. The
+    system prompt of the template has such tokens, too."""
     folder, tokenizer = copied
+    tokenizer.add_tokens(["\n", "  ", "<end_of_turn>"])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
     tokenizer.eos_token = "<|endoftext|>"
+    turn = "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + END }}".replace("END", repr(end))
+    system = "<|im_start|>system\nYou help!<end_of_turn>\n"
+    tokenizer.chat_template = system + "{% for m in messages %}" + turn + "{% endfor %}"
     tokenizer.save_pretrained(folder)
     change_json(f"{folder}/generation_config.json", eos_token_id=0)
     model, _ = grpo.load_policy(grpo.Args(model=folder), CPU)
-    assert model.generation_config.eos_token_id == [0, 2]
+    ends = {0} if expected is None else {0, tokenizer.convert_tokens_to_ids(expected)}
+    assert model.generation_config.eos_token_id == sorted(ends)
 
 
-@pytest.mark.parametrize("own", [{"do_sample": True}, {"do_sample": False}, {}])
-def test_the_hubs_generation_config_is_saved_with_the_model(copied, short_run, own):
-    """But for the stop ids, and for a do_sample that transformers would refuse to save."""
+@pytest.mark.parametrize("own", [{"do_sample": True}, {"do_sample": False}, {"min_p": 0.1}])
+def test_a_hub_s_settings_of_sampling_are_not_saved_with_the_model(copied, short_run, own):
+    """Training never used them, and transformers refuses to save some."""
     folder, _ = copied
-    settings = {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1}
+    settings = {"temperature": 0.0, "top_p": 0.9, "early_stopping": True, "pad_token_id": 3}
     change_json(f"{folder}/generation_config.json", **settings, **own)
     result = grpo.main(grpo.Args(**short_run | {"model": folder, "steps": 1, "max_new_tokens": 4}))
-    saved = last_checkpoint(result["folder"]) / "generation_config.json"
-    expected = settings | {"do_sample": True, "eos_token_id": [0, 2]}
-    assert expected.items() <= json.loads(saved.read_text()).items()
+    saved = json.loads((last_checkpoint(result["folder"]) / "generation_config.json").read_text())
+    assert saved["eos_token_id"] == [0, 2] and saved["pad_token_id"] == 3
+    assert not saved.keys() & (settings.keys() | own.keys()) - {"pad_token_id"}
 
 
 def test_a_checkpoint_stops_in_transformers_where_it_stopped_here(copied, short_run):
@@ -96,8 +109,8 @@ def test_a_model_without_an_end_token_leaves_a_checkpoint_that_generates(copied,
     assert saved.generate(torch.tensor([[5, 6]]), max_new_tokens=3).shape == (1, 5)
 
 
-def test_missing_and_frozen_weights_are_refused(copied, refused, monkeypatch):
-    """transformers would draw at random what a file lacks; Adam would fail without a gradient."""
+def test_missing_weights_are_refused(copied, refused):
+    """transformers would draw at random what a file lacks."""
     folder, _ = copied
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     weights = model.state_dict()
@@ -105,17 +118,6 @@ def test_missing_and_frozen_weights_are_refused(copied, refused, monkeypatch):
     model.save_pretrained(folder, state_dict=weights)
     line = refused(grpo.load_policy, grpo.Args(model=folder), CPU)
     assert f"--model {folder}" in line and "model.layers.1.mlp.up_proj.weight" in line
-    model.save_pretrained(folder)
-    real = transformers.AutoModelForCausalLM.from_pretrained
-
-    def frozen(*args, **options):
-        model, info = real(*args, **options)
-        model.lm_head.weight.requires_grad = False
-        return model, info
-
-    monkeypatch.setattr(grpo.AutoModelForCausalLM, "from_pretrained", frozen)
-    line = refused(grpo.load_policy, grpo.Args(model=folder), CPU)
-    assert f"--model {folder}" in line and "frozen" in line
 
 
 def test_mistrals_own_tokenizer_is_not_taken(copied, monkeypatch):
@@ -126,7 +128,7 @@ def test_mistrals_own_tokenizer_is_not_taken(copied, monkeypatch):
         asked.update(options)
         return real(source)
 
-    monkeypatch.setattr(grpo.AutoTokenizer, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
     grpo.load_policy(grpo.Args(model=copied[0]), CPU)
     assert asked == {"mistral_format": False}
 
@@ -143,41 +145,6 @@ def test_a_verifier_sees_no_special_tokens(pretrained, monkeypatch):
     batch, completions, _ = grpo.rollout(model, tokenizer, [("1+2", "3")], 4, 1.0, args)
     assert "<|" in tokenizer.decode(batch["completion_ids"][0])
     assert completions[1] == "" and not any("<|" in text for text in completions)
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_in_bf16_the_weights_of_a_bf16_file_are_spread_inside_their_cells(copied, tied):
-    """bf16 sees the model of the file; yet a step of a quarter of the gap to the next number moves
-    what bf16 sees by a quarter on average. What no matrix product rounds stays, and so do zeros and
-    the weights of a float32 file. Twice the same, as in the reference and in other processes."""
-    folder, tokenizer = copied
-    model = random_model("qwen2", len(tokenizer), tie_word_embeddings=tied)
-    for parameter in model.parameters():
-        parameter.data = (parameter.data + 0.01).bfloat16().float()  # biases, too
-    matrix = model.model.layers[0].mlp.up_proj.weight
-    matrix.data[0], matrix.data[1] = 0.0, 0.1  # 0.1 is no bf16 number
-    model.save_pretrained(folder)
-    bf16 = grpo.Args(model=folder, dtype="bfloat16")
-    args = (bf16, bf16, replace(bf16, dtype="float32"), replace(bf16, resume=folder))
-    spread, again, *same = (
-        dict(grpo.load_policy(each, CPU)[0].named_parameters()) for each in args
-    )
-    moved = set()
-    for name, weight in model.named_parameters():
-        assert torch.equal(spread[name].bfloat16(), weight.bfloat16()), name
-        assert torch.equal(spread[name], again[name])
-        assert all(torch.equal(each[name], weight) for each in same)
-        if not torch.equal(spread[name], weight):
-            moved.add(name)
-    products = {name for name in spread if "proj" in name or name == "lm_head.weight" and not tied}
-    assert moved == products
-    own = spread["model.layers.0.mlp.up_proj.weight"].detach()
-    assert torch.equal(own[:2], matrix[:2])
-    gap = (matrix[2:].frexp()[1] - 8).float().exp2()
-    step = gap.copysign(own[2:]) / 4  # away from 0: so a spread to one side alone is seen, too
-    seen = (own[2:] + step).bfloat16().float() - matrix[2:]
-    assert (seen / step).mean().item() == pytest.approx(1, abs=0.2)
-    assert (matrix[2:] + step).bfloat16().equal(matrix[2:].bfloat16()), "the step is too long"
 
 
 # ------------------------------------------------------------------------------------ The prompts
@@ -236,48 +203,24 @@ def test_a_prompt_is_printed_as_the_model_sees_it(pretrained, short_run, capsys)
     assert found == [f"a prompt as the model sees it: '{text}'"]
 
 
-ASKED = "is the question in it?"
-TEMPLATES = [(None, "resize_token_embeddings")]  # and a token added to the tokenizer alone
-TEMPLATES += [("{{ messages[0]['content'][0]['text'] }}", ASKED)]  # it wants parts
-ALL_BUT_ONE = "{% if '🙂' not in messages[0]['content'] %}{{ messages[0]['content'] }}{% endif %}"
-TEMPLATES += [(ALL_BUT_ONE, ASKED), ("Go!", ASKED)]
-TEMPLATES += [("{{ raise_exception('\n\nsystem first') }}", ": system first")]
-
-
-@pytest.mark.parametrize("template,reason", TEMPLATES)
-def test_a_prompt_that_cannot_be_read_is_one_line(
-    template, reason, copied, short_run, tmp_path, refused
-):
-    """The run stops before its first step, though only a question to train on has the 🙂."""
+@pytest.mark.parametrize("template", ["Go!", "{{ messages[0]['content'][0]['text'] }}"])
+def test_a_template_that_leaves_the_question_out_is_one_line(template, copied, gsm_file, refused):
+    """The second one wants a message in parts."""
     folder, tokenizer = copied
-    if template is None:
-        tokenizer.add_tokens(["🙂"])
-    else:
-        tokenizer.chat_template = template
+    tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
-    questions = ["What is 1 + 🙂?", *(f"What is {i} + 1?" for i in range(20))]
-    data = tmp_path / "data.jsonl"
-    data.write_text("\n".join(json.dumps({"question": q, "answer": 1}) for q in questions))
-    own = {"model": folder, "dataset": str(data), "max_new_tokens": 8, "prompt": "{question}"}
-    args = grpo.Args(**short_run | own)
-    assert questions[0] in dict(grpo.load_data(args)[0])
-    line = refused(grpo.main, args)
-    assert line.startswith("error: --model") and reason in line
-    assert not Path(short_run["output_dir"]).exists()
+    own = {"model": folder, "dataset": gsm_file, "prompt": "{question}"}
+    line = refused(grpo.main, grpo.Args(**own))
+    assert line.startswith(f"error: --model {folder}") and "question" in line
 
 
 LIMITS = [("gpt2", {}, math.inf, 58), ("qwen2", {"max_position_embeddings": 32}, 1e30, 26)]
-LIMITS += [("llama", {}, 10, 4), ("llama", {}, 6, 0), ("llama", {}, 3, 0)]
-LONG = {"rope_type": "longrope", "rope_theta": 1e4, "long_factor": [2.0] * 4}
-LONG |= {"short_factor": [1.0] * 4}
-LONG = {"rope_parameters": LONG, "original_max_position_embeddings": 16}
-LIMITS += [("phi3", LONG | {"max_position_embeddings": 64}, 1e30, 10)]
+LIMITS += [("llama", {}, 10, 4)]
 
 
 @pytest.mark.parametrize("kind,shape,limit,room", LIMITS)
 def test_a_prompt_that_leaves_no_room_is_one_line(kind, shape, limit, room, monkeypatch, refused):
-    """Tokenizer or model may set the limit; the longest prompt has 6 tokens. A longrope model reads
-    a text of more than its original length with other angles, from the first token on."""
+    """Tokenizer or model may set the limit; the longest prompt has 6 tokens."""
     monkeypatch.setattr(Characters, "model_max_length", limit)
     problems = [("1+2", "3"), ("7+7+7", "21"), ("3+4", "7")]
     given, args = (random_model(kind, **shape), Characters()), grpo.Args(max_new_tokens=room + 1)

@@ -52,8 +52,9 @@ def seen_in_a_step(monkeypatch, drift=None, **flags):
         seen["batch"], completions, rewards = real(*inputs)
         return seen["batch"], completions, rewards
 
-    def batch_logprobs(reference, batch, args):
-        return batch["old_logprobs"] - drift * batch["mask"]
+    def batch_logprobs(policy, batch, args):
+        is_reference = policy is None
+        return batch["sampled_logprobs"] - (drift * batch["mask"] if is_reference else 0.0)
 
     for patch in (compute_advantages, rollout, batch_logprobs):
         monkeypatch.setattr(ppo, patch.__name__, patch)

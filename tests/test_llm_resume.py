@@ -38,8 +38,8 @@ RUNS = {}  # name and flags of a run → its args, and what main returned
 
 
 def by_text(completion, answer):
-    """Different completions have different rewards."""
-    return zlib.crc32(completion.encode()) / 2**32
+    """Different completions have different rewards, and a verifier may draw."""
+    return zlib.crc32(completion.encode()) / 2**32 + 0.1 * random.random()
 
 
 @pytest.fixture
@@ -75,8 +75,7 @@ def test_resumed_is_straight(name, straight_run):
         assert resumed[key] == straight[key]
     assert equal(weights(straight["folder"]), weights(resumed["folder"]))
     states = [trainer(run["folder"]) for run in (straight, resumed)]
-    assert [state.pop("args") for state in states] == [vars(args), vars(args) | {"resume": path}]
-    assert same(*states)
+    assert same(*states) and states[0]["step"] == 4
     for key in ("reward", "loss", "grad_norm", "num_tokens", "learning_rate"):
         assert scalars(straight["folder"], key)[2:] == scalars(resumed["folder"], key)
     logged = [scalars(run["folder"], "eval/pass@1") for run in (straight, resumed)]
@@ -98,48 +97,10 @@ def test_resumed_is_straight_where_the_model_file_is_bf16(straight_run, pretrain
         assert all(parameter.data_ptr() % 64 == 0 for parameter in model.parameters())
 
 
-def test_flags_given_again_win(straight_run, pretrained, monkeypatch):
-    """A default that is given counts as given; what is not given stays as it was. The number of
-    questions in a step may change, too."""
-    own = {"micro_batch_size": 2, "max_new_tokens": 4}
-    args, _, path = straight_run(model=pretrained, clip_high=0.3, clip_low=0.1, **own)
-    words = ["--steps", "5", "--clip-high=0.2", "--eval_every", "1", "--model", pretrained]
-    said = run("grpo_llm.py", "--resume", path, *words, "--prompts-per-step", "6").stdout
-    again = replace(args, steps=5, clip_high=0.2, eval_every=1, resume=path, prompts_per_step=6)
-    assert said.startswith(f"{again}\non cpu\n") and "\nstep 2: eval/pass@1 " in said
-    state = trainer(max(Path(args.output_dir).iterdir()))
-    assert state["args"] == vars(again)
-    assert [state["step"], state["asked"]] == [5, 2 * 4 + 3 * 6]
-
-
-def test_resume_refuses_another_run(straight_run, refused, gsm_file, pretrained, tmp_path):
-    """Of the data it is the questions that count, not where they lie."""
-    args, _, path = straight_run(dataset=gsm_file, max_new_tokens=8)
-    before = files(args.output_dir)
-    given = {"model": pretrained, "seed": 8, "group_size": 8}
-    given |= {"dataset": "arithmetic", "eval_dataset": gsm_file}
-    for name, value in given.items():
-        line = refused(grpo.main, replace(args, resume=path, **{name: value}))
-        changed = "training data" if "dataset" in name else name.replace("_", " ")
-        assert line == f"error: --resume {path}: begun with another {changed}"
-    assert files(args.output_dir) == before
-    moved = shutil.copy(gsm_file, tmp_path / "elsewhere.jsonl")
-    own = {"dataset": str(moved), "output_dir": str(tmp_path / "new")}
-    assert grpo.main(replace(args, resume=path, **own))["folder"]
-    lines = Path(gsm_file).read_text().splitlines()
-    moved.write_text("\n".join([*lines[1:], lines[0].replace("?", "??")]))
-    assert "another training data" in refused(grpo.main, replace(args, resume=path, **own))
-
-
-def test_a_complete_run_is_resumed_only_with_more_steps(straight_run, refused, tmp_path):
-    """With --steps 0 it is evaluated."""
+def test_a_complete_run_is_evaluated_or_goes_on(straight_run, tmp_path):
     args, straight, _ = straight_run()
     path = str(last_checkpoint(straight["folder"]))
     args = replace(args, resume=path, output_dir=str(tmp_path / "new"))
-    for steps in (4, 3):
-        line = refused(grpo.main, replace(args, steps=steps))
-        assert line == f"error: --resume {path}: step 4 is done: raise --steps {steps}"
-    assert not (tmp_path / "new").exists()
     assert grpo.main(replace(args, steps=0))["eval/pass@1"] == straight["eval/pass@1"]
     assert trainer(grpo.main(replace(args, steps=5))["folder"])["step"] == 5
 
@@ -148,9 +109,9 @@ def test_a_run_deletes_nothing_but_its_own_checkpoints(short_run, monkeypatch):
     """A copy, an archive and a link that the user puts into the run's folder stay."""
     real, kept = grpo.save_checkpoint, ["step-000001-best", "step-000001.tar.gz", "step-latest"]
 
-    def save_checkpoint(model, tokenizer, optimizer, folder, state):
-        real(model, tokenizer, optimizer, folder, state)
-        if state["step"] == 1:
+    def save_checkpoint(model, tokenizer, optimizer, folder, step):
+        real(model, tokenizer, optimizer, folder, step)
+        if step == 1:
             copy, archive, link = (folder / name for name in kept)
             shutil.copytree(folder / "step-000001", copy)
             archive.write_text("an archive")
@@ -164,26 +125,18 @@ def test_a_run_deletes_nothing_but_its_own_checkpoints(short_run, monkeypatch):
 
 
 def test_what_is_no_checkpoint(straight_run, tmp_path, refused):
-    """Another script's, one of two processes, one with an unknown flag, a torn file, none."""
+    """A torn file, one that lacks something, none."""
     args, _, path = straight_run()
-    state = torch.load(f"{path}/trainer.pt", weights_only=True)
-    others = {"script": state | {"run": state["run"] | {"script": "cispo_llm"}}}
-    others["processes"] = state | {"run": state["run"] | {"number of processes": 2}}
-    others["flag"] = state | {"args": state["args"] | {"save_every": 50}}
-    for name, other in others.items():
-        shutil.copytree(path, tmp_path / name)
-        torch.save(other, tmp_path / name / "trainer.pt")
     torn = ["trainer.pt", "model.safetensors", "config.json"]
-    for name in torn:
+    for name in (*torn, "lacks"):
         shutil.copytree(path, tmp_path / name)
+    for name in torn:
         file = tmp_path / name / name
         file.write_bytes(file.read_bytes()[:-100])
-    for name in (*others, *torn, "nowhere"):
+    torch.save({"step": 2}, tmp_path / "lacks/trainer.pt")
+    for name in (*torn, "lacks", "nowhere"):
         line = refused(grpo.main, replace(args, resume=str(tmp_path / name)))
         assert line.startswith(f"error: --resume {tmp_path / name}: ") and len(line) < 420
-    done = Launched("grpo_llm.py", "--resume", tmp_path / "flag")
-    assert done.wait() == 2
-    assert done.stderr.splitlines()[-1].startswith(f"error: --resume {tmp_path / 'flag'}: ")
 
 
 @pytest.mark.slow
@@ -204,47 +157,9 @@ def test_kill_at_any_instant_leaves_a_whole_checkpoint(short_run):
         assert known is None or newest().name > known.name
         resume = ["--resume", str(newest())]
     last = trainer(newest().parent)["step"] + 3
-    run("grpo_llm.py", *resume, "--steps", str(last))
+    run("grpo_llm.py", *flags(short_run | {"steps": last}), *resume)
     kept = sorted(path.name for path in max(runs.iterdir()).iterdir())
     assert kept[1:] == [f"step-{last - 1:06d}", f"step-{last:06d}"] and len(kept) == 3
-
-
-@pytest.mark.parametrize("stage", ["model", "tokenizer", "trainer.pt", "rename"])
-def test_an_error_while_saving(stage, pretrained, tmp_path, monkeypatch, refused):
-    """One line says that the disk may be full; older checkpoints stay."""
-
-    def fail(*_):
-        raise OSError("no space left on device")
-
-    model, tokenizer = grpo.load_policy(grpo.Args(model=pretrained), torch.device("cpu"))
-    given = (model, tokenizer, torch.optim.SGD(model.parameters()), tmp_path)
-    grpo.save_checkpoint(*given, {"step": 1})
-    before = files(tmp_path)
-    target = {"model": model, "tokenizer": tokenizer, "trainer.pt": torch, "rename": Path}[stage]
-    name = {"trainer.pt": "save", "rename": "rename"}.get(stage, "save_pretrained")
-    with monkeypatch.context() as patched:
-        patched.setattr(target, name, fail)
-        line = refused(grpo.save_checkpoint, *given, {"step": 2})
-    reason = "cannot be saved, is the disk full?: no space left on device"
-    assert line == f"error: {tmp_path} {reason}"
-    assert before.items() <= files(tmp_path).items() and not (tmp_path / "step-000002").exists()
-    grpo.save_checkpoint(*given, {"step": 3})  # over what was left
-    assert trainer(tmp_path)["step"] == 3 and not (tmp_path / "saving").exists()
-
-
-def test_an_old_checkpoint_that_cannot_be_deleted_stops_nothing(pretrained, tmp_path, monkeypatch):
-    """As on a disk that is shared and read-only in part. (Whoever runs this may be root.)"""
-
-    def rmtree(path, ignore_errors=False):
-        if not ignore_errors:
-            raise PermissionError
-
-    model, tokenizer = grpo.load_policy(grpo.Args(model=pretrained), torch.device("cpu"))
-    monkeypatch.setattr(grpo.shutil, "rmtree", rmtree)
-    for step in (1, 2, 3):
-        optimizer = torch.optim.SGD(model.parameters())
-        grpo.save_checkpoint(model, tokenizer, optimizer, tmp_path, {"step": step})
-    assert last_checkpoint(tmp_path).name == "step-000003"
 
 
 def test_what_an_evaluation_breaks_off_is_saved(short_run, monkeypatch):
@@ -261,11 +176,3 @@ def test_what_an_evaluation_breaks_off_is_saved(short_run, monkeypatch):
         grpo.main(grpo.Args(**short_run))
     (folder,) = Path(short_run["output_dir"]).iterdir()
     assert trainer(folder)["step"] == 2
-
-
-def test_a_verifier_is_found_again_from_another_folder(straight_run, tmp_path, monkeypatch):
-    (tmp_path / "one_for_all.py").write_text("def verify(completion, answer):\n    return 1.0\n")
-    monkeypatch.chdir(tmp_path)
-    args, _, path = straight_run(verifier="one_for_all.py")
-    monkeypatch.chdir("/")
-    assert grpo.load_checkpoint(path)["args"].verifier == str(tmp_path / "one_for_all.py")

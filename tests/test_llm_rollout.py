@@ -1,5 +1,4 @@
-"""The sampler and the log-probs, against plain forward passes of one unpadded sequence each, also
-where token_logprobs reads a prompt once for several rows."""
+"""The sampler and the log-probs, against plain forward passes of one unpadded sequence each."""
 
 from unittest.mock import Mock
 
@@ -75,6 +74,13 @@ def test_prompt_is_read_once_and_finished_rows_leave(monkeypatch):
     assert rows == [3, *(int((lengths > t).sum()) for t in range(1, batch["mask"].shape[1]))]
 
 
+@pytest.mark.parametrize("lengths", [[9, 2, 5, 1, 3, 3], [1, 1, 1]])
+def test_log_probs_and_their_gradients_are_those_of_single_rows(lengths):
+    """Also where all completions have one token, and only the prompt is read."""
+    model = random_model("gpt2")
+    check_logprobs(grpo, model, batch_of(model, PROMPTS, lengths, 0.7), 0.7)
+
+
 def test_rewards_are_those_of_their_completions(monkeypatch):
     """Question by question, each G times; text by text, and rewards of any size."""
     given, tokenizer = [], Characters()
@@ -113,63 +119,3 @@ def test_no_more_questions_at_a_time_than_in_a_step(monkeypatch):
     )
     grpo.evaluate(random_model(), Characters(), problems, args, Mock(), 0)
     assert [len(prompts) for (_, prompts, *_), _ in calls] == [2, 2, 2, 2, 1, 1]
-
-
-# --------------------------------------------------------------------------------- Shared prompts
-
-KINDS = ["qwen2", "gpt2"]
-
-
-LENGTHS = [9, 2, 5, 1, 3, 3, 6, 9, 1, 7, 4, 8]
-
-
-ROWS = {
-    "whole groups": range(12),
-    "shuffled": [7, 0, 11, 3, 4, 9, 1, 8, 10, 2, 6, 5],
-    "torn groups": [2, 3, 4, 5, 9],
-    "one row": [6],
-    "the same row twice": [5, 5],
-    "a group that comes again": [0, 1, 4, 2, 3],
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
-def test_any_rows_share_a_prompt_and_change_nothing(rows, kind):
-    """Catches rows that get the prompt of another, and a cache that keeps the gradient back."""
-    model = random_model(kind)
-    check_logprobs(
-        grpo, model, grpo.take_rows(batch_of(model, PROMPTS, LENGTHS, 0.7), torch.tensor(rows)), 0.7
-    )
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_same_ids_are_two_prompts_if_their_masks_differ(kind):
-    """With a pad token that the prompt may hold, [3, 4] is padded to the ids of [0, 3, 4]."""
-    model = random_model(kind, pad=0)
-    batch = batch_of(model, [[3, 4], [0, 3, 4], [3, 4]], [5, 9, 3, 2, 8, 9])
-    assert (batch["prompt_ids"] == batch["prompt_ids"][0]).all()
-    check_logprobs(grpo, model, batch, 0.7)
-    plain = grpo.token_logprobs(model, batch, 0.7)
-    swapped = batch | {"prompt_mask": batch["prompt_mask"].roll(2, 0)}
-    assert (plain - grpo.token_logprobs(model, swapped, 0.7)).abs().max() > 0.01
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("length", [1, 2])
-def test_completions_of_one_token(kind, length):
-    """After the prompts nothing is left to read: an empty forward pass would raise."""
-    model = random_model(kind)
-    check_logprobs(grpo, model, batch_of(model, PROMPTS, [length, 1, 1]), 0.7)
-
-
-def test_short_rows_are_read_at_the_width_of_the_rollout(monkeypatch):
-    """In bf16 another width would round differently, and the first ratio would not be 1."""
-    model = random_model()
-    batch = batch_of(model, PROMPTS, LENGTHS)
-    some = grpo.take_rows(batch, torch.tensor([1, 2, 5, 8]))  # of 5 tokens at most
-    check_logprobs(grpo, model, some, 0.7)
-    calls = calls_of(monkeypatch, model, "forward")
-    grpo.token_logprobs(model, some, 1.0)
-    _, ((rest,), _) = calls
-    assert rest.shape == (4, 8)  # but for the last token, which tells nothing

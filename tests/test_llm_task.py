@@ -49,28 +49,39 @@ def gsm(n, offset=0):
 
 
 def test_jsonl_split_is_fixed_and_disjoint(tmp_path):
-    """The tenth with the smallest checksums is held out; a question that comes twice has its last
-    answer, blank lines are skipped, and the file may begin with a byte-order mark."""
-    wrong = [{"question": row["question"], "answer": 0} for row in gsm(20, 600)]
+    """Held out are questions whose checksum is in the lowest tenth of its range. A question that
+    comes twice, also with blanks around it, has its last answer; blank lines are skipped, and the
+    file may begin with a byte-order mark."""
+    wrong = [{"question": f" {row['question']}\n", "answer": 0} for row in gsm(20, 600)]
     path = write(tmp_path / "d.jsonl", [*wrong, "", "  ", *gsm(500, 600), ""], mark="\ufeff")
     train, held_out = grpo.load_data(grpo.Args(dataset=path))
-    questions = [f"What is {i} + {i}?" for i in range(600, 1100)]
-    questions.sort(key=lambda question: zlib.crc32(question.encode()))
-    assert {q for q, _ in held_out} == {*questions[:50]} and len(held_out) == 50
-    assert {q for q, _ in train} == {*questions[50:]} and len(train) == 450
+    sums = {f"What is {i} + {i}?" for i in range(600, 1100)}
+    lowest = {question for question in sums if zlib.crc32(question.encode()) / 2**32 < 0.1}
+    assert {q for q, _ in held_out} == lowest and len(held_out) == len(lowest) > 30
+    assert {q for q, _ in train} == sums - lowest and len(train) == 500 - len(lowest)
     assert ("What is 600 + 600?", "1,200") in train + held_out
     args = grpo.Args(dataset=path, eval_problems=10)
     assert grpo.load_data(args) == (train, held_out[:10])
 
 
+def test_a_question_stays_on_its_side_when_the_file_grows(tmp_path):
+    """If not, a longer file's held-out questions had been trained on."""
+    sides = []
+    for name, n in (("short", 300), ("long", 900)):
+        path = write(tmp_path / f"{name}.jsonl", gsm(n))
+        sides.append([set(side) for side in grpo.load_data(grpo.Args(dataset=path))])
+    (train, held_out), (more_train, more_held_out) = sides
+    assert train < more_train and held_out < more_held_out and len(held_out) > 10
+
+
 TRAIN = [(f"{i}?", str(i)) for i in range(20)]
 
 
-def asked(steps, asked=0, draw=0, **flags):
-    """The problems of some steps, one after the other."""
+def asked(steps, draw=0, **flags):
+    """The problems of the first steps, one after the other."""
     args, problems = grpo.Args(**flags), []
-    for step in range(steps):
-        problems += grpo.next_problems(TRAIN, asked + step * args.prompts_per_step, draw, args)
+    for step in range(1, steps + 1):
+        problems += grpo.next_problems(TRAIN, step, args, draw)
     return problems
 
 
@@ -85,13 +96,6 @@ def test_each_pass_over_the_data_has_every_question_once(size):
     assert asked(1, prompts_per_step=60) == found
     assert asked(1, prompts_per_step=60, seed=2) != found != asked(1, draw=1, prompts_per_step=60)
     assert asked(1, draw=1, prompts_per_step=20) not in passes
-
-
-def test_a_step_s_size_may_change_between_runs():
-    """After 12 questions in steps of 4, the other 8 of the pass come next, in steps of any size."""
-    first = asked(3, prompts_per_step=4)
-    rest = asked(1, asked=12, prompts_per_step=8)
-    assert sorted(first + rest) == sorted(TRAIN)
 
 
 def test_processes_share_a_step_s_questions(monkeypatch):

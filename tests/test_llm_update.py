@@ -79,7 +79,7 @@ def test_rows_without_an_advantage_are_left_out_and_change_nothing(name, monkeyp
     torch.testing.assert_close(found[1] + found[2], found[0], rtol=1e-4, atol=1e-6)
     of(torch.arange(12) >= 4)
     rows = [len(input_ids) for (input_ids,), _ in calls]
-    assert rows == [3, 12, 3, 6, 3, 6, 2, 8]  # prompts, then completions, of each step
+    assert rows == [12, 6, 6, 8]
 
 
 def test_max_grad_norm():
@@ -102,8 +102,8 @@ def test_the_kl_is_in_the_reward_of_rloo_and_not_of_grpo(name, monkeypatch):
     def generate(model, prompts, *_):
         return batch_of(model, prompts, LENGTHS)
 
-    def batch_logprobs(reference, batch, args):
-        return batch["old_logprobs"] - 0.2 * batch["mask"]
+    def batch_logprobs(policy, batch, args):
+        return batch["sampled_logprobs"] - 0.2 * batch["mask"] * (policy is None)
 
     monkeypatch.setattr(module, "generate", generate)
     monkeypatch.setattr(module, "batch_logprobs", batch_logprobs)
@@ -112,7 +112,7 @@ def test_the_kl_is_in_the_reward_of_rloo_and_not_of_grpo(name, monkeypatch):
     args = module.Args(prompts_per_step=3, group_size=4, beta=0.5)
     model = random_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    metrics = module.train_step(model, None, Characters(), optimizer, problems, 0, args)
+    metrics = module.train_step(model, None, Characters(), optimizer, problems, 1, args)
     ((rewards, _), _), *_ = seen
     in_reward = name == "rloo_llm"
     expected = -0.5 * 0.2 * torch.tensor(LENGTHS).view(3, 4) * in_reward

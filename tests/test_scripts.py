@@ -37,7 +37,8 @@ def test_ppo_llm_differs_from_grpo_llm_by_its_critic():
     marked = "\n# From here on.*\n"  # ppo_llm.py has words of its own here
     own, shared = (parts(re.split(marked, source(name))[1]) for name in ("ppo_llm", "grpo_llm"))
     differing = {name for name in shared if own[name] != shared[name]}
-    assert differing == {"token_logprobs", "evaluate", "check_args", "restore"} and len(shared) > 20
+    expected = {"token_logprobs", "evaluate", "check_args", "restore", "save_checkpoint"}
+    assert differing == expected and len(shared) > 20
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -45,7 +46,7 @@ def test_functions_fit_on_a_screen_and_flags_have_their_help(name):
     """A flag's help is a comment of four words or more, above the flag or behind it."""
     functions = [n for n in ast.walk(ast.parse(source(name))) if isinstance(n, ast.FunctionDef)]
     lines = {node.name: node.end_lineno - node.lineno + 1 for node in functions}
-    assert max(lines.values()) <= 55, max(lines, key=lines.get)
+    assert max(lines.values()) <= 45, max(lines, key=lines.get)
     for field, text in parts(source(name)).items():
         if field.startswith("Args.") and field != "Args.__post_init__":
             assert len(" ".join(re.findall("# (.+)", text)).split()) >= 4, field
