@@ -24,7 +24,7 @@ SMOKE = [
     ("llm_compare", "--smoke --seeds 1", "| rloo_llm | … | grpo_llm |"),
     ("trl", "tiny --smoke", "| grpo_llm.py | 1 | … | rloo_llm.py | 1 |"),
     ("trl", "real --smoke --scripts grpo_llm", "| to 0.8 held out | … | grpo_llm.py |"),
-    ("trl", "long --smoke --scripts rloo_llm", ", prompts not shared | 1 |"),
+    ("trl", "long --smoke --scripts rloo_llm", "| rloo_llm.py | 1 |"),
     ("paired_timings", "--checkout . --smoke", "| there / here: median |"),
     ("real_model", "--smoke --model PRETRAINED", "| products, GRPO | 1 | … right answer"),
     ("gpu", "--smoke", "| cispo_llm, bfloat16: … | processes: two; "),

@@ -179,7 +179,7 @@ def test_every_command_has_flags_that_the_script_takes(command):
 
 
 def test_the_page_shows_the_code_of_exact_text():
-    code = (ROOT / "tests/examples/verifiers/exact_text.py").read_text().split('"""\n\n\n')[1]
+    code = (ROOT / "tests/examples/verifiers/exact_text.py").read_text().split('"""\n\n')[1]
     assert ("python", code) in BLOCKS
 
 

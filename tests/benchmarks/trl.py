@@ -14,11 +14,10 @@ run has one seed, two rollouts and toy sizes, and nothing is written.
 The share trained on counts the completions that go through the forward and backward pass. Without a
 KL term our scripts leave out completions whose advantage is 0. `long` asks the questions of GSM8K
 (openai/grade-school-math) and allows 128 new tokens. Its rewards are arbitrary numbers, so nearly
-every completion has an advantage. It also measures our scripts without sharing prompts. On a CPU,
-TRL 1.16 computes the last layer at every position, those of the prompt included.
+every completion has an advantage. On a CPU, TRL 1.16 computes the last layer at every position,
+those of the prompt included.
 """
 
-import functools
 import importlib
 import json
 import os
@@ -39,8 +38,6 @@ from typing import Annotated, Literal
 import torch
 import tyro
 from bench import CPU, ROOT, Enough, evaluate, own_process, run_main, spread, table, write_table
-
-import grpo_llm
 
 # Without this folder, in which `trl` is this file, not the package.
 PATH = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
@@ -114,10 +111,9 @@ class Clock:
         return self.met
 
 
-def ours(script, args, target, rollouts, logprobs_of=None) -> Clock:
+def ours(script, args, target, rollouts) -> Clock:
     """Train with our script until the target is met, for at most this many rollouts."""
-    own, clocks = script.train_step, []
-    logprobs_of = logprobs_of or script.token_logprobs
+    own, logprobs_of, clocks = script.train_step, script.token_logprobs, []
 
     def counted(model, batch, temperature):
         if clocks and torch.is_grad_enabled():
@@ -147,8 +143,8 @@ def trl_rows(script, args, tokenizer, rollouts: int) -> list[dict]:
     """
     train, _ = script.load_data(args)
     problems = []
-    for _ in range(rollouts):
-        problems += script.next_problems(train, len(problems), 0, args)
+    for step in range(1, rollouts + 1):
+        problems += script.next_problems(train, step, args)
     prompts = script.encode_prompts(problems, tokenizer, args)
     texts = tokenizer.batch_decode(prompts)
     assert tokenizer(text=texts)["input_ids"] == prompts
@@ -218,18 +214,7 @@ def theirs(script, args, target, rollouts) -> Clock:
     return clock
 
 
-def plain_logprobs(model, batch, temperature):
-    """The result of grpo_llm.token_logprobs, without sharing: every row reads its own prompt."""
-    ids, mask = batch["completion_ids"], batch["mask"]
-    rows = torch.cat([batch["prompt_ids"], ids], 1)[:, :-1]
-    attention_mask = torch.cat([batch["prompt_mask"], mask.long()], 1)[:, :-1]
-    logits = grpo_llm.forward(model, rows, attention_mask, None, logits_to_keep=ids.shape[1])
-    logprobs = grpo_llm.policy_logprobs(logits, temperature)
-    return logprobs.gather(2, ids[..., None])[..., 0] * mask
-
-
-NOT_SHARED = functools.partial(ours, logprobs_of=plain_logprobs)
-SIDES = {"ours": ours, "TRL": theirs, "ours, prompts not shared": NOT_SHARED}
+SIDES = {"ours": ours, "TRL": theirs}
 
 RATE = "completions per second"
 COLUMNS = {"seconds": ".1f", "rollouts": ".0f", RATE: ".1f", "share trained on": ".0%"}
@@ -272,7 +257,6 @@ def cells(name: str, side: str, runs: dict) -> list[str]:
 def main(options: Options):
     target = {"tiny": 0.90, "real": 0.80, "long": None}[options.what]
     sides = ["ours", "TRL"] if WITH_TRL else ["ours"]
-    sides += ["ours, prompts not shared"] * (options.what == "long")
     if options.rollouts:
         target = None
     micro, seeds = MICRO[options.what], options.seeds[:1] if options.smoke else options.seeds

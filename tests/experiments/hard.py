@@ -10,8 +10,9 @@ from pictures import DASHED, SOLID, curves, figure
 import grpo_llm
 
 
-def two_kinds(train, asked, draw, args):
+def two_kinds(train, step, args):
     """The problems of a step: sums of two terms and of four in turn."""
+    asked = (step - 1) * args.prompts_per_step
     rng, problems = random.Random(f"{args.seed} {asked}"), []
     for number in (2, 4) * (args.prompts_per_step // 2):
         terms = [rng.randint(0, 9) for _ in range(number)]

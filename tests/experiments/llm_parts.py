@@ -134,5 +134,5 @@ def first_token(model, tokenizer, token, number=128):
     _, sums = grpo_llm.load_data(grpo_llm.Args(eval_problems=number))
     prompts = [f"{question}=" for question, _ in sums]
     inputs = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt")
-    _, logits = grpo_llm.prefill(model, inputs["input_ids"], inputs["attention_mask"])
+    logits = grpo_llm.forward(model, inputs["input_ids"], inputs["attention_mask"])
     return logits[:, -1].softmax(-1)[:, tokenizer.convert_tokens_to_ids(token)].mean().item()

@@ -4,7 +4,9 @@ end do not matter. Ask for this form in --prompt ("Answer with one word."), and 
 model obeys: small ones often write a sentence.
 """
 
+from unicodedata import normalize
+
 
 def verify(completion: str, answer) -> float:
-    said, right = (str(text).strip().removesuffix(".") for text in (completion, answer))
-    return float(said.casefold() == right.casefold())
+    said, right = (normalize("NFC", str(text)).strip() for text in (completion, answer))
+    return float(said.removesuffix(".").casefold() == right.removesuffix(".").casefold())

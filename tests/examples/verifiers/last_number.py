@@ -4,23 +4,26 @@ learn, too. But a completion that names many numbers is rewarded as well if it e
 one.
 """
 
+import math
 import re
-from decimal import Decimal
 
-# 7, -7, .5, 1,234 and -$1,234.50; in 10-7 the hyphen is no sign.
+# Between thousands: 1,234 and 1 234, and LaTeX's 1{,}234 and 1\,234
+SEPARATOR = r"(?:,|\{,\}|\\,|[ \u00a0\u2009\u202f])"
+# 7, -7, .5 and -$1,234.50; in 10-7 the hyphen is no sign.
 NUMBER = re.compile(
-    r"((?:(?<![0-9])-)?)\$?((?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
+    r"((?:(?<![0-9])-)?)\$?"
+    rf"((?:(?<![0-9])[0-9]{{1,3}}(?:{SEPARATOR}[0-9]{{3}})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
 )
 
 
-def last_number(text: str) -> Decimal | None:
+def last_number(text: str) -> float:
+    """The last number of a text, or NaN, which equals nothing."""
     numbers = NUMBER.findall(text.replace("\u2212", "-"))  # a typeset minus
     if not numbers:
-        return None
+        return math.nan
     sign, digits = numbers[-1]
-    return Decimal(sign + digits.replace(",", ""))
+    return float(sign + re.sub(SEPARATOR, "", digits))
 
 
 def verify(completion: str, answer) -> float:
-    said = last_number(completion)
-    return float(said is not None and said == last_number(str(answer)))
+    return float(math.isclose(last_number(completion), last_number(str(answer)), rel_tol=1e-9))
