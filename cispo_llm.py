@@ -1,17 +1,17 @@
 """CISPO, Clipped Importance-Sampling-weight Policy Optimization: clip the weight, not the gradient.
 
-For each question, draw a group of G completions o_1 … o_G from the policy π_old, the model as it is
-now, and let a verifier give each a reward R_i (1 if right, otherwise 0). On this rollout the model,
-π_θ, takes steps up J(θ), on minibatches of groups. A_i, π_old and π_ref are constants.
+For each question the policy π_old, the current model, draws a group of G completions o_1 … o_G, and
+a verifier gives each a reward R_i (1 if right, otherwise 0). On this rollout the model, π_θ, takes
+optimizer steps up J(θ), on minibatches of groups. A_i, π_old and π_ref are constants.
 
     J    = Σ_i Σ_t (L_it − β k3_it) / Σ_i |o_i|      over all tokens of the minibatch
     L_it = sg[min(r_it, 1 + ε_high)] A_i log π_θ(o_it)         autograd sees sg[…] as a number
     A_i  = (R_i − mean R) / std R                    how R_i compares with its group
     r_it = π_θ(o_it) / π_old(o_it)                   1 at first; each step on a rollout moves it
     k3_it = e^d − d − 1, d = log π_ref − log π_θ     see kl_k3; π_ref is the first model
-    o_it is token t of |o_i|; π is its probability, given the question and the tokens before it
+    o_it is one of the |o_i| tokens of o_i; π(o_it) is its probability after question and tokens
 
-The value of J is meaningless. Only its gradient matters, which points roughly along ∇E[R_i].
+The value of J says nothing. Its gradient points roughly along ∇E[R_i]: the mean reward rises.
 
 What changes from grpo_llm.py                        Where
     the clipped ratio is only a weight of log π      surrogate, --clip-high
@@ -25,10 +25,10 @@ correction, move fastest and are clipped first, so a rollout soon teaches them n
 every token's gradient. As ∇r = r ∇log π, GRPO's gradient of a token is r A ∇log π, or 0 if clipped;
 CISPO's is min(r, 1 + ε_high) A ∇log π: REINFORCE with an importance weight that has a cap.
 
-Weakness: if A_i > 0, only the learning rate bounds how far a token is pushed. (If A_i < 0, no bound
-is needed, because the weight shrinks with r_it.)
+Weakness: the cap bounds one push, by (1 + ε_high) A_i. How far many pushes carry a token is bounded
+by the learning rate and the number of steps alone.
 
-Differs from the paper: a minibatch without a signal gets no step (see train_minibatch).
+Differs from the paper: a minibatch of groups with equal rewards gets no step.
 The mean is over a minibatch (paper: over a question's group), and no group is drawn again. The
 paper does not print its ε_high: 0.2 is GRPO's, and TRL recommends a cap of 5, --clip-high 4
 
@@ -122,10 +122,10 @@ class Args:
 def compute_advantages(rewards, args):
     """A_i, how much better than its group a completion is: rewards (P, G) → advantages (P, G).
 
-    Subtracting the mean adds no bias: R_i − mean R is (G − 1)/G of R_i minus the others' mean. But
-    dividing by the std does: questions that are nearly always or hardly ever solved have a small
-    std and so get more weight, and a tiny difference in reward counts as much as right against
-    wrong.
+    Subtracting the mean adds no bias if all tokens have the same weight: R_i − mean R is RLOO's
+    advantage times (G − 1)/G. Dividing by the std adds bias: questions that are nearly always or
+    hardly ever solved have a small std and so get more weight, and a tiny difference in reward
+    counts as much as right against wrong. (1e-4 avoids a division by 0.)
     """
     advantages = rewards - rewards.mean(1, keepdim=True)
     if args.scale_rewards:
@@ -145,7 +145,7 @@ def token_weights(mask, args):
 def surrogate(logprobs, old_logprobs, advantages, mask, args):
     """L_it, to be maximized, and whether the clip has lowered its weight: (B, T) and (B, T)."""
     advantages = advantages[:, None]
-    log_ratio = (logprobs - old_logprobs) * mask
+    log_ratio = (logprobs - old_logprobs) * mask  # 0 on padding
     ratio = log_ratio.exp().detach()
     weight = ratio.clamp(max=1 + args.clip_high)
     objective = weight * advantages * logprobs
@@ -160,7 +160,8 @@ def kl_k3(logprobs, other_logprobs):
 
         ∇k3 = (1 − e^d) ∇log π    with the mean −Σ other ∇log π = ∇KL(other ‖ π)
 
-    So k3 pulls π towards the other. (In later steps on a rollout, roughly so.)
+    So as a loss k3 has the gradient of the reverse KL, and pulls π towards the other. (Roughly so:
+    this is exact while π is the policy that drew the tokens, and for tokens of equal weight.)
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -176,11 +177,13 @@ def kl_k3(logprobs, other_logprobs):
 
 
 def train_minibatch(model, optimizer, batch, args):
-    """One optimizer step; returns what to log: approx_kl and clip_ratio are means over tokens.
+    """One optimizer step; returns what to log. Of the rows read, approx_kl and clip_ratio are means
+    over tokens.
 
-    A group of equal rewards has advantages of 0, so without a KL term its rows have no gradient.
-    A batch that has only such rows gets no step, not even for the KL: as long as π is near π_ref,
-    that gradient is rounding noise, and Adam would scale it up. (Later a real KL pull is lost.)
+    A group of equal rewards has advantages of 0, so without a KL term its rows have no gradient and
+    are not read. A batch of such rows alone gets no step, not even for the KL: while π is near
+    π_ref, that gradient is rounding noise, and Adam would scale it up. The price is a useful pull
+    of the KL that is lost later.
     """
     # Computed for the whole minibatch, so that splitting it into parts changes no gradient.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
@@ -216,18 +219,20 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
     """Sample completions for this step's problems, train on them, return the means to log."""
     problems = next_problems(train, step, args)
     batch, _, rewards = rollout(model, tokenizer, problems, args.group_size, args.temperature, args)
-    batch["old_logprobs"] = batch_logprobs(model, batch, args)
+    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # like the loss's: r begins at 1
     record = rollout_metrics(batch, rewards)
     if args.beta > 0:
         batch["ref_logprobs"] = batch_logprobs(reference, batch, args)
         kl = kl_k3(batch["old_logprobs"], batch["ref_logprobs"])
         record["kl"] = kl[batch["mask"] > 0]
     advantages = compute_advantages(rewards, args)
-    advantages[are_equal(rewards)] = 0  # exactly: the mean may be rounded
+    advantages[are_equal(rewards)] = 0  # exactly 0: a mean may be rounded
     batch["advantages"] = advantages.flatten()
 
     records = [record]
-    rows = torch.arange(rewards.numel(), device=model.device).view_as(rewards)  # rows of group g
+    rows = torch.arange(rewards.numel(), device=model.device).view_as(
+        rewards
+    )  # rows[g]: of group g
     for _ in range(args.update_epochs):
         order = torch.randperm(len(rewards))
         for groups in order.tensor_split(args.minibatches):
@@ -249,7 +254,7 @@ def main(args: Args) -> dict:
     check_prompts(train + held_out, model, tokenizer, args)
     reference = None
     if args.beta > 0 and args.steps > 0:
-        reference, _ = load_policy(replace(args, resume=""), device)  # not of the checkpoint
+        reference, _ = load_policy(replace(args, resume=""), device)  # the first model, π_ref
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
     done = restore(optimizer, args.resume) if args.resume else 0
     name = f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
@@ -271,7 +276,7 @@ def main(args: Args) -> dict:
         if not math.isfinite(sum(metrics.values())):
             stop(f"step {step}: not finite, try a lower --learning-rate: {metrics}")
         if metrics["sampling/sampling_logp_difference/mean"] > 0.1:
-            stop("--model: its cache is not exact: completions are not drawn from π_old")
+            stop("--model: its cache is not exact; or try --dtype float32: samples are not π_old's")
         log(writer, metrics, step, bar)
         if step % args.eval_every == 0 or step == args.steps:
             save_checkpoint(model, tokenizer, optimizer, folder, step)
@@ -286,12 +291,12 @@ def main(args: Args) -> dict:
 
 
 # From here on, all scripts of this family are the same, byte for byte.
-# The next section draws and scores the completions. The sections after it can stay unread.
+# The next section draws and scores completions. Read the sections after it when you need them.
 # --------------------------------------------------------------------------------------- Rollout
 
 
 def autocast(model, args):
-    """In bf16, round matrix products alone. In the weights it would round small updates away."""
+    """In bf16, matrix products alone are rounded. The weights stay float32 for small updates."""
     return torch.autocast(model.device.type, torch.bfloat16, args.dtype == "bfloat16")
 
 
@@ -334,17 +339,16 @@ def take_rows(batch, rows):
 
 @torch.no_grad()
 def generate(model, prompts, num_samples, max_new_tokens, temperature):
-    """Draw `num_samples` completions of each prompt, a list of token ids; temperature 0 is greedy.
-
-    A completion ends with an eos_token_id of the model's generation config. There is no top-k and
-    no top-p: they draw from the likeliest tokens alone, so the samples would not be π's.
-    """
+    """Draw `num_samples` completions of each prompt, a list of token ids; temperature 0 is greedy. A
+    completion ends with an eos_token_id of the generation config. There is no top-k and no top-p:
+    they draw from the likeliest tokens alone, so that samples would not be π's."""
     device = model.device
+    # Token ids and mask are padded together, on the left, with pairs of 0.
     rows = [torch.tensor([(token, 1) for token in prompt], device=device) for prompt in prompts]
     padded = pad_sequence(rows, batch_first=True, padding_side="left")
     prompt_ids, prompt_mask = padded.unbind(2)
 
-    # Each prompt is read once. Its completions begin with copies of its keys and values.
+    # Each prompt is read once. Then each of its completions gets a copy of its keys and values.
     cache = transformers.DynamicCache(config=model.config)
     options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
     logits = forward(model, prompt_ids, prompt_mask, **options)
@@ -359,16 +363,16 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
     seen = prompt_mask
     for t in range(max_new_tokens):
         logprobs = (logits[:, -1].float() / (temperature or 1.0)).log_softmax(-1)
-        probs = logprobs.exp().clamp(min=1e-30)  # a Mac's GPU draws zeros: pytorch#192577
-        tokens = probs.multinomial(1) if temperature > 0 else probs.argmax(1, keepdim=True)
-        completion_ids[active, t] = tokens.squeeze(1)
-        sampled_logprobs[active, t] = logprobs.gather(1, tokens).squeeze(1)
-        going = torch.isin(tokens, stop_ids, invert=True).squeeze(1).nonzero().squeeze(1)
+        probs = logprobs.exp().clamp(min=1e-30)  # on a Mac's GPU 0 can be drawn: pytorch#192577
+        tokens = probs.multinomial(1).squeeze(1) if temperature > 0 else probs.argmax(1)
+        completion_ids[active, t] = tokens
+        sampled_logprobs[active, t] = logprobs.gather(1, tokens[:, None]).squeeze(1)
+        going = torch.isin(tokens, stop_ids, invert=True).nonzero().squeeze(1)
         if len(going) == 0 or t == max_new_tokens - 1:
             break
         if len(going) < len(active):
-            cache.reorder_cache(going)  # the cache keeps the unfinished rows alone
-        active, tokens = active[going], tokens[going]
+            cache.reorder_cache(going)  # finished rows leave the cache
+        active, tokens = active[going], tokens[going, None]
         seen = torch.cat([seen[going], torch.ones_like(tokens)], 1)
         logits = forward(model, tokens, seen, **options)
 
@@ -376,7 +380,8 @@ def generate(model, prompts, num_samples, max_new_tokens, temperature):
     batch["completion_ids"] = completion_ids[:, : t + 1]
     batch["sampled_logprobs"] = sampled_logprobs[:, : t + 1]
     is_stop = torch.isin(batch["completion_ids"], stop_ids)
-    batch["mask"] = (is_stop.cumsum(1) - is_stop.long() == 0).float()  # a stop token counts, too
+    stops_before = is_stop.cumsum(1) - is_stop.long()
+    batch["mask"] = (stops_before == 0).float()  # so the first stop token counts, too
     return batch | {"ended": is_stop.any(1)}
 
 
@@ -400,7 +405,7 @@ def rollout(model, tokenizer, problems, num_samples, temperature, args):
 
 
 def are_equal(rewards):
-    """Which groups have equal rewards, and teach nothing but the KL penalty: (P, G) → (P,)."""
+    """Which groups have equal rewards, so that no completion is better: (P, G) → (P,), bool."""
     return rewards.amax(1) - rewards.amin(1) < 1e-6
 
 
@@ -415,7 +420,7 @@ def rollout_metrics(batch, rewards):
         "frac_reward_zero_std": are_equal(rewards),
         "completions/mean_length": mask.sum(1),
         "completions/clipped_ratio": ~batch["ended"],  # cut off at max_new_tokens
-        "entropy": -old_logprobs,  # an estimate, from the samples
+        "entropy": -old_logprobs,  # their mean estimates it
         "num_tokens": mask.sum(),  # of one process
         "sampling/sampling_logp_difference/mean": gap,
     }
@@ -425,9 +430,9 @@ def rollout_metrics(batch, rewards):
 
 
 def evaluate(model, tokenizer, problems, args, writer, step):
-    """Scores of held-out problems, by 8 samples (pass@1: their mean reward; pass@8: the best one's)
-    and a greedy completion each; logged, and printed with one problem's best and worst sample."""
-    transformers.set_seed(RANK)  # the same randomness at every evaluation
+    """Score held-out problems, each by 8 samples and by one greedy completion. pass@1 is the mean
+    reward of the samples, pass@8 that of each problem's best one. Print them and an example."""
+    transformers.set_seed(RANK)  # the same seed at every evaluation
     problems = problems[RANK::WORLD] or problems[:1]  # this process's share, at least one
     size = max(1, args.prompts_per_step * args.group_size // (8 * WORLD))  # rows as in training
     records = []
@@ -452,7 +457,7 @@ def evaluate(model, tokenizer, problems, args, writer, step):
         tqdm.write(f"step {step}: {numbers}")
         if scores["eval/frac_reward_zero_std"] == 1:
             tqdm.write(
-                "    no rewards differ: raise --temperature, or change --prompt or --dataset"
+                "    no rewards differ: if low, raise --temperature or change --prompt, data"
             )
         i = rewards.std(1).argmax()  # of the last part, the group whose rewards differ most
         tqdm.write(f"    {part[i][0]!r:.400}, right answer {part[i][1]!r:.400}")
@@ -494,7 +499,7 @@ def make_sum(rng, held_out=False):
         num_terms = rng.randint(2, 4)
         terms = [rng.randint(0, 9) for _ in range(num_terms)]
         question = "+".join(map(str, terms))
-        # The question decides its side, so training and held-out sums cannot meet.
+        # Its checksum decides on which side a question is, so that none is on both.
         if held_out == (checksum(f"{question}=") % 10 == 0):
             return question, str(sum(terms))
 
@@ -537,7 +542,7 @@ def load_data(args):
         if RANK == 0:
             print(f"{len(shared)} questions are in both --dataset and --eval-dataset")
     elif args.dataset != "arithmetic":
-        # A question that a longer file still has stays on its side.
+        # If the file grows, its old questions stay on their side.
         tenth = sum(checksum(question) < 2**32 / 10 for question, _ in train)
         held_out, train = train[: max(1, tenth)], train[max(1, tenth) :]
     if not train:
@@ -569,7 +574,7 @@ def load_policy(args, device):
         )
     if info["missing_keys"]:  # transformers would draw them at random
         stop(f"--model {source}: has no weights for {info['missing_keys']}")
-    for parameter in model.parameters():  # where a file's bytes lie changes how sums are rounded
+    for parameter in model.parameters():  # a file's alignment would change how sums are rounded
         parameter.data = parameter.data.clone()
     # A hub's other settings are for sampling, and transformers may refuse to save them.
     hub = model.generation_config
@@ -601,7 +606,7 @@ def encode_prompts(problems, tokenizer, args):
         chats = [[{"role": "user", "content": text}] for text in texts]
         return tokenizer.apply_chat_template(chats, add_generation_prompt=True)["input_ids"]
     prompts = tokenizer(texts)["input_ids"]
-    end = tokenizer.eos_token_id  # some tokenizers end every text, but this one goes on
+    end = tokenizer.eos_token_id  # some tokenizers add it, but the text goes on
     return [ids[:-1] if ids[-1] == end else ids for ids in prompts]
 
 
@@ -610,7 +615,7 @@ def check_prompts(problems, model, tokenizer, args):
     prompts = encode_prompts(problems, tokenizer, args)
     if RANK == 0:
         print(f"a prompt as the model sees it: {tokenizer.decode(prompts[0])!r:.400}")
-    if len(set(map(tuple, prompts))) == 1 < len(problems):
+    if len(problems) > 1 and all(prompt == prompts[0] for prompt in prompts):
         stop(f"--model {args.model}: its chat template leaves the question out of the prompt")
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
     room = min(limit, tokenizer.model_max_length) - max(map(len, prompts))
@@ -640,12 +645,12 @@ def stop_on_error(what, show_traceback=False):
 
 def check_args(args):
     """Stop at the first flag whose value no run can use."""
-    above_0 = "minibatches update_epochs prompts_per_step max_new_tokens micro_batch_size"
-    above_0 += " eval_every eval_problems temperature max_grad_norm"
+    positive = "minibatches update_epochs prompts_per_step max_new_tokens micro_batch_size"
+    positive += " eval_every eval_problems temperature max_grad_norm"
     for name, value in vars(args).items():
-        least = 1e-9 if name in above_0.split() else 0
+        least = 1e-9 if name in positive.split() else 0
         if type(value) in (int, float) and not least <= value <= 1e12:
-            stop(f"--{name.replace('_', '-')} {value}: must be a number from {least} to 1e12")
+            stop(f"--{name.replace('_', '-')} {value}: must be positive, and at most 1e12")
     if args.group_size < 2:
         stop("--group-size: must be 2 or more, to compare completions")
     if args.prompts_per_step % (args.minibatches * WORLD) != 0:
@@ -663,7 +668,7 @@ def start_device(args):
     if name == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     if args.dtype == "auto":
-        has_bf16 = name == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        has_bf16 = "cuda" in name and torch.cuda.is_bf16_supported(including_emulation=False)
         args.dtype = "bfloat16" if has_bf16 else "float32"
     if args.model == "tiny":
         torch.set_num_threads(1)  # its matrices are too small to share
@@ -678,7 +683,7 @@ def start_device(args):
 
 
 def checksum(value):
-    """A number that follows from how a value is printed, on every machine alike."""
+    """A hash of a value's text, the same on every machine."""
     return zlib.crc32(str(value).encode())
 
 
@@ -744,7 +749,7 @@ def restore(optimizer, path):
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace", line_buffering=True)  # it may know ASCII alone
+    sys.stdout.reconfigure(errors="replace", line_buffering=True)  # for an ASCII terminal
     main(tyro.cli(Args))
 
 # /// script
