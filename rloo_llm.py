@@ -326,7 +326,7 @@ def take_rows(batch, rows):
 
 @torch.no_grad()
 def generate(model, prompts, num_samples, max_new_tokens, temperature):
-    """Draw `num_samples` completions of each prompt, a list of token ids; temperature 0 is greedy. A
+    """Draw num_samples completions of each prompt, a list of token ids; temperature 0 is greedy. A
     completion ends with an eos_token_id of the generation config. There is no top-k and no top-p:
     they draw from the likeliest tokens alone, so that samples would not be π's."""
     device = model.device
