@@ -79,15 +79,15 @@ class Args:
     beta: float = 0.0  # weight of GRPO's KL penalty in the loss; CISPO has none
     scale_rewards: bool = True  # divide advantages by the group's std (Dr. GRPO does not)
     minibatches: int = 4  # optimizer steps per epoch, each on a part of the rollout's groups
-    update_epochs: int = 1  # epochs: passes over each rollout, reshuffled each time
+    update_epochs: int = 2  # epochs: passes over each rollout, reshuffled each time
     group_size: int = 8  # completions drawn per question (G)
     prompts_per_step: int = 32  # questions per training step, over all processes (P)
-    steps: int = 200  # training steps, each a rollout and its updates; 0: only evaluate
-    learning_rate: float | None = None  # peak rate; default: 4e-4 for the tiny model, else 1e-6
+    steps: int = 100  # training steps, each a rollout and its updates; 0: only evaluate
+    learning_rate: float | None = None  # peak rate; default: 5e-4 for the tiny model, else 1e-6
     warmup_steps: int = 10  # steps until the rate peaks; then it falls linearly towards 0
     max_grad_norm: float = 1.0  # gradients with a larger norm are scaled down to it
     temperature: float = 1.0  # softmax temperature of the policy: in rollout, loss and evaluation
-    max_new_tokens: int | None = None  # longest completion; default: 24 for sums, else 256
+    max_new_tokens: int | None = None  # longest completion; default: 32 for sums, else 256
     model: str = "tiny"  # hub id, local folder, or "tiny": the model in tests/tiny_model
     dataset: str = "arithmetic"  # sums; or a JSONL file with "question" and "answer" per line
     eval_dataset: str = ""  # JSONL file to evaluate on; default: a tenth of --dataset
@@ -105,11 +105,11 @@ class Args:
     def __post_init__(self):
         tiny, sums = self.model == "tiny", self.dataset == "arithmetic"
         if self.learning_rate is None:
-            self.learning_rate = 4e-4 if tiny else 1e-6
+            self.learning_rate = 5e-4 if tiny else 1e-6
         if self.micro_batch_size is None:
             self.micro_batch_size = 256 if tiny else 8
         if self.max_new_tokens is None:
-            self.max_new_tokens = 24 if sums else 256
+            self.max_new_tokens = 32 if sums else 256
         if self.prompt is None:
             self.prompt = "{question}=" if sums else "{question}"
             if not (sums or self.verifier):
@@ -494,9 +494,9 @@ def load_verifier(name):
 
 
 def make_sum(rng, held_out=False):
-    """A chain of 2 to 4 one-digit numbers and its sum: ("3+8+5", "16")."""
+    """A chain of 2 to 6 one-digit numbers and its sum: ("3+8+5", "16")."""
     while True:
-        num_terms = rng.randint(2, 4)
+        num_terms = rng.randint(2, 6)
         terms = [rng.randint(0, 9) for _ in range(num_terms)]
         question = "+".join(map(str, terms))
         # Its checksum decides on which side a question is, so that none is on both.

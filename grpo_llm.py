@@ -18,7 +18,7 @@ What changes from rloo_llm.py                        Where
     a mean per completion, then over completions     token_weights, --length-norm
     a clipped ratio in place of log π                surrogate, --clip-low, --clip-high
     a KL penalty in the loss, not in the reward      kl_k3, train_minibatch, --beta
-    four steps per rollout, not one                  --minibatches 4
+    eight steps per rollout, not one                 --minibatches 4 --update-epochs 2
 
 Why: at r = 1, ∇r = ∇log π, so r A makes a token likelier if A > 0, and rarer if A < 0. PPO (ppo.py)
 trains a critic, as large as the policy, to predict the reward. Here the group's mean predicts it.
@@ -33,7 +33,7 @@ completion for being long (see compute_advantages and token_weights). Dr. GRPO d
 no KL: --no-scale-rewards --length-norm constant --beta 0
 
 Differs from the paper: a minibatch of groups with equal rewards gets no step.
-A rollout serves four steps, β is 0.01 and G is 8 (paper: one step, 0.04 and 64). The paper's
+A rollout serves eight steps, β is 0.01 and G is 8 (paper: one step, 0.04 and 64). The paper's
 rewards come from a learned reward model, and it renews π_ref now and then.
 
 Without flags a tiny model learns, in a minute on a laptop. For a real model, on a GPU, add
@@ -85,15 +85,15 @@ class Args:
     scale_rewards: bool = True  # divide advantages by the group's std (Dr. GRPO does not)
     length_norm: Literal["response", "constant"] = "response"  # divide by |o_i| or max_new_tokens
     minibatches: int = 4  # optimizer steps per epoch, each on a part of the rollout's groups
-    update_epochs: int = 1  # epochs: passes over each rollout, reshuffled each time
+    update_epochs: int = 2  # epochs: passes over each rollout, reshuffled each time
     group_size: int = 8  # completions drawn per question (G)
     prompts_per_step: int = 32  # questions per training step, over all processes (P)
-    steps: int = 200  # training steps, each a rollout and its updates; 0: only evaluate
-    learning_rate: float | None = None  # peak rate; default: 4e-4 for the tiny model, else 1e-6
+    steps: int = 100  # training steps, each a rollout and its updates; 0: only evaluate
+    learning_rate: float | None = None  # peak rate; default: 5e-4 for the tiny model, else 1e-6
     warmup_steps: int = 10  # steps until the rate peaks; then it falls linearly towards 0
     max_grad_norm: float = 1.0  # gradients with a larger norm are scaled down to it
     temperature: float = 1.0  # softmax temperature of the policy: in rollout, loss and evaluation
-    max_new_tokens: int | None = None  # longest completion; default: 24 for sums, else 256
+    max_new_tokens: int | None = None  # longest completion; default: 32 for sums, else 256
     model: str = "tiny"  # hub id, local folder, or "tiny": the model in tests/tiny_model
     dataset: str = "arithmetic"  # sums; or a JSONL file with "question" and "answer" per line
     eval_dataset: str = ""  # JSONL file to evaluate on; default: a tenth of --dataset
@@ -111,11 +111,11 @@ class Args:
     def __post_init__(self):
         tiny, sums = self.model == "tiny", self.dataset == "arithmetic"
         if self.learning_rate is None:
-            self.learning_rate = 4e-4 if tiny else 1e-6
+            self.learning_rate = 5e-4 if tiny else 1e-6
         if self.micro_batch_size is None:
             self.micro_batch_size = 256 if tiny else 8
         if self.max_new_tokens is None:
-            self.max_new_tokens = 24 if sums else 256
+            self.max_new_tokens = 32 if sums else 256
         if self.prompt is None:
             self.prompt = "{question}=" if sums else "{question}"
             if not (sums or self.verifier):
@@ -513,9 +513,9 @@ def load_verifier(name):
 
 
 def make_sum(rng, held_out=False):
-    """A chain of 2 to 4 one-digit numbers and its sum: ("3+8+5", "16")."""
+    """A chain of 2 to 6 one-digit numbers and its sum: ("3+8+5", "16")."""
     while True:
-        num_terms = rng.randint(2, 4)
+        num_terms = rng.randint(2, 6)
         terms = [rng.randint(0, 9) for _ in range(num_terms)]
         question = "+".join(map(str, terms))
         # Its checksum decides on which side a question is, so that none is on both.
