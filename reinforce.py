@@ -47,9 +47,10 @@ import math
 import random
 import sys
 import time
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -77,8 +78,7 @@ class Args:
     # Adam's learning rate, for one step of π per rollout; no decay, so late setbacks can heal
     learning_rate: float = 4e-3
     max_grad_norm: float = 1.0  # the critic's gradient is clipped to this norm
-    # steps over all environments (the last rollout trains nothing); 0: only evaluate --load's agent
-    total_timesteps: int = 200_000
+    total_timesteps: int = 200_000  # steps over all environments; 0: only evaluate --load's agent
     env_id: str = "CartPole-v1"  # any gymnasium environment with Discrete or Box actions
     init_std: float = 1.0  # initial std of a Gaussian policy; bounded actions are scaled to [-1, 1]
     target_return: float = math.inf  # stop once the last 100 episodes reach this mean return
@@ -86,6 +86,7 @@ class Args:
     load: str = ""  # start from the agent in this file, the agent.pt of an earlier run
     record: bool = False  # save one greedy episode as a GIF next to the agent
     output_dir: str = "runs"  # each run makes a folder in here for its logs and agent.pt
+    FRACTIONS: ClassVar = ("gamma",)  # the flags that end at 1, for check_args
 
 
 # -------------------------------------------------------------------------------------- Algorithm
@@ -179,14 +180,19 @@ def rollouts(envs, agent, args):
         steps, returns = [], []
         while mask.any():
             actions = agent.act(obs)
-            next_obs, rewards, terminated, truncated, infos = envs.step(actions)
-            done = terminated | truncated
-            if "episode" in infos:  # of RecordEpisodeStatistics
-                returns += infos["episode"]["r"][mask & done].tolist()
-            done |= len(steps) + 1 == limit
-            step = {"obs": obs, "actions": actions, "next_obs": next_obs, "mask": mask}
-            step["rewards"] = rewards.astype(np.float32)
-            step |= {"terminated": terminated.copy(), "done": done}
+            next_obs, rewards, terminated, truncated, _ = envs.step(actions)
+            ended = terminated | truncated
+            returns += envs.episode_returns[mask & ended].tolist()  # of RecordEpisodeStatistics
+            done = ended | (len(steps) + 1 == limit)
+            step = {
+                "obs": obs,
+                "actions": actions,
+                "rewards": rewards.astype(np.float32),
+                "next_obs": next_obs,
+                "terminated": terminated.copy(),
+                "done": done,
+                "mask": mask,
+            }
             steps.append(step)
             obs, mask = next_obs, mask & ~done
         columns = {name: np.stack([step[name] for step in steps]) for name in steps[0]}
@@ -209,14 +215,16 @@ class RunningMeanStd(nn.Module):
         self.register_buffer("std", torch.ones(size, dtype=torch.float64))
 
     def update(self, x):
-        """Add the rows of x (B, D), by Welford's formula for a whole batch."""
+        """Add the rows of x (B, D), by the formula of Chan, Golub & LeVeque (1979)."""
         var, mean = torch.var_mean(x.double(), 0, correction=0)
         self.count += len(x)
         share = len(x) / self.count
         delta = mean - self.mean
         self.mean += share * delta
         self.var += share * (var - self.var + (1 - share) * delta**2)
-        self.std = self.var.clamp(min=1e-8).sqrt()
+        std = self.var.sqrt()
+        varies = std > 1e-12 * self.mean.abs()  # by more than float64's rounding
+        self.std = torch.where(varies, std, 1.0)
 
     def forward(self, x):
         scaled = (x.double() - self.mean) / self.std
@@ -242,16 +250,14 @@ class Agent(nn.Module):
         self.actor[-1].weight.data *= 0.01  # close to uniform at first
         self.discrete = isinstance(action_space, Discrete)
         if not self.discrete:
-            log_std = torch.full(action_space.shape, math.log(init_std))
-            self.actor.log_std = nn.Parameter(log_std)
+            self.actor.log_std = nn.Parameter(torch.full(action_space.shape, math.log(init_std)))
 
     def policy(self, obs):
         """π(·|s): obs (…, D) → a distribution over actions (…) or (…, A)."""
         output = self.actor(self.obs_norm(obs))
         if self.discrete:
             return Categorical(logits=output)
-        std = self.actor.log_std.exp()
-        return Independent(Normal(output, std), 1)
+        return Independent(Normal(output, self.actor.log_std.exp()), 1)
 
     def value(self, obs):
         """V(s): obs (…, D) → (…)."""
@@ -267,8 +273,8 @@ class Agent(nn.Module):
 
 # ------------------------------------------------------------------------------ Training and main
 def train(envs, agent, path, args):
-    """Train until the steps are spent or --target-return is reached. The agent, as it was before
-    each update, is saved at `path`, beside the logs."""
+    """Train until the steps are spent or --target-return is reached. The agent that has played the
+    newest rollout is always at `path`, beside the logs."""
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     writer = SummaryWriter(path.parent)
     writer.add_text("hyperparameters", str(args))
@@ -285,7 +291,7 @@ def train(envs, agent, path, args):
         bar.update(steps)
         recent = (recent + returns)[-100:]
         if returns:
-            bar.set_postfix(mean_return=f"{np.mean(recent):.1f}")
+            bar.set_postfix(mean_return=f"{np.mean(recent):.4g}")
             writer.add_scalar("charts/episodic_return", np.mean(returns), global_step)
         solved = len(recent) == 100 and np.mean(recent) >= args.target_return
         if solved or global_step >= args.total_timesteps:
@@ -318,36 +324,35 @@ def main(args):
     torch.manual_seed(args.seed)
     np.random.seed(args.seed)  # some environments draw from these two
     random.seed(args.seed)
-    envs = make_envs(args.env_id, args.num_envs)
-    # It knows the returns that are logged, of the rewards as the environment pays them.
-    envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
-    # We train on rewards divided by the standard deviation of the returns so far: one learning
-    # rate then suits an environment that pays 0.001 a step, and one that pays 1,000. At first this
-    # deviation is a guess, so rewards are bounded.
-    envs = gym.wrappers.vector.NormalizeReward(envs, args.gamma)
-    envs = gym.wrappers.vector.TransformReward(envs, lambda rewards: rewards.clip(-10, 10))
-    agent = Agent(envs, args.init_std)
-    if args.load:
+    with closing(make_envs(args.env_id, args.num_envs)) as envs:
+        # It knows the returns that are logged, of the rewards as the environment pays them.
+        envs = gym.wrappers.vector.RecordEpisodeStatistics(envs, stats_key="ours")
+        # We train on rewards divided by the standard deviation of the returns so far: one learning
+        # rate then suits an environment that pays 0.001 a step, and one that pays 1,000. The first
+        # return counts as 0, so that the deviation is not 0 if all environments pay the same.
+        envs = gym.wrappers.vector.NormalizeReward(envs, args.gamma, epsilon=1e-30)
+        envs.return_rms.var, envs.return_rms.count = 0.0, 1.0
+        agent = Agent(envs, args.init_std)
+        if args.load:
+            try:
+                agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
+            except Exception as error:  # a missing, torn or foreign file can fail in many ways
+                problem = f"no agent of --env-id {args.env_id} ({type(error).__name__})"
+                stop(f"--load {args.load}: {problem}")
+        modes = envs.metadata.get("render_modes", [])
+        if args.record and "rgb_array" not in modes:
+            stop(f"--record: --env-id {args.env_id} needs the render mode rgb_array, has {modes}")
+        folder = f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+        path = Path(args.output_dir, folder, "agent.pt")
         try:
-            agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
-        except Exception as error:  # a missing, torn or foreign file can fail in many ways
-            stop(f"--load {args.load}: no agent of --env-id {args.env_id} ({type(error).__name__})")
-    modes = envs.metadata.get("render_modes", [])
-    if args.record and "rgb_array" not in modes:
-        stop(f"--record: --env-id {args.env_id} needs the render mode rgb_array, has {modes}")
-    folder = f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
-    path = Path(args.output_dir, folder, "agent.pt")
-    try:
-        path.parent.mkdir(parents=True)
-    except OSError as error:
-        stop(f"--output-dir {args.output_dir}: {error.strerror}")
-    print(f"logs and agent in {path.parent}; tensorboard --logdir {args.output_dir}")
-
-    train(envs, agent, path, args)
-    envs.close()
+            path.parent.mkdir(parents=True)
+        except OSError as error:
+            stop(f"--output-dir {args.output_dir}: {error.strerror}")
+        print(f"logs and agent in {path.parent}; tensorboard --logdir {args.output_dir}")
+        train(envs, agent, path, args)
     greedy = evaluate(agent, args, True)
     sampled = evaluate(agent, args, False)
-    print(f"mean return {greedy:.1f} greedy, {sampled:.1f} sampled; agent: {path}")
+    print(f"mean return {greedy:.4g} greedy, {sampled:.4g} sampled; agent: {path}")
     if args.record:
         evaluate(agent, args, True, episodes=1, gif=path.with_suffix(".gif"))
     return {"eval/return": greedy, "eval/return_stochastic": sampled, "agent": str(path)}
@@ -358,23 +363,22 @@ def evaluate(agent, args, greedy, episodes=100, gif=None):
     """Mean return of fresh episodes, one per environment, each cut off after 10,000 steps. With a
     file name as `gif` the first is filmed, its first 1,000 steps at most."""
     options = {"render_mode": "rgb_array"} if gif else {}
-    envs = make_envs(args.env_id, episodes, **options)
-    obs, _ = envs.reset(seed=args.seed + 10**6)
     returns = np.zeros(episodes)
     running = np.ones(episodes, bool)
     frames = []
-    for step in range(10_000):
-        if gif and step < 1000:  # more would fill the memory
-            frames.append(Image.fromarray(envs.render()[0]))
-        obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
-        returns += rewards * running
-        running &= ~(terminated | truncated)
-        if not running.any():
-            break
+    with closing(make_envs(args.env_id, episodes, **options)) as envs:
+        obs, _ = envs.reset(seed=args.seed + 10**6)
+        for step in range(10_000):
+            if gif and step < 1000:  # more would fill the memory
+                frames.append(Image.fromarray(envs.render()[0].copy()))
+            obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
+            returns += rewards * running
+            running &= ~(terminated | truncated)
+            if not running.any():
+                break
     if gif:
         duration = 1000 / envs.metadata.get("render_fps", 30)
         frames[0].save(gif, save_all=True, append_images=frames[1:], duration=duration)
-    envs.close()
     return returns.mean()
 
 
@@ -388,21 +392,28 @@ def make_envs(env_id, num_envs, **options):
     seen = envs.single_observation_space
     space = envs.single_action_space
     reset = envs.metadata.get("autoreset_mode")
+    next_step = reset == gym.vector.AutoresetMode.NEXT_STEP
     discrete = isinstance(space, Discrete) and space.start == 0
     continuous = isinstance(space, Box) and len(space.shape) == 1 and space.dtype.kind == "f"
-    if not seen.is_np_flattenable:
-        stop(f"--env-id {env_id}: needs observations of a fixed size, has {seen}")
-    if not discrete and not continuous:
-        stop(f"--env-id {env_id}: needs actions from 0 to n or a flat Box of floats, has {space}")
-    if reset != gym.vector.AutoresetMode.NEXT_STEP:
-        stop(f"--env-id {env_id}: needs autoreset_mode NEXT_STEP in its metadata, has {reset}")
-
+    needs = [
+        (seen.is_np_flattenable, f"observations of a fixed size, has {seen}"),
+        (discrete or continuous, f"actions from 0 to n or a flat Box of floats, has {space}"),
+        (next_step, f"autoreset_mode NEXT_STEP in its metadata, has {reset}"),
+    ]
+    for fits, what in needs:
+        if not fits:
+            envs.close()
+            stop(f"--env-id {env_id}: needs {what}")
     if not isinstance(seen, Box) or len(seen.shape) != 1:  # a Dict or an image becomes a vector
         envs = gym.wrappers.vector.FlattenObservation(envs)
-    if continuous and space.is_bounded():  # π begins as N(0, 1), which suits bounds of -1 and 1
-        envs = gym.wrappers.vector.RescaleAction(envs, -1, 1)
-    if continuous:  # only the environment sees the clipped action; log π does not
+    if continuous:
+        # Only the environment sees the clipped action; log π does not.
         envs = gym.wrappers.vector.ClipAction(envs)
+        # π begins as N(0, 1), which suits bounds of -1 and 1. Bounds beyond a million are none.
+        bounded = space.high / 2 - space.low / 2 < 1e6
+        low, high = np.where(bounded, [space.low, space.high], [[-1], [1]])
+        middle, half = (low + high) / 2, (high - low) / 2
+        envs = gym.wrappers.vector.TransformAction(envs, lambda actions: middle + half * actions)
 
     def checked_copy(values):
         if not np.isfinite(values).all():
@@ -415,13 +426,13 @@ def make_envs(env_id, num_envs, **options):
 
 def check_args(args):
     """Stop at the first number that no run can use."""
-    counts = ("num_envs", "num_steps", "num_minibatches", "update_epochs", "cg_steps")
-    for name, value in vars(args).items():
-        low = 1 if name in counts else 0
+    for field in fields(args):
+        name, value = field.name, getattr(args, field.name)
+        low = 1 if field.type is int and name not in ("seed", "total_timesteps") else 0
         if name in ("init_std", "max_grad_norm"):
             low = 1e-9
-        high = 1 if name in ("gamma", "gae_lambda") else 2**31  # trpo.py and ppo.py have gae_lambda
-        is_number = type(value) in (int, float) and name != "target_return"
+        high = 1 if name in args.FRACTIONS else 2**31
+        is_number = field.type in (int, float) and name != "target_return"
         if is_number and not low <= value <= high:
             stop(f"--{name.replace('_', '-')} {value}: must be between {low} and {high}")
 
