@@ -94,8 +94,7 @@ def compute_advantages(rollout, values, next_values, args):
 
 @torch.no_grad()
 def prepare(agent, rollout, args):
-    """The rollout's B real steps, with advantages and targets: obs (B, D), actions (B,) or (B, A),
-    the others (B,)."""
+    """The rollout's B real steps, with advantages and targets: each column begins with B."""
     values = agent.value(rollout["obs"])
     next_values = agent.value(rollout["next_obs"])
     advantages, targets = compute_advantages(rollout, values, next_values, args)
@@ -157,7 +156,7 @@ def rollouts(envs, agent, args):
         steps, returns = [], []
         for _ in range(args.num_steps):
             actions = agent.act(obs)
-            next_obs, rewards, terminated, truncated, _ = envs.step(actions)
+            next_obs, rewards, terminated, truncated, infos = envs.step(actions)
             done = terminated | truncated
             step = {
                 "obs": obs,
@@ -169,7 +168,8 @@ def rollouts(envs, agent, args):
                 "mask": mask,
             }
             steps.append(step)
-            returns += envs.episode_returns[done].tolist()  # of RecordEpisodeStatistics
+            if "whole episode" in infos:  # of RecordEpisodeStatistics
+                returns += infos["whole episode"]["r"][done].tolist()
             obs, mask = next_obs, ~done
         columns = {name: np.stack([step[name] for step in steps]) for name in steps[0]}
         rollout = {name: torch.as_tensor(column) for name, column in columns.items()}
@@ -199,8 +199,7 @@ class RunningMeanStd(nn.Module):
         self.mean += share * delta
         self.var += share * (var - self.var + (1 - share) * delta**2)
         std = self.var.sqrt()
-        varies = std > 1e-12 * self.mean.abs()  # by more than float64's rounding
-        self.std = torch.where(varies, std, 1.0)
+        self.std = torch.where(std > 1e-12 * self.mean.abs(), std, 1.0)  # 1 for a constant
 
     def forward(self, x):
         scaled = (x.double() - self.mean) / self.std
@@ -281,14 +280,13 @@ def train(envs, agent, path, args):
             hint = f"lower --learning-rate; the agent from before this update is {path}"
             sys.exit(f"error: step {global_step}: loss not finite; {hint}")
         error = batch["advantages"].var(correction=0)
-        total = batch["targets"].var(correction=0)
-        # 1 if V foresees all, 0 if it says nothing
-        stats["explained_variance"] = 1 - (error / total.clamp(min=1e-30)).item()
+        total = batch["targets"].var(correction=0).clamp(min=1e-30)
+        stats["explained_variance"] = 1 - (error / total).item()  # 1: V foresees all; 0: nothing
         for name, value in stats.items():
             writer.add_scalar(f"losses/{name}", value, global_step)
         writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
-        seconds = time.perf_counter() - start
-        writer.add_scalar("charts/SPS", global_step / seconds, global_step)
+        sps = global_step / (time.perf_counter() - start)
+        writer.add_scalar("charts/SPS", sps, global_step)
     bar.close()
     writer.close()
 
@@ -302,12 +300,15 @@ def main(args):
     random.seed(args.seed)
     with closing(make_envs(args.env_id, args.num_envs)) as envs:
         # It knows the returns that are logged, of the rewards as the environment pays them.
-        envs = gym.wrappers.vector.RecordEpisodeStatistics(envs, stats_key="ours")
+        envs = gym.wrappers.vector.RecordEpisodeStatistics(envs, stats_key="whole episode")
         # We train on rewards divided by the standard deviation of the returns so far: one learning
-        # rate then suits an environment that pays 0.001 a step, and one that pays 1,000. The first
-        # return counts as 0, so that the deviation is not 0 if all environments pay the same.
-        envs = gym.wrappers.vector.NormalizeReward(envs, args.gamma, epsilon=1e-30)
-        envs.return_rms.var, envs.return_rms.count = 0.0, 1.0
+        # rate then suits an environment that pays 0.001 a step, and one that pays 1,000. In the
+        # first 100 steps this deviation is a guess, so rewards are bounded.
+        envs = gym.wrappers.vector.NormalizeReward(envs, args.gamma)
+        returns, first = envs.return_rms, 100 * args.num_envs
+        envs = gym.wrappers.vector.TransformReward(
+            envs, lambda rewards: rewards.clip(-10, 10) if returns.count < first else rewards
+        )
         agent = Agent(envs, args.init_std)
         if args.load:
             try:
@@ -315,9 +316,8 @@ def main(args):
             except Exception as error:  # a missing, torn or foreign file can fail in many ways
                 problem = f"no agent of --env-id {args.env_id} ({type(error).__name__})"
                 stop(f"--load {args.load}: {problem}")
-        modes = envs.metadata.get("render_modes", [])
-        if args.record and "rgb_array" not in modes:
-            stop(f"--record: --env-id {args.env_id} needs the render mode rgb_array, has {modes}")
+        if args.record and "rgb_array" not in envs.metadata.get("render_modes", []):
+            stop(f"--record: --env-id {args.env_id} needs the render mode rgb_array")
         folder = f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
         path = Path(args.output_dir, folder, "agent.pt")
         try:
