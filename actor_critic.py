@@ -3,7 +3,7 @@
 The policy π, the actor, plays T steps in each of N environments. The critic V judges each action by
 one reward and the next state. Then π takes one step, and V several epochs over the same steps:
 
-    ∇J ≈ mean_t δ_t ∇log π(a_t | s_t)            the step of the actor
+    ∇J ∝ mean_t δ_t ∇log π(a_t | s_t)            the step of the actor (∝ if V is right)
     δ_t = R_t + γ V(s_{t+1}) − V(s_t)            the temporal-difference (TD) error
     mean_t ½ δ_t²                                the loss of the critic, γ V(s_{t+1}) held fixed
 
@@ -16,19 +16,21 @@ What changes from reinforce.py                   Where
     the TD error, not G_t − V(s_t)               compute_advantages
     rollouts of T steps, not whole episodes      rollouts, --num-steps
     the critic's targets contain V itself        fit_critic
-    a mean over steps, and a clipped gradient    update, --max-grad-norm
+    a mean over steps: a sum over an episode, divided by the mean length of the episodes
+                                                 update
+    a clipped gradient                           update, --max-grad-norm
 
 Why: REINFORCE waits for whole episodes and credits every action with all that came after it. The TD
 error depends on one reward and one step of the environment, so it varies far less. In the target,
 R_t + γ V(s_{t+1}), V stands for the rewards to come. This is called bootstrapping. No gradient
 flows through the target: V(s_t) moves towards it, and it does not move towards V(s_t).
 
-Weakness: δ_t is unbiased only if V(s_{t+1}) is right, so V should learn faster than the policy
+Weakness: δ_t is unbiased if V is right. As it rarely is, V should learn faster than the policy
 (--update-epochs). And nothing limits how far a step moves the policy.
 
 Differs from the paper: there π and V learn after every step of one environment, and eligibility
-traces spread δ_t over past states. Here they learn from T steps of N environments (Mnih et al.
-2016, arXiv:1602.01783), with Adam.
+traces spread δ_t over past states. Here they learn from T steps of N environments, with Adam, as
+in A2C, the synchronous A3C (Mnih et al. 2016, arXiv:1602.01783), which sums up to T rewards, too.
 
     python actor_critic.py --env-id Acrobot-v1
 Barto, Sutton & Anderson 1983, doi:10.1109/TSMC.1983.6313077; Sutton & Barto 2018, section 13.5
@@ -48,6 +50,7 @@ import numpy as np
 import torch
 import tyro
 from gymnasium.spaces import Box, Discrete, flatdim
+from gymnasium.wrappers import vector
 from PIL import Image
 from torch import nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
@@ -59,14 +62,12 @@ from tqdm import tqdm
 class Args:
     update_epochs: int = 4  # the critic's epochs: its passes over the steps of each rollout
     num_minibatches: int = 4  # optimizer steps per epoch
-    # weight of a bonus for π's entropy, −Σ π log π; falls to 0. It keeps π random at first, as an
-    # action that is never tried is never learned
+    # weight of a bonus for π's entropy, −Σ π log π, so that π goes on trying actions; falls to 0
     ent_coef: float = 0.01
     gamma: float = 0.99  # γ, the discount factor
     num_steps: int = 64  # T, steps per rollout in each environment; few, so that π steps often
     num_envs: int = 16  # N, environments stepped in parallel
-    # Adam's learning rate, for one step of π per rollout; no decay, so late setbacks can heal
-    learning_rate: float = 2e-3
+    learning_rate: float = 2e-3  # Adam's learning rate; no decay, so that late setbacks can heal
     max_grad_norm: float = 1.0  # the gradients of actor and critic are each clipped to this norm
     total_timesteps: int = 200_000  # steps over all environments; 0: only evaluate --load's agent
     env_id: str = "CartPole-v1"  # any gymnasium environment with Discrete or Box actions
@@ -81,8 +82,7 @@ class Args:
 
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
-    """The TD errors of a rollout (see `rollouts`) or a minibatch, and the critic's targets: all of
-    one shape.
+    """The TD errors and the critic's targets, for a rollout (see `rollouts`) or a minibatch.
 
     No reward follows a termination. An episode that a time limit or the rollout's end cut off would
     have gone on, and V(s_{t+1}) stands for the rest of it.
@@ -103,8 +103,7 @@ def prepare(agent, rollout, args):
 
 
 def update(agent, optimizer, batch, progress_remaining, args):
-    """One step of the policy, then epochs of the critic; returns what to log.
-    `progress_remaining` falls from 1 to 0 over the training."""
+    """One step of the policy, then epochs of the critic; returns what to log."""
     # A constant baseline: while V is too low everywhere, every action would look good. (Dividing
     # by the std, too, as many do, blows up the small advantages of a good policy.)
     advantages = batch["advantages"] - batch["advantages"].mean()
@@ -119,13 +118,11 @@ def update(agent, optimizer, batch, progress_remaining, args):
     nn.utils.clip_grad_norm_(agent.actor.parameters(), args.max_grad_norm)
     optimizer.step()
     stats = {"policy_loss": policy_loss.item(), "entropy": entropy.item()}
-    stats["value_loss"] = fit_critic(agent, optimizer, batch, args)
-    return stats
+    return stats | {"value_loss": fit_critic(agent, optimizer, batch, args)}
 
 
 def fit_critic(agent, optimizer, batch, args):
-    """Epochs over the batch in minibatches that pull V(s_t) to its target; returns the last
-    loss."""
+    """Epochs of minibatches that pull V(s_t) to its target; returns the last loss."""
     for _ in range(args.update_epochs):
         order = torch.randperm(len(batch["obs"]))
         for rows in order.chunk(args.num_minibatches):
@@ -145,9 +142,8 @@ def rollouts(envs, agent, args):
     """Yield, without end, rollouts of T = num_steps steps in N environments, with the returns
     of the episodes that ended in it.
 
-    A rollout: obs and next_obs (T, N, D), actions (T, N) or (T, N, A), all others (T, N). `done`
-    marks the last step of an episode. A terminated episode is over, so no reward could follow; a
-    truncated one would have gone on, but the time limit cut it off. In the step after either,
+    `done` marks the last step of an episode. A terminated episode is over, so no reward could
+    follow; a truncated one would have gone on, but the time limit cut it off. In the step after,
     gymnasium resets the environment and ignores the action: no real step, so `mask` is False there.
     """
     obs, _ = envs.reset(seed=args.seed)
@@ -159,10 +155,10 @@ def rollouts(envs, agent, args):
             next_obs, rewards, terminated, truncated, infos = envs.step(actions)
             done = terminated | truncated
             step = {
-                "obs": obs,
-                "actions": actions,
-                "rewards": rewards.astype(np.float32),
-                "next_obs": next_obs,
+                "obs": obs,  # (N, D); with all steps of a rollout (T, N, D)
+                "actions": actions,  # (N,) or (N, A)
+                "rewards": rewards.astype(np.float32),  # (N,), as all that follow
+                "next_obs": next_obs,  # (N, D)
                 "terminated": terminated.copy(),
                 "done": done,
                 "mask": mask,
@@ -242,8 +238,7 @@ class Agent(nn.Module):
     def act(self, obs, greedy=False):
         """Actions for the observations of N environments: drawn from π, or its mode."""
         policy = self.policy(torch.as_tensor(obs))
-        actions = policy.mode if greedy else policy.sample()
-        return actions.numpy()
+        return (policy.mode if greedy else policy.sample()).numpy()
 
 
 # ------------------------------------------------------------------------------ Training and main
@@ -273,7 +268,7 @@ def train(envs, agent, path, args):
             break
 
         batch = prepare(agent, rollout, args)
-        progress_remaining = 1 - global_step / args.total_timesteps
+        progress_remaining = 1 - global_step / args.total_timesteps  # falls from 1 to 0
         stats = update(agent, optimizer, batch, progress_remaining, args)
         agent.obs_norm.update(batch["obs"])  # only now: update needs the π that acted
         if not math.isfinite(sum(stats.values())):
@@ -295,27 +290,23 @@ def main(args):
     check_args(args)
     torch.set_num_threads(1)  # networks this small only get slower with more
     Distribution.set_default_validate_args(False)  # checking every tensor is slow as well
-    torch.manual_seed(args.seed)
-    np.random.seed(args.seed)  # some environments draw from these two
-    random.seed(args.seed)
+    for seed in (torch.manual_seed, np.random.seed, random.seed):  # environments may use these
+        seed(args.seed)
     with closing(make_envs(args.env_id, args.num_envs)) as envs:
         # It knows the returns that are logged, of the rewards as the environment pays them.
-        envs = gym.wrappers.vector.RecordEpisodeStatistics(envs, stats_key="whole episode")
+        envs = vector.RecordEpisodeStatistics(envs, stats_key="whole episode")
         # We train on rewards divided by the standard deviation of the returns so far: one learning
         # rate then suits an environment that pays 0.001 a step, and one that pays 1,000. In the
         # first 100 steps this deviation is a guess, so rewards are bounded.
-        envs = gym.wrappers.vector.NormalizeReward(envs, args.gamma)
-        returns, first = envs.return_rms, 100 * args.num_envs
-        envs = gym.wrappers.vector.TransformReward(
-            envs, lambda rewards: rewards.clip(-10, 10) if returns.count < first else rewards
-        )
+        envs = vector.NormalizeReward(envs, args.gamma)
+        seen, few = envs.return_rms, 100 * args.num_envs
+        envs = vector.TransformReward(envs, lambda r: r.clip(-10, 10) if seen.count < few else r)
         agent = Agent(envs, args.init_std)
         if args.load:
             try:
                 agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
             except Exception as error:  # a missing, torn or foreign file can fail in many ways
-                problem = f"no agent of --env-id {args.env_id} ({type(error).__name__})"
-                stop(f"--load {args.load}: {problem}")
+                stop(f"--load {args.load}: no agent of --env-id {args.env_id}: {error!r:.99}")
         if args.record and "rgb_array" not in envs.metadata.get("render_modes", []):
             stop(f"--record: --env-id {args.env_id} needs the render mode rgb_array")
         folder = f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
@@ -381,23 +372,21 @@ def make_envs(env_id, num_envs, **options):
             envs.close()
             stop(f"--env-id {env_id}: needs {what}")
     if not isinstance(seen, Box) or len(seen.shape) != 1:  # a Dict or an image becomes a vector
-        envs = gym.wrappers.vector.FlattenObservation(envs)
-    if continuous:
-        # Only the environment sees the clipped action; log π does not.
-        envs = gym.wrappers.vector.ClipAction(envs)
+        envs = vector.FlattenObservation(envs)
+    if continuous:  # only the environment sees the clipped action; log π does not
+        envs = vector.ClipAction(envs)
         # π begins as N(0, 1), which suits bounds of -1 and 1. Bounds beyond a million are none.
         bounded = space.high / 2 - space.low / 2 < 1e6
         low, high = np.where(bounded, [space.low, space.high], [[-1], [1]])
-        middle, half = (low + high) / 2, (high - low) / 2
-        envs = gym.wrappers.vector.TransformAction(envs, lambda actions: middle + half * actions)
+        envs = vector.TransformAction(envs, lambda a: (low + high + (high - low) * a) / 2)
 
     def checked_copy(values):
         if not np.isfinite(values).all():
             sys.exit(f"error: --env-id {env_id} gave an observation or a reward of NaN or infinity")
         return values.copy()  # the environment may write its next values into the same array
 
-    envs = gym.wrappers.vector.TransformObservation(envs, checked_copy)
-    return gym.wrappers.vector.TransformReward(envs, checked_copy)
+    envs = vector.TransformObservation(envs, checked_copy)
+    return vector.TransformReward(envs, checked_copy)
 
 
 def check_args(args):

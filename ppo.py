@@ -50,6 +50,7 @@ import numpy as np
 import torch
 import tyro
 from gymnasium.spaces import Box, Discrete, flatdim
+from gymnasium.wrappers import vector
 from PIL import Image
 from torch import nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
@@ -65,8 +66,7 @@ class Args:
     target_kl: float = 0.01  # the KL that the penalty's β aims at
     update_epochs: int = 4  # epochs: passes over the steps of each rollout
     num_minibatches: int = 4  # optimizer steps per epoch
-    # weight of an entropy bonus, to keep π random; decays linearly to 0; CartPole needs none
-    ent_coef: float = 0.0
+    ent_coef: float = 0.0  # weight of a bonus for π's entropy, to keep it random; falls to 0
     gae_lambda: float = 0.98  # λ of GAE: 0 trusts the critic, 1 the rewards; 0.95 is usual
     gamma: float = 0.99  # γ, the discount factor
     num_steps: int = 128  # T, steps per rollout in each environment
@@ -129,9 +129,8 @@ def surrogate(logprobs, old_logprobs, advantages, args):
 
 
 def mean_kl(agent, batch):
-    """KL(π_old ‖ π), the mean of −log r over π_old's actions. The mean of r is Σ_a π_old π / π_old,
-    which is 1, so adding r − 1 changes no mean, but leaves no term negative, as log r ≤ r − 1. (The
-    language models' scripts call this k3.)"""
+    """KL(π_old ‖ π), the mean of −log r. As the mean of r is Σ_a π_old π / π_old = 1, adding r − 1
+    changes no mean, but leaves no term negative, because log r ≤ r − 1. It is often called k3."""
     logprobs = agent.policy(batch["obs"]).log_prob(batch["actions"])
     log_ratio = logprobs - batch["logprobs"]
     return (log_ratio.exp() - 1 - log_ratio).mean().item()
@@ -139,8 +138,7 @@ def mean_kl(agent, batch):
 
 def update(agent, optimizer, batch, progress_remaining, args):
     """Epochs over the batch in minibatches, one step of actor and critic on each; returns what to
-    log, of the last step but for approx_kl. `progress_remaining` falls from 1 to 0 over the
-    training."""
+    log, of the last step but for approx_kl."""
     optimizer.param_groups[0]["lr"] = args.learning_rate * progress_remaining
     ent_coef = args.ent_coef * progress_remaining
     obs, actions = batch["obs"], batch["actions"]
@@ -183,9 +181,8 @@ def rollouts(envs, agent, args):
     """Yield, without end, rollouts of T = num_steps steps in N environments, with the returns
     of the episodes that ended in it.
 
-    A rollout: obs and next_obs (T, N, D), actions (T, N) or (T, N, A), all others (T, N). `done`
-    marks the last step of an episode. A terminated episode is over, so no reward could follow; a
-    truncated one would have gone on, but the time limit cut it off. In the step after either,
+    `done` marks the last step of an episode. A terminated episode is over, so no reward could
+    follow; a truncated one would have gone on, but the time limit cut it off. In the step after,
     gymnasium resets the environment and ignores the action: no real step, so `mask` is False there.
     """
     obs, _ = envs.reset(seed=args.seed)
@@ -197,10 +194,10 @@ def rollouts(envs, agent, args):
             next_obs, rewards, terminated, truncated, infos = envs.step(actions)
             done = terminated | truncated
             step = {
-                "obs": obs,
-                "actions": actions,
-                "rewards": rewards.astype(np.float32),
-                "next_obs": next_obs,
+                "obs": obs,  # (N, D); with all steps of a rollout (T, N, D)
+                "actions": actions,  # (N,) or (N, A)
+                "rewards": rewards.astype(np.float32),  # (N,), as all that follow
+                "next_obs": next_obs,  # (N, D)
                 "terminated": terminated.copy(),
                 "done": done,
                 "mask": mask,
@@ -280,8 +277,7 @@ class Agent(nn.Module):
     def act(self, obs, greedy=False):
         """Actions for the observations of N environments: drawn from π, or its mode."""
         policy = self.policy(torch.as_tensor(obs))
-        actions = policy.mode if greedy else policy.sample()
-        return actions.numpy()
+        return (policy.mode if greedy else policy.sample()).numpy()
 
 
 # ------------------------------------------------------------------------------ Training and main
@@ -311,7 +307,7 @@ def train(envs, agent, path, args):
             break
 
         batch = prepare(agent, rollout, args)
-        progress_remaining = 1 - global_step / args.total_timesteps
+        progress_remaining = 1 - global_step / args.total_timesteps  # falls from 1 to 0
         stats = update(agent, optimizer, batch, progress_remaining, args)
         agent.obs_norm.update(batch["obs"])  # only now: update needs the π that acted
         if not math.isfinite(sum(stats.values())):
@@ -333,27 +329,23 @@ def main(args):
     check_args(args)
     torch.set_num_threads(1)  # networks this small only get slower with more
     Distribution.set_default_validate_args(False)  # checking every tensor is slow as well
-    torch.manual_seed(args.seed)
-    np.random.seed(args.seed)  # some environments draw from these two
-    random.seed(args.seed)
+    for seed in (torch.manual_seed, np.random.seed, random.seed):  # environments may use these
+        seed(args.seed)
     with closing(make_envs(args.env_id, args.num_envs)) as envs:
         # It knows the returns that are logged, of the rewards as the environment pays them.
-        envs = gym.wrappers.vector.RecordEpisodeStatistics(envs, stats_key="whole episode")
+        envs = vector.RecordEpisodeStatistics(envs, stats_key="whole episode")
         # We train on rewards divided by the standard deviation of the returns so far: one learning
         # rate then suits an environment that pays 0.001 a step, and one that pays 1,000. In the
         # first 100 steps this deviation is a guess, so rewards are bounded.
-        envs = gym.wrappers.vector.NormalizeReward(envs, args.gamma)
-        returns, first = envs.return_rms, 100 * args.num_envs
-        envs = gym.wrappers.vector.TransformReward(
-            envs, lambda rewards: rewards.clip(-10, 10) if returns.count < first else rewards
-        )
+        envs = vector.NormalizeReward(envs, args.gamma)
+        seen, few = envs.return_rms, 100 * args.num_envs
+        envs = vector.TransformReward(envs, lambda r: r.clip(-10, 10) if seen.count < few else r)
         agent = Agent(envs, args.init_std)
         if args.load:
             try:
                 agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
             except Exception as error:  # a missing, torn or foreign file can fail in many ways
-                problem = f"no agent of --env-id {args.env_id} ({type(error).__name__})"
-                stop(f"--load {args.load}: {problem}")
+                stop(f"--load {args.load}: no agent of --env-id {args.env_id}: {error!r:.99}")
         if args.record and "rgb_array" not in envs.metadata.get("render_modes", []):
             stop(f"--record: --env-id {args.env_id} needs the render mode rgb_array")
         folder = f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
@@ -419,23 +411,21 @@ def make_envs(env_id, num_envs, **options):
             envs.close()
             stop(f"--env-id {env_id}: needs {what}")
     if not isinstance(seen, Box) or len(seen.shape) != 1:  # a Dict or an image becomes a vector
-        envs = gym.wrappers.vector.FlattenObservation(envs)
-    if continuous:
-        # Only the environment sees the clipped action; log π does not.
-        envs = gym.wrappers.vector.ClipAction(envs)
+        envs = vector.FlattenObservation(envs)
+    if continuous:  # only the environment sees the clipped action; log π does not
+        envs = vector.ClipAction(envs)
         # π begins as N(0, 1), which suits bounds of -1 and 1. Bounds beyond a million are none.
         bounded = space.high / 2 - space.low / 2 < 1e6
         low, high = np.where(bounded, [space.low, space.high], [[-1], [1]])
-        middle, half = (low + high) / 2, (high - low) / 2
-        envs = gym.wrappers.vector.TransformAction(envs, lambda actions: middle + half * actions)
+        envs = vector.TransformAction(envs, lambda a: (low + high + (high - low) * a) / 2)
 
     def checked_copy(values):
         if not np.isfinite(values).all():
             sys.exit(f"error: --env-id {env_id} gave an observation or a reward of NaN or infinity")
         return values.copy()  # the environment may write its next values into the same array
 
-    envs = gym.wrappers.vector.TransformObservation(envs, checked_copy)
-    return gym.wrappers.vector.TransformReward(envs, checked_copy)
+    envs = vector.TransformObservation(envs, checked_copy)
+    return vector.TransformReward(envs, checked_copy)
 
 
 def check_args(args):

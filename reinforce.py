@@ -20,7 +20,7 @@ episode. Since ∇p = p ∇log p, ∇J is a mean over episodes, too, and those p
     baseline        G_t − V(s_t)                 minus the baseline V(s) = E[ G_t | s_t = s ], which
                                                  a second network, the critic, learns from the G_t
 
-These differ by a past reward or by V(s_t): a number b that is fixed before a_t is chosen. On
+These differ by past rewards or by V(s_t): a number b that is fixed before a_t is chosen. On
 average over the actions, b ∇log π(a_t | s_t) is 0:
 
     Σ_a π b ∇log π = b Σ_a ∇π = b ∇ Σ_a π = b ∇1 = 0
@@ -29,17 +29,17 @@ With γ = 1 all three have the same mean, ∇J. Each usually varies less than th
 that is the whole purpose of a baseline.
 
 Why: it is the simplest estimate of ∇J. It is on-policy: E is over the episodes of the current π,
-so after one step of θ the old episodes no longer fit, and new ones are played. (The critic takes
-several steps on them: a baseline adds no bias, whatever it is.)
+so after one step of θ the old episodes no longer fit, and new ones are played. The critic takes
+several steps on them, but after θ's. A baseline fitted before would know what followed a_t: a bias.
 
 Weakness: one lucky episode stands for all that might have followed an action, and an episode must
 end before anything is learned.
 
-Differs from the formula: if γ < 1, R(τ) counts the rewards from t on as γ^t G_t. As usual G_t
-leaves γ^t out, as late actions would hardly count. Then the estimate is not the gradient of any
-function (Nota & Thomas 2020, arXiv:1906.07073).
+Differs from the formula if γ < 1: R(τ) counts the rewards from t on as γ^t G_t. G_t leaves out γ^t,
+as usual, because late actions would hardly count. So reward-to-go and baseline then estimate the
+gradient of no function at all (Nota & Thomas 2020, arXiv:1906.07073).
 
-    python reinforce.py --psi return             # how much noisier than with the default, baseline?
+    python reinforce.py --psi return             # compare its noise with the default's (baseline)
 Williams 1992, doi:10.1007/BF00992696; baselines: Greensmith, Bartlett & Baxter 2004, JMLR 5
 """
 
@@ -57,6 +57,7 @@ import numpy as np
 import torch
 import tyro
 from gymnasium.spaces import Box, Discrete, flatdim
+from gymnasium.wrappers import vector
 from PIL import Image
 from torch import nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
@@ -70,13 +71,11 @@ class Args:
     psi: Literal["return", "reward-to-go", "baseline"] = "baseline"
     update_epochs: int = 4  # the critic's epochs: its passes over the steps of each rollout
     num_minibatches: int = 4  # optimizer steps per epoch
-    # weight of a bonus for π's entropy, −Σ π log π; falls to 0. It keeps π random at first, as an
-    # action that is never tried is never learned
+    # weight of a bonus for π's entropy, −Σ π log π, so that π goes on trying actions; falls to 0
     ent_coef: float = 0.01
     gamma: float = 0.99  # γ, the discount factor
     num_envs: int = 24  # N, environments stepped in parallel; many, as whole returns are noisy
-    # Adam's learning rate, for one step of π per rollout; no decay, so late setbacks can heal
-    learning_rate: float = 4e-3
+    learning_rate: float = 4e-3  # Adam's learning rate; no decay, so that late setbacks can heal
     max_grad_norm: float = 1.0  # the critic's gradient is clipped to this norm
     total_timesteps: int = 200_000  # steps over all environments; 0: only evaluate --load's agent
     env_id: str = "CartPole-v1"  # any gymnasium environment with Discrete or Box actions
@@ -92,11 +91,11 @@ class Args:
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
     """Ψ_t, later called the advantage, and the critic's targets, for a rollout (see `rollouts`):
-    all (T, N).
+    all (T, N). Only --psi baseline has a critic.
 
-    With the baseline: if a time limit cut an episode off, V(s_{t+1}) supplies the rewards that are
-    missing. Else G_t would shrink near the limit, which V cannot foresee: s_t contains no clock.
-    (These rewards are V's guess: there, unlike in the baseline, its errors add a bias.)
+    If a time limit cut an episode off, the critic's V(s_{t+1}) supplies the rewards that are
+    missing, and here its errors add a bias. Otherwise G_t would shrink near the limit, which V
+    cannot foresee, because s_t contains no clock.
     """
     rewards = rollout["rewards"]
     if args.psi == "baseline":
@@ -125,11 +124,11 @@ def prepare(agent, rollout, args):
 
 
 def update(agent, optimizer, batch, progress_remaining, args):
-    """One step of the policy, then epochs of the critic; returns what to log.
-    `progress_remaining` falls from 1 to 0 over the training."""
+    """One step of the policy, then epochs of the critic; returns what to log."""
     advantages = batch["advantages"]
     if args.psi == "baseline":  # V may be too low everywhere
-        advantages = advantages - advantages.mean()  # the episode's own share is 1/N
+        # An episode's own advantages are in the mean: a bias, of order 1/N.
+        advantages = advantages - advantages.mean()
     policy = agent.policy(batch["obs"])
     entropy = policy.entropy().mean()
     logprobs = policy.log_prob(batch["actions"])
@@ -148,8 +147,7 @@ def update(agent, optimizer, batch, progress_remaining, args):
 
 
 def fit_critic(agent, optimizer, batch, args):
-    """Epochs over the batch in minibatches that pull V(s_t) to its target; returns the last
-    loss."""
+    """Epochs of minibatches that pull V(s_t) to its target; returns the last loss."""
     for _ in range(args.update_epochs):
         order = torch.randperm(len(batch["obs"]))
         for rows in order.chunk(args.num_minibatches):
@@ -167,9 +165,8 @@ def rollouts(envs, agent, args):
     """Yield, without end, rollouts of a whole episode in each of N environments, with the returns
     of the episodes that ended in it.
 
-    A rollout: obs and next_obs (T, N, D), actions (T, N) or (T, N, A), all others (T, N). `done`
-    marks the last step of an episode. A terminated episode is over, so no reward could follow; a
-    truncated one would have gone on, but the time limit cut it off. After either `mask` is False:
+    `done` marks the last step of an episode. A terminated episode is over, so no reward could
+    follow; a truncated one would have gone on, but the time limit cut it off. Then `mask` is False:
     the environment plays on, unused, until the longest episode, of T steps, has ended.
     """
     limit = envs.spec.max_episode_steps or 1000  # without a limit an episode might never end
@@ -185,10 +182,10 @@ def rollouts(envs, agent, args):
                 returns += infos["whole episode"]["r"][mask & ended].tolist()
             done = ended | (len(steps) + 1 == limit)
             step = {
-                "obs": obs,
-                "actions": actions,
-                "rewards": rewards.astype(np.float32),
-                "next_obs": next_obs,
+                "obs": obs,  # (N, D); with all steps of a rollout (T, N, D)
+                "actions": actions,  # (N,) or (N, A)
+                "rewards": rewards.astype(np.float32),  # (N,), as all that follow
+                "next_obs": next_obs,  # (N, D)
                 "terminated": terminated.copy(),
                 "done": done,
                 "mask": mask,
@@ -266,8 +263,7 @@ class Agent(nn.Module):
     def act(self, obs, greedy=False):
         """Actions for the observations of N environments: drawn from π, or its mode."""
         policy = self.policy(torch.as_tensor(obs))
-        actions = policy.mode if greedy else policy.sample()
-        return actions.numpy()
+        return (policy.mode if greedy else policy.sample()).numpy()
 
 
 # ------------------------------------------------------------------------------ Training and main
@@ -297,7 +293,7 @@ def train(envs, agent, path, args):
             break
 
         batch = prepare(agent, rollout, args)
-        progress_remaining = 1 - global_step / args.total_timesteps
+        progress_remaining = 1 - global_step / args.total_timesteps  # falls from 1 to 0
         stats = update(agent, optimizer, batch, progress_remaining, args)
         agent.obs_norm.update(batch["obs"])  # only now: update needs the π that acted
         if not math.isfinite(sum(stats.values())):
@@ -319,27 +315,23 @@ def main(args):
     check_args(args)
     torch.set_num_threads(1)  # networks this small only get slower with more
     Distribution.set_default_validate_args(False)  # checking every tensor is slow as well
-    torch.manual_seed(args.seed)
-    np.random.seed(args.seed)  # some environments draw from these two
-    random.seed(args.seed)
+    for seed in (torch.manual_seed, np.random.seed, random.seed):  # environments may use these
+        seed(args.seed)
     with closing(make_envs(args.env_id, args.num_envs)) as envs:
         # It knows the returns that are logged, of the rewards as the environment pays them.
-        envs = gym.wrappers.vector.RecordEpisodeStatistics(envs, stats_key="whole episode")
+        envs = vector.RecordEpisodeStatistics(envs, stats_key="whole episode")
         # We train on rewards divided by the standard deviation of the returns so far: one learning
         # rate then suits an environment that pays 0.001 a step, and one that pays 1,000. In the
         # first 100 steps this deviation is a guess, so rewards are bounded.
-        envs = gym.wrappers.vector.NormalizeReward(envs, args.gamma)
-        returns, first = envs.return_rms, 100 * args.num_envs
-        envs = gym.wrappers.vector.TransformReward(
-            envs, lambda rewards: rewards.clip(-10, 10) if returns.count < first else rewards
-        )
+        envs = vector.NormalizeReward(envs, args.gamma)
+        seen, few = envs.return_rms, 100 * args.num_envs
+        envs = vector.TransformReward(envs, lambda r: r.clip(-10, 10) if seen.count < few else r)
         agent = Agent(envs, args.init_std)
         if args.load:
             try:
                 agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
             except Exception as error:  # a missing, torn or foreign file can fail in many ways
-                problem = f"no agent of --env-id {args.env_id} ({type(error).__name__})"
-                stop(f"--load {args.load}: {problem}")
+                stop(f"--load {args.load}: no agent of --env-id {args.env_id}: {error!r:.99}")
         if args.record and "rgb_array" not in envs.metadata.get("render_modes", []):
             stop(f"--record: --env-id {args.env_id} needs the render mode rgb_array")
         folder = f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
@@ -405,23 +397,21 @@ def make_envs(env_id, num_envs, **options):
             envs.close()
             stop(f"--env-id {env_id}: needs {what}")
     if not isinstance(seen, Box) or len(seen.shape) != 1:  # a Dict or an image becomes a vector
-        envs = gym.wrappers.vector.FlattenObservation(envs)
-    if continuous:
-        # Only the environment sees the clipped action; log π does not.
-        envs = gym.wrappers.vector.ClipAction(envs)
+        envs = vector.FlattenObservation(envs)
+    if continuous:  # only the environment sees the clipped action; log π does not
+        envs = vector.ClipAction(envs)
         # π begins as N(0, 1), which suits bounds of -1 and 1. Bounds beyond a million are none.
         bounded = space.high / 2 - space.low / 2 < 1e6
         low, high = np.where(bounded, [space.low, space.high], [[-1], [1]])
-        middle, half = (low + high) / 2, (high - low) / 2
-        envs = gym.wrappers.vector.TransformAction(envs, lambda actions: middle + half * actions)
+        envs = vector.TransformAction(envs, lambda a: (low + high + (high - low) * a) / 2)
 
     def checked_copy(values):
         if not np.isfinite(values).all():
             sys.exit(f"error: --env-id {env_id} gave an observation or a reward of NaN or infinity")
         return values.copy()  # the environment may write its next values into the same array
 
-    envs = gym.wrappers.vector.TransformObservation(envs, checked_copy)
-    return gym.wrappers.vector.TransformReward(envs, checked_copy)
+    envs = vector.TransformObservation(envs, checked_copy)
+    return vector.TransformReward(envs, checked_copy)
 
 
 def check_args(args):
