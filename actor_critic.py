@@ -3,10 +3,11 @@
 The policy π, the actor, plays T steps in each of N environments. The critic V judges each action by
 one reward and the next state. Then π takes one step, and V several epochs over the same steps:
 
-    ∇J ∝ mean_t δ_t ∇log π(a_t | s_t)            the step of the actor (∝ if V is right)
+    ∇J ∝ mean_t δ_t ∇log π(a_t | s_t)            the step of the actor
     δ_t = R_t + γ V(s_{t+1}) − V(s_t)            the temporal-difference (TD) error
     mean_t ½ δ_t²                                the loss of the critic, γ V(s_{t+1}) held fixed
 
+The sign is ∝, because a mean over steps is a sum over an episode, divided by the mean length.
 If R_t = 1, γ = 0.99, V(s_t) = 40 and V(s_{t+1}) = 41, then δ_t = 1 + 40.59 − 40 = 1.59, and a_t
 becomes likelier. Q(s, a) = E[ R_t + γ V(s_{t+1}) | s, a ] is called the value of a in s, and
 A = Q − V its advantage, so δ_t is one sample of A(s_t, a_t). If V is right, V is the mean of Q:
@@ -16,9 +17,7 @@ What changes from reinforce.py                   Where
     the TD error, not G_t − V(s_t)               compute_advantages
     rollouts of T steps, not whole episodes      rollouts, --num-steps
     the critic's targets contain V itself        fit_critic
-    a mean over steps: a sum over an episode, divided by the mean length of the episodes
-                                                 update
-    a clipped gradient                           update, --max-grad-norm
+    a mean over steps, and a clipped gradient    update, --max-grad-norm
 
 Why: REINFORCE waits for whole episodes and credits every action with all that came after it. The TD
 error depends on one reward and one step of the environment, so it varies far less. In the target,
@@ -155,10 +154,10 @@ def rollouts(envs, agent, args):
             next_obs, rewards, terminated, truncated, infos = envs.step(actions)
             done = terminated | truncated
             step = {
-                "obs": obs,  # (N, D); with all steps of a rollout (T, N, D)
+                "obs": obs,  # (N, D); in the rollout (T, N, D)
+                "next_obs": next_obs,
                 "actions": actions,  # (N,) or (N, A)
-                "rewards": rewards.astype(np.float32),  # (N,), as all that follow
-                "next_obs": next_obs,  # (N, D)
+                "rewards": rewards.astype(np.float32),  # (N,), as all below
                 "terminated": terminated.copy(),
                 "done": done,
                 "mask": mask,
@@ -194,12 +193,11 @@ class RunningMeanStd(nn.Module):
         delta = mean - self.mean
         self.mean += share * delta
         self.var += share * (var - self.var + (1 - share) * delta**2)
-        std = self.var.sqrt()
-        self.std = torch.where(std > 1e-12 * self.mean.abs(), std, 1.0)  # 1 for a constant
+        constant = self.var <= 1e-24 * self.mean**2  # but for float64's rounding
+        self.std = self.var.sqrt().masked_fill(constant, 1.0)
 
     def forward(self, x):
-        scaled = (x.double() - self.mean) / self.std
-        return scaled.clamp(-10, 10).float()
+        return ((x.double() - self.mean) / self.std).clamp(-10, 10).float()
 
 
 def mlp(inputs, outputs):

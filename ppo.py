@@ -168,11 +168,9 @@ def update(agent, optimizer, batch, progress_remaining, args):
     stats |= {"entropy": entropy.item(), "approx_kl": kl}
     if args.surrogate == "clip":
         return stats | {"clipfrac": clipped.float().mean().item()}
-    # The paper's rule for β: double it if the policy went too far, halve it if not far.
-    if kl > 1.5 * args.target_kl:
-        args.beta *= 2
-    if kl < args.target_kl / 1.5:
-        args.beta /= 2
+    # The paper's rule doubles β if the policy went too far, and halves it if it hardly moved.
+    too_far, too_near = kl > 1.5 * args.target_kl, kl < args.target_kl / 1.5
+    args.beta = args.beta * 2**too_far / 2**too_near
     return stats | {"beta": args.beta}
 
 
@@ -194,10 +192,10 @@ def rollouts(envs, agent, args):
             next_obs, rewards, terminated, truncated, infos = envs.step(actions)
             done = terminated | truncated
             step = {
-                "obs": obs,  # (N, D); with all steps of a rollout (T, N, D)
+                "obs": obs,  # (N, D); in the rollout (T, N, D)
+                "next_obs": next_obs,
                 "actions": actions,  # (N,) or (N, A)
-                "rewards": rewards.astype(np.float32),  # (N,), as all that follow
-                "next_obs": next_obs,  # (N, D)
+                "rewards": rewards.astype(np.float32),  # (N,), as all below
                 "terminated": terminated.copy(),
                 "done": done,
                 "mask": mask,
@@ -233,12 +231,11 @@ class RunningMeanStd(nn.Module):
         delta = mean - self.mean
         self.mean += share * delta
         self.var += share * (var - self.var + (1 - share) * delta**2)
-        std = self.var.sqrt()
-        self.std = torch.where(std > 1e-12 * self.mean.abs(), std, 1.0)  # 1 for a constant
+        constant = self.var <= 1e-24 * self.mean**2  # but for float64's rounding
+        self.std = self.var.sqrt().masked_fill(constant, 1.0)
 
     def forward(self, x):
-        scaled = (x.double() - self.mean) / self.std
-        return scaled.clamp(-10, 10).float()
+        return ((x.double() - self.mean) / self.std).clamp(-10, 10).float()
 
 
 def mlp(inputs, outputs):

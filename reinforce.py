@@ -30,14 +30,15 @@ that is the whole purpose of a baseline.
 
 Why: it is the simplest estimate of ∇J. It is on-policy: E is over the episodes of the current π,
 so after one step of θ the old episodes no longer fit, and new ones are played. The critic takes
-several steps on them, but after θ's. A baseline fitted before would know what followed a_t: a bias.
+several steps on them, but only after that step: if V had been fitted before to what followed a_t,
+it would add a bias.
 
 Weakness: one lucky episode stands for all that might have followed an action, and an episode must
 end before anything is learned.
 
 Differs from the formula if γ < 1: R(τ) counts the rewards from t on as γ^t G_t. G_t leaves out γ^t,
-as usual, because late actions would hardly count. So reward-to-go and baseline then estimate the
-gradient of no function at all (Nota & Thomas 2020, arXiv:1906.07073).
+as usual, because late actions would hardly count. What reward-to-go and baseline then estimate is
+not the gradient of any function (Nota & Thomas 2020, arXiv:1906.07073).
 
     python reinforce.py --psi return             # compare its noise with the default's (baseline)
 Williams 1992, doi:10.1007/BF00992696; baselines: Greensmith, Bartlett & Baxter 2004, JMLR 5
@@ -182,10 +183,10 @@ def rollouts(envs, agent, args):
                 returns += infos["whole episode"]["r"][mask & ended].tolist()
             done = ended | (len(steps) + 1 == limit)
             step = {
-                "obs": obs,  # (N, D); with all steps of a rollout (T, N, D)
+                "obs": obs,  # (N, D); in the rollout (T, N, D)
+                "next_obs": next_obs,
                 "actions": actions,  # (N,) or (N, A)
-                "rewards": rewards.astype(np.float32),  # (N,), as all that follow
-                "next_obs": next_obs,  # (N, D)
+                "rewards": rewards.astype(np.float32),  # (N,), as all below
                 "terminated": terminated.copy(),
                 "done": done,
                 "mask": mask,
@@ -219,12 +220,11 @@ class RunningMeanStd(nn.Module):
         delta = mean - self.mean
         self.mean += share * delta
         self.var += share * (var - self.var + (1 - share) * delta**2)
-        std = self.var.sqrt()
-        self.std = torch.where(std > 1e-12 * self.mean.abs(), std, 1.0)  # 1 for a constant
+        constant = self.var <= 1e-24 * self.mean**2  # but for float64's rounding
+        self.std = self.var.sqrt().masked_fill(constant, 1.0)
 
     def forward(self, x):
-        scaled = (x.double() - self.mean) / self.std
-        return scaled.clamp(-10, 10).float()
+        return ((x.double() - self.mean) / self.std).clamp(-10, 10).float()
 
 
 def mlp(inputs, outputs):

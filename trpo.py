@@ -28,8 +28,7 @@ weights, is never built. A line search then halves d until L has grown and the K
 
 GAE, generalized advantage estimation: A_t is the mean of all k-step estimates, R_t + … + γ^k
 V(s_{t+k}) − V(s_t), with weights (1 − λ) λ^(k−1). λ = 0 leaves the TD error, biased by V's errors;
-λ = 1 leaves REINFORCE's noisy return, up to the rollout's end, minus V(s_t). The critic's target,
-V(s_t) + A_t, is called the λ-return.
+λ = 1 leaves REINFORCE's noisy G_t − V(s_t), up to the rollout's end. V + A is called the λ-return.
 
 Why: Adam's learning rate bounds the length of a step in θ, but of two steps of one length one may
 hardly change the policy and the other ruin it. TRPO bounds the change of the policy itself.
@@ -229,10 +228,10 @@ def rollouts(envs, agent, args):
             next_obs, rewards, terminated, truncated, infos = envs.step(actions)
             done = terminated | truncated
             step = {
-                "obs": obs,  # (N, D); with all steps of a rollout (T, N, D)
+                "obs": obs,  # (N, D); in the rollout (T, N, D)
+                "next_obs": next_obs,
                 "actions": actions,  # (N,) or (N, A)
-                "rewards": rewards.astype(np.float32),  # (N,), as all that follow
-                "next_obs": next_obs,  # (N, D)
+                "rewards": rewards.astype(np.float32),  # (N,), as all below
                 "terminated": terminated.copy(),
                 "done": done,
                 "mask": mask,
@@ -268,12 +267,11 @@ class RunningMeanStd(nn.Module):
         delta = mean - self.mean
         self.mean += share * delta
         self.var += share * (var - self.var + (1 - share) * delta**2)
-        std = self.var.sqrt()
-        self.std = torch.where(std > 1e-12 * self.mean.abs(), std, 1.0)  # 1 for a constant
+        constant = self.var <= 1e-24 * self.mean**2  # but for float64's rounding
+        self.std = self.var.sqrt().masked_fill(constant, 1.0)
 
     def forward(self, x):
-        scaled = (x.double() - self.mean) / self.std
-        return scaled.clamp(-10, 10).float()
+        return ((x.double() - self.mean) / self.std).clamp(-10, 10).float()
 
 
 def mlp(inputs, outputs):
