@@ -7,7 +7,7 @@ one reward and the next state. Then π takes one step, and V several epochs over
     δ_t = R_t + γ V(s_{t+1}) − V(s_t)            the temporal-difference (TD) error
     mean_t ½ δ_t²                                the loss of the critic, γ V(s_{t+1}) held fixed
 
-The sign is ∝, because a mean over steps is a sum over an episode, divided by the mean length.
+The mean over steps is the sum over an episode, divided by the episodes' mean length: hence the ∝.
 If R_t = 1, γ = 0.99, V(s_t) = 40 and V(s_{t+1}) = 41, then δ_t = 1 + 40.59 − 40 = 1.59, and a_t
 becomes likelier. Q(s, a) = E[ R_t + γ V(s_{t+1}) | s, a ] is called the value of a in s, and
 A = Q − V its advantage, so δ_t is one sample of A(s_t, a_t). If V is right, V is the mean of Q:
@@ -28,8 +28,8 @@ Weakness: δ_t is unbiased if V is right. As it rarely is, V should learn faster
 (--update-epochs). And nothing limits how far a step moves the policy.
 
 Differs from the paper: there π and V learn after every step of one environment, and eligibility
-traces spread δ_t over past states. Here they learn from T steps of N environments, with Adam, as
-in A2C, the synchronous A3C (Mnih et al. 2016, arXiv:1602.01783), which sums up to T rewards, too.
+traces spread δ_t over past states. Here they learn from T steps of N environments, as in A2C, the
+synchronous A3C (Mnih et al. 2016, arXiv:1602.01783), but from one-step errors, and with Adam.
 
     python actor_critic.py --env-id Acrobot-v1
 Barto, Sutton & Anderson 1983, doi:10.1109/TSMC.1983.6313077; Sutton & Barto 2018, section 13.5
@@ -291,11 +291,11 @@ def main(args):
     for seed in (torch.manual_seed, np.random.seed, random.seed):  # environments may use these
         seed(args.seed)
     with closing(make_envs(args.env_id, args.num_envs)) as envs:
-        # It knows the returns that are logged, of the rewards as the environment pays them.
+        # It sums what the environment pays, for the log. (Its infos may have an "episode" already.)
         envs = vector.RecordEpisodeStatistics(envs, stats_key="whole episode")
-        # We train on rewards divided by the standard deviation of the returns so far: one learning
-        # rate then suits an environment that pays 0.001 a step, and one that pays 1,000. In the
-        # first 100 steps this deviation is a guess, so rewards are bounded.
+        # We train on rewards divided by the standard deviation of the returns so far: so one rate
+        # suits an environment that pays 0.001 a step, and one that pays 1,000. In the first hundred
+        # steps this deviation is a guess, and the rewards are bounded.
         envs = vector.NormalizeReward(envs, args.gamma)
         seen, few = envs.return_rms, 100 * args.num_envs
         envs = vector.TransformReward(envs, lambda r: r.clip(-10, 10) if seen.count < few else r)

@@ -329,11 +329,11 @@ def main(args):
     for seed in (torch.manual_seed, np.random.seed, random.seed):  # environments may use these
         seed(args.seed)
     with closing(make_envs(args.env_id, args.num_envs)) as envs:
-        # It knows the returns that are logged, of the rewards as the environment pays them.
+        # It sums what the environment pays, for the log. (Its infos may have an "episode" already.)
         envs = vector.RecordEpisodeStatistics(envs, stats_key="whole episode")
-        # We train on rewards divided by the standard deviation of the returns so far: one learning
-        # rate then suits an environment that pays 0.001 a step, and one that pays 1,000. In the
-        # first 100 steps this deviation is a guess, so rewards are bounded.
+        # We train on rewards divided by the standard deviation of the returns so far: so one rate
+        # suits an environment that pays 0.001 a step, and one that pays 1,000. In the first hundred
+        # steps this deviation is a guess, and the rewards are bounded.
         envs = vector.NormalizeReward(envs, args.gamma)
         seen, few = envs.return_rms, 100 * args.num_envs
         envs = vector.TransformReward(envs, lambda r: r.clip(-10, 10) if seen.count < few else r)

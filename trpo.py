@@ -23,8 +23,9 @@ The step (ppo.py does not need this): at π_old the KL is at its minimum, so its
 short step d the KL is about ½ dᵀF d, where F, its Hessian, is called the Fisher matrix, and L gains
 gᵀd, with g = ∇L. At the best d the gradients of both, F d and g, are parallel. So d is a multiple
 of x with F x = g, the natural gradient: d = √(2δ / xᵀF x) x. Conjugate gradients solve F x = g from
-products F v alone, and F v is the gradient of ∇KL · v, so F itself, with a number for each pair of
-weights, is never built. A line search then halves d until L has grown and the KL is at most δ.
+products F v alone, the gradients of ∇KL · v, so F, with a number for each pair of weights, is never
+built. A line search then halves d until L has grown and the KL is at most δ. (Then the normalizer
+of observations takes in the rollout, which moves π, too: on CartPole up to a KL of 0.02.)
 
 GAE, generalized advantage estimation: A_t is the mean of all k-step estimates, R_t + … + γ^k
 V(s_{t+k}) − V(s_t), with weights (1 − λ) λ^(k−1). λ = 0 leaves the TD error, biased by V's errors;
@@ -35,8 +36,6 @@ hardly change the policy and the other ruin it. TRPO bounds the change of the po
 
 Weakness: one step takes some twenty passes over a rollout. L is valid only near π_old, whose states
 it uses. The paper's proof that no step harms needs a KL bounded in every state, and smaller steps.
-Here the bound holds for the step alone. Then the normalizer of observations takes in the rollout,
-which on CartPole moves π up to a KL of 0.02 from π_old (tests/test_classic_runs.py measures it).
 
 The paper uses Monte Carlo returns instead of GAE, and no --damping.
 
@@ -365,11 +364,11 @@ def main(args):
     for seed in (torch.manual_seed, np.random.seed, random.seed):  # environments may use these
         seed(args.seed)
     with closing(make_envs(args.env_id, args.num_envs)) as envs:
-        # It knows the returns that are logged, of the rewards as the environment pays them.
+        # It sums what the environment pays, for the log. (Its infos may have an "episode" already.)
         envs = vector.RecordEpisodeStatistics(envs, stats_key="whole episode")
-        # We train on rewards divided by the standard deviation of the returns so far: one learning
-        # rate then suits an environment that pays 0.001 a step, and one that pays 1,000. In the
-        # first 100 steps this deviation is a guess, so rewards are bounded.
+        # We train on rewards divided by the standard deviation of the returns so far: so one rate
+        # suits an environment that pays 0.001 a step, and one that pays 1,000. In the first hundred
+        # steps this deviation is a guess, and the rewards are bounded.
         envs = vector.NormalizeReward(envs, args.gamma)
         seen, few = envs.return_rms, 100 * args.num_envs
         envs = vector.TransformReward(envs, lambda r: r.clip(-10, 10) if seen.count < few else r)
