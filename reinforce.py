@@ -208,7 +208,7 @@ class RunningMeanStd(nn.Module):
         super().__init__()
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
-        self.register_buffer("var", torch.ones(size, dtype=torch.float64))
+        self.register_buffer("var", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("std", torch.ones(size, dtype=torch.float64))
 
     def update(self, x):
