@@ -85,7 +85,7 @@ class Args:
     load: str = ""  # start from the agent in this file, the agent.pt of an earlier run
     record: bool = False  # save one greedy episode as a GIF next to the agent
     output_dir: str = "runs"  # each run makes a folder in here for its logs and agent.pt
-    FRACTIONS: ClassVar = ("gamma",)  # the flags that end at 1, for check_args
+    FRACTIONS: ClassVar = ("gamma",)  # flags that check_args refuses above 1
 
 
 # -------------------------------------------------------------------------------------- Algorithm
@@ -115,7 +115,7 @@ def compute_advantages(rollout, values, next_values, args):
 
 @torch.no_grad()
 def prepare(agent, rollout, args):
-    """The rollout's B real steps, with advantages and targets: each column begins with B."""
+    """The rollout's B real steps as columns (B, …), with advantages and targets."""
     values = agent.value(rollout["obs"])
     next_values = agent.value(rollout["next_obs"])
     advantages, targets = compute_advantages(rollout, values, next_values, args)

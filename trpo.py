@@ -17,7 +17,7 @@ What changes from actor_critic.py                Where
 
 The ratio: A says how much better an action is than π_old's average, so Σ_a π A is what π gains in a
 state. But the actions are π_old's. The importance weight r corrects for that: Σ_a π_old r A is
-Σ_a π A. As ∇r = ∇π / π_old = r ∇log π, and r = 1 at π_old, ∇L is actor-critic's gradient there.
+Σ_a π A. As ∇r = ∇π / π_old = r ∇log π, and r = 1 at π_old, ∇L is there mean_t A_t ∇log π.
 
 The step (ppo.py does not need this): at π_old the KL is at its minimum, so its gradient is 0. For a
 short step d the KL is about ½ dᵀF d, where F, its Hessian, is called the Fisher matrix, and L gains
@@ -86,7 +86,7 @@ class Args:
     load: str = ""  # start from the agent in this file, the agent.pt of an earlier run
     record: bool = False  # save one greedy episode as a GIF next to the agent
     output_dir: str = "runs"  # each run makes a folder in here for its logs and agent.pt
-    FRACTIONS: ClassVar = ("gamma", "gae_lambda")  # the flags that end at 1, for check_args
+    FRACTIONS: ClassVar = ("gamma", "gae_lambda")  # flags that check_args refuses above 1
 
 
 # -------------------------------------------------------------------------------------- Algorithm
@@ -110,7 +110,7 @@ def compute_advantages(rollout, values, next_values, args):
 
 @torch.no_grad()
 def prepare(agent, rollout, args):
-    """The rollout's B real steps, with advantages and targets: each column begins with B."""
+    """The rollout's B real steps as columns (B, …), with advantages and targets."""
     values = agent.value(rollout["obs"])
     next_values = agent.value(rollout["next_obs"])
     advantages, targets = compute_advantages(rollout, values, next_values, args)
