@@ -191,6 +191,8 @@ def rollouts(envs, agent, args):
             actions = agent.act(obs)
             next_obs, rewards, terminated, truncated, infos = envs.step(actions)
             done = terminated | truncated
+            if "whole episode" in infos:  # of RecordEpisodeStatistics
+                returns += infos["whole episode"]["r"][done].tolist()
             step = {
                 "obs": obs,  # (N, D); in the rollout (T, N, D)
                 "next_obs": next_obs,
@@ -201,8 +203,6 @@ def rollouts(envs, agent, args):
                 "mask": mask,
             }
             steps.append(step)
-            if "whole episode" in infos:  # of RecordEpisodeStatistics
-                returns += infos["whole episode"]["r"][done].tolist()
             obs, mask = next_obs, ~done
         columns = {name: np.stack([step[name] for step in steps]) for name in steps[0]}
         rollout = {name: torch.as_tensor(column) for name, column in columns.items()}

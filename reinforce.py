@@ -177,10 +177,10 @@ def rollouts(envs, agent, args):
         while mask.any():
             actions = agent.act(obs)
             next_obs, rewards, terminated, truncated, infos = envs.step(actions)
-            ended = terminated | truncated
+            done = terminated | truncated
             if "whole episode" in infos:  # of RecordEpisodeStatistics
-                returns += infos["whole episode"]["r"][mask & ended].tolist()
-            done = ended | (len(steps) + 1 == limit)
+                returns += infos["whole episode"]["r"][mask & done].tolist()
+            done |= len(steps) + 1 == limit
             step = {
                 "obs": obs,  # (N, D); in the rollout (T, N, D)
                 "next_obs": next_obs,
