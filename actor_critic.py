@@ -3,10 +3,11 @@
 The policy π, the actor, plays T steps in each of N environments. The critic V judges each action by
 one reward and the next state. Then π takes one step, and V several epochs over the same steps:
 
-    ∇J ≈ mean_t δ_t ∇log π(a_t | s_t)            the step of the actor
+    ∇J ∝ mean_t δ_t ∇log π(a_t | s_t)            the step of the actor
     δ_t = R_t + γ V(s_{t+1}) − V(s_t)            the temporal-difference (TD) error
     mean_t ½ δ_t²                                the loss of the critic, γ V(s_{t+1}) held fixed
 
+The mean over steps is the sum over an episode, divided by the episodes' mean length: hence the ∝.
 If R_t = 1, γ = 0.99, V(s_t) = 40 and V(s_{t+1}) = 41, then δ_t = 1 + 40.59 − 40 = 1.59, and a_t
 becomes likelier. Q(s, a) = E[ R_t + γ V(s_{t+1}) | s, a ] is called the value of a in s, and
 A = Q − V its advantage, so δ_t is one sample of A(s_t, a_t). If V is right, V is the mean of Q:
@@ -23,12 +24,12 @@ error depends on one reward and one step of the environment, so it varies far le
 R_t + γ V(s_{t+1}), V stands for the rewards to come. This is called bootstrapping. No gradient
 flows through the target: V(s_t) moves towards it, and it does not move towards V(s_t).
 
-Weakness: δ_t is unbiased only if V(s_{t+1}) is right, so V should learn faster than the policy
+Weakness: δ_t is unbiased if V is right. As it rarely is, V should learn faster than the policy
 (--update-epochs). And nothing limits how far a step moves the policy.
 
 Differs from the paper: there π and V learn after every step of one environment, and eligibility
-traces spread δ_t over past states. Here they learn from T steps of N environments (Mnih et al.
-2016, arXiv:1602.01783), with Adam.
+traces spread δ_t over past states. Here they learn from T steps of N environments, as in A2C, the
+synchronous A3C (Mnih et al. 2016, arXiv:1602.01783), but from one-step errors, and with Adam.
 
     python actor_critic.py --env-id Acrobot-v1
 Barto, Sutton & Anderson 1983, doi:10.1109/TSMC.1983.6313077; Sutton & Barto 2018, section 13.5
@@ -38,14 +39,17 @@ import math
 import random
 import sys
 import time
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
 import torch
 import tyro
 from gymnasium.spaces import Box, Discrete, flatdim
+from gymnasium.wrappers import vector
 from PIL import Image
 from torch import nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
@@ -57,17 +61,14 @@ from tqdm import tqdm
 class Args:
     update_epochs: int = 4  # the critic's epochs: its passes over the steps of each rollout
     num_minibatches: int = 4  # optimizer steps per epoch
-    # weight of a bonus for π's entropy, −Σ π log π; falls to 0. It keeps π random at first, as an
-    # action that is never tried is never learned
+    # weight of a bonus for π's entropy, −Σ π log π, so that π goes on trying actions; falls to 0
     ent_coef: float = 0.01
     gamma: float = 0.99  # γ, the discount factor
     num_steps: int = 64  # T, steps per rollout in each environment; few, so that π steps often
     num_envs: int = 16  # N, environments stepped in parallel
-    # Adam's learning rate, for one step of π per rollout; no decay, so late setbacks can heal
-    learning_rate: float = 2e-3
+    learning_rate: float = 2e-3  # Adam's learning rate; no decay, so that late setbacks can heal
     max_grad_norm: float = 1.0  # the gradients of actor and critic are each clipped to this norm
-    # steps over all environments (the last rollout trains nothing); 0: only evaluate --load's agent
-    total_timesteps: int = 200_000
+    total_timesteps: int = 200_000  # steps over all environments; 0: only evaluate --load's agent
     env_id: str = "CartPole-v1"  # any gymnasium environment with Discrete or Box actions
     init_std: float = 1.0  # initial std of a Gaussian policy; bounded actions are scaled to [-1, 1]
     target_return: float = math.inf  # stop once the last 100 episodes reach this mean return
@@ -75,12 +76,12 @@ class Args:
     load: str = ""  # start from the agent in this file, the agent.pt of an earlier run
     record: bool = False  # save one greedy episode as a GIF next to the agent
     output_dir: str = "runs"  # each run makes a folder in here for its logs and agent.pt
+    FRACTIONS: ClassVar = ("gamma",)  # flags that check_args refuses above 1
 
 
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
-    """The TD errors of a rollout (see `rollouts`) or a minibatch, and the critic's targets: all of
-    one shape.
+    """The TD errors and the critic's targets, for a rollout (see `rollouts`) or a minibatch.
 
     No reward follows a termination. An episode that a time limit or the rollout's end cut off would
     have gone on, and V(s_{t+1}) stands for the rest of it.
@@ -92,8 +93,7 @@ def compute_advantages(rollout, values, next_values, args):
 
 @torch.no_grad()
 def prepare(agent, rollout, args):
-    """The rollout's B real steps, with advantages and targets: obs (B, D), actions (B,) or (B, A),
-    the others (B,)."""
+    """The rollout's B real steps as columns (B, …), with advantages and targets."""
     values = agent.value(rollout["obs"])
     next_values = agent.value(rollout["next_obs"])
     advantages, targets = compute_advantages(rollout, values, next_values, args)
@@ -102,8 +102,7 @@ def prepare(agent, rollout, args):
 
 
 def update(agent, optimizer, batch, progress_remaining, args):
-    """One step of the policy, then epochs of the critic; returns what to log.
-    `progress_remaining` falls from 1 to 0 over the training."""
+    """One step of the policy, then epochs of the critic; returns what to log."""
     # A constant baseline: while V is too low everywhere, every action would look good. (Dividing
     # by the std, too, as many do, blows up the small advantages of a good policy.)
     advantages = batch["advantages"] - batch["advantages"].mean()
@@ -118,13 +117,11 @@ def update(agent, optimizer, batch, progress_remaining, args):
     nn.utils.clip_grad_norm_(agent.actor.parameters(), args.max_grad_norm)
     optimizer.step()
     stats = {"policy_loss": policy_loss.item(), "entropy": entropy.item()}
-    stats["value_loss"] = fit_critic(agent, optimizer, batch, args)
-    return stats
+    return stats | {"value_loss": fit_critic(agent, optimizer, batch, args)}
 
 
 def fit_critic(agent, optimizer, batch, args):
-    """Epochs over the batch in minibatches that pull V(s_t) to its target; returns the last
-    loss."""
+    """Epochs of minibatches that pull V(s_t) to its target; returns the last loss."""
     for _ in range(args.update_epochs):
         order = torch.randperm(len(batch["obs"]))
         for rows in order.chunk(args.num_minibatches):
@@ -144,9 +141,8 @@ def rollouts(envs, agent, args):
     """Yield, without end, rollouts of T = num_steps steps in N environments, with the returns
     of the episodes that ended in it.
 
-    A rollout: obs and next_obs (T, N, D), actions (T, N) or (T, N, A), all others (T, N). `done`
-    marks the last step of an episode. A terminated episode is over, so no reward could follow; a
-    truncated one would have gone on, but the time limit cut it off. In the step after either,
+    `done` marks the last step of an episode. A terminated episode is over, so no reward could
+    follow; a truncated one would have gone on, but the time limit cut it off. In the step after,
     gymnasium resets the environment and ignores the action: no real step, so `mask` is False there.
     """
     obs, _ = envs.reset(seed=args.seed)
@@ -157,12 +153,18 @@ def rollouts(envs, agent, args):
             actions = agent.act(obs)
             next_obs, rewards, terminated, truncated, infos = envs.step(actions)
             done = terminated | truncated
-            step = {"obs": obs, "actions": actions, "next_obs": next_obs, "mask": mask}
-            step["rewards"] = rewards.astype(np.float32)
-            step |= {"terminated": terminated.copy(), "done": done}
+            if "whole episode" in infos:  # of RecordEpisodeStatistics
+                returns += infos["whole episode"]["r"][done].tolist()
+            step = {
+                "obs": obs,  # (N, D); in the rollout (T, N, D)
+                "next_obs": next_obs,
+                "actions": actions,  # (N,) or (N, A)
+                "rewards": rewards.astype(np.float32),  # (N,), as all below
+                "terminated": terminated.copy(),
+                "done": done,
+                "mask": mask,
+            }
             steps.append(step)
-            if "episode" in infos:  # of RecordEpisodeStatistics
-                returns += infos["episode"]["r"][done].tolist()
             obs, mask = next_obs, ~done
         columns = {name: np.stack([step[name] for step in steps]) for name in steps[0]}
         rollout = {name: torch.as_tensor(column) for name, column in columns.items()}
@@ -180,22 +182,22 @@ class RunningMeanStd(nn.Module):
         super().__init__()
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
-        self.register_buffer("var", torch.ones(size, dtype=torch.float64))
+        self.register_buffer("var", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("std", torch.ones(size, dtype=torch.float64))
 
     def update(self, x):
-        """Add the rows of x (B, D), by Welford's formula for a whole batch."""
+        """Add the rows of x (B, D), by the formula of Chan, Golub & LeVeque (1979)."""
         var, mean = torch.var_mean(x.double(), 0, correction=0)
         self.count += len(x)
         share = len(x) / self.count
         delta = mean - self.mean
         self.mean += share * delta
         self.var += share * (var - self.var + (1 - share) * delta**2)
-        self.std = self.var.clamp(min=1e-8).sqrt()
+        constant = self.var <= 1e-24 * self.mean**2  # but for float64's rounding
+        self.std = self.var.sqrt().masked_fill(constant, 1.0)
 
     def forward(self, x):
-        scaled = (x.double() - self.mean) / self.std
-        return scaled.clamp(-10, 10).float()
+        return ((x.double() - self.mean) / self.std).clamp(-10, 10).float()
 
 
 def mlp(inputs, outputs):
@@ -217,16 +219,14 @@ class Agent(nn.Module):
         self.actor[-1].weight.data *= 0.01  # close to uniform at first
         self.discrete = isinstance(action_space, Discrete)
         if not self.discrete:
-            log_std = torch.full(action_space.shape, math.log(init_std))
-            self.actor.log_std = nn.Parameter(log_std)
+            self.actor.log_std = nn.Parameter(torch.full(action_space.shape, math.log(init_std)))
 
     def policy(self, obs):
         """π(·|s): obs (…, D) → a distribution over actions (…) or (…, A)."""
         output = self.actor(self.obs_norm(obs))
         if self.discrete:
             return Categorical(logits=output)
-        std = self.actor.log_std.exp()
-        return Independent(Normal(output, std), 1)
+        return Independent(Normal(output, self.actor.log_std.exp()), 1)
 
     def value(self, obs):
         """V(s): obs (…, D) → (…)."""
@@ -236,14 +236,13 @@ class Agent(nn.Module):
     def act(self, obs, greedy=False):
         """Actions for the observations of N environments: drawn from π, or its mode."""
         policy = self.policy(torch.as_tensor(obs))
-        actions = policy.mode if greedy else policy.sample()
-        return actions.numpy()
+        return (policy.mode if greedy else policy.sample()).numpy()
 
 
 # ------------------------------------------------------------------------------ Training and main
 def train(envs, agent, path, args):
-    """Train until the steps are spent or --target-return is reached. The agent, as it was before
-    each update, is saved at `path`, beside the logs."""
+    """Train until the steps are spent or --target-return is reached. The agent that has played the
+    newest rollout is always at `path`, beside the logs."""
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     writer = SummaryWriter(path.parent)
     writer.add_text("hyperparameters", str(args))
@@ -260,28 +259,27 @@ def train(envs, agent, path, args):
         bar.update(steps)
         recent = (recent + returns)[-100:]
         if returns:
-            bar.set_postfix(mean_return=f"{np.mean(recent):.1f}")
+            bar.set_postfix(mean_return=f"{np.mean(recent):.4g}")
             writer.add_scalar("charts/episodic_return", np.mean(returns), global_step)
         solved = len(recent) == 100 and np.mean(recent) >= args.target_return
         if solved or global_step >= args.total_timesteps:
             break
 
         batch = prepare(agent, rollout, args)
-        progress_remaining = 1 - global_step / args.total_timesteps
+        progress_remaining = 1 - global_step / args.total_timesteps  # falls from 1 to 0
         stats = update(agent, optimizer, batch, progress_remaining, args)
         agent.obs_norm.update(batch["obs"])  # only now: update needs the π that acted
         if not math.isfinite(sum(stats.values())):
             hint = f"lower --learning-rate; the agent from before this update is {path}"
             sys.exit(f"error: step {global_step}: loss not finite; {hint}")
         error = batch["advantages"].var(correction=0)
-        total = batch["targets"].var(correction=0)
-        # 1 if V foresees all, 0 if it says nothing
-        stats["explained_variance"] = 1 - (error / total.clamp(min=1e-30)).item()
+        total = batch["targets"].var(correction=0).clamp(min=1e-30)
+        stats["explained_variance"] = 1 - (error / total).item()  # 1: V foresees all; 0: nothing
         for name, value in stats.items():
             writer.add_scalar(f"losses/{name}", value, global_step)
         writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
-        seconds = time.perf_counter() - start
-        writer.add_scalar("charts/SPS", global_step / seconds, global_step)
+        sps = global_step / (time.perf_counter() - start)
+        writer.add_scalar("charts/SPS", sps, global_step)
     bar.close()
     writer.close()
 
@@ -290,39 +288,36 @@ def main(args):
     check_args(args)
     torch.set_num_threads(1)  # networks this small only get slower with more
     Distribution.set_default_validate_args(False)  # checking every tensor is slow as well
-    torch.manual_seed(args.seed)
-    np.random.seed(args.seed)  # some environments draw from these two
-    random.seed(args.seed)
-    envs = make_envs(args.env_id, args.num_envs)
-    # It knows the returns that are logged, of the rewards as the environment pays them.
-    envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
-    # We train on rewards divided by the standard deviation of the returns so far: one learning
-    # rate then suits an environment that pays 0.001 a step, and one that pays 1,000. At first this
-    # deviation is a guess, so rewards are bounded.
-    envs = gym.wrappers.vector.NormalizeReward(envs, args.gamma)
-    envs = gym.wrappers.vector.TransformReward(envs, lambda rewards: rewards.clip(-10, 10))
-    agent = Agent(envs, args.init_std)
-    if args.load:
+    for seed in (torch.manual_seed, np.random.seed, random.seed):  # environments may use these
+        seed(args.seed)
+    with closing(make_envs(args.env_id, args.num_envs)) as envs:
+        # It sums what the environment pays, for the log. (Its infos may have an "episode" already.)
+        envs = vector.RecordEpisodeStatistics(envs, stats_key="whole episode")
+        # We train on rewards divided by the standard deviation of the returns so far: so one rate
+        # suits an environment that pays 0.001 a step, and one that pays 1,000. In the first hundred
+        # steps this deviation is a guess, and the rewards are bounded.
+        envs = vector.NormalizeReward(envs, args.gamma)
+        seen, few = envs.return_rms, 100 * args.num_envs
+        envs = vector.TransformReward(envs, lambda r: r.clip(-10, 10) if seen.count < few else r)
+        agent = Agent(envs, args.init_std)
+        if args.load:
+            try:
+                agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
+            except Exception as error:  # a missing, torn or foreign file can fail in many ways
+                stop(f"--load {args.load}: no agent of --env-id {args.env_id}: {error!r:.99}")
+        if args.record and "rgb_array" not in envs.metadata.get("render_modes", []):
+            stop(f"--record: --env-id {args.env_id} needs the render mode rgb_array")
+        folder = f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+        path = Path(args.output_dir, folder, "agent.pt")
         try:
-            agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
-        except Exception as error:  # a missing, torn or foreign file can fail in many ways
-            stop(f"--load {args.load}: no agent of --env-id {args.env_id} ({type(error).__name__})")
-    modes = envs.metadata.get("render_modes", [])
-    if args.record and "rgb_array" not in modes:
-        stop(f"--record: --env-id {args.env_id} needs the render mode rgb_array, has {modes}")
-    folder = f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
-    path = Path(args.output_dir, folder, "agent.pt")
-    try:
-        path.parent.mkdir(parents=True)
-    except OSError as error:
-        stop(f"--output-dir {args.output_dir}: {error.strerror}")
-    print(f"logs and agent in {path.parent}; tensorboard --logdir {args.output_dir}")
-
-    train(envs, agent, path, args)
-    envs.close()
+            path.parent.mkdir(parents=True)
+        except OSError as error:
+            stop(f"--output-dir {args.output_dir}: {error.strerror}")
+        print(f"logs and agent in {path.parent}; tensorboard --logdir {args.output_dir}")
+        train(envs, agent, path, args)
     greedy = evaluate(agent, args, True)
     sampled = evaluate(agent, args, False)
-    print(f"mean return {greedy:.1f} greedy, {sampled:.1f} sampled; agent: {path}")
+    print(f"mean return {greedy:.4g} greedy, {sampled:.4g} sampled; agent: {path}")
     if args.record:
         evaluate(agent, args, True, episodes=1, gif=path.with_suffix(".gif"))
     return {"eval/return": greedy, "eval/return_stochastic": sampled, "agent": str(path)}
@@ -333,23 +328,22 @@ def evaluate(agent, args, greedy, episodes=100, gif=None):
     """Mean return of fresh episodes, one per environment, each cut off after 10,000 steps. With a
     file name as `gif` the first is filmed, its first 1,000 steps at most."""
     options = {"render_mode": "rgb_array"} if gif else {}
-    envs = make_envs(args.env_id, episodes, **options)
-    obs, _ = envs.reset(seed=args.seed + 10**6)
     returns = np.zeros(episodes)
     running = np.ones(episodes, bool)
     frames = []
-    for step in range(10_000):
-        if gif and step < 1000:  # more would fill the memory
-            frames.append(Image.fromarray(envs.render()[0]))
-        obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
-        returns += rewards * running
-        running &= ~(terminated | truncated)
-        if not running.any():
-            break
+    with closing(make_envs(args.env_id, episodes, **options)) as envs:
+        obs, _ = envs.reset(seed=args.seed + 10**6)
+        for step in range(10_000):
+            if gif and step < 1000:  # more would fill the memory
+                frames.append(Image.fromarray(envs.render()[0].copy()))
+            obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
+            returns += rewards * running
+            running &= ~(terminated | truncated)
+            if not running.any():
+                break
     if gif:
         duration = 1000 / envs.metadata.get("render_fps", 30)
         frames[0].save(gif, save_all=True, append_images=frames[1:], duration=duration)
-    envs.close()
     return returns.mean()
 
 
@@ -363,40 +357,45 @@ def make_envs(env_id, num_envs, **options):
     seen = envs.single_observation_space
     space = envs.single_action_space
     reset = envs.metadata.get("autoreset_mode")
+    next_step = reset == gym.vector.AutoresetMode.NEXT_STEP
     discrete = isinstance(space, Discrete) and space.start == 0
     continuous = isinstance(space, Box) and len(space.shape) == 1 and space.dtype.kind == "f"
-    if not seen.is_np_flattenable:
-        stop(f"--env-id {env_id}: needs observations of a fixed size, has {seen}")
-    if not discrete and not continuous:
-        stop(f"--env-id {env_id}: needs actions from 0 to n or a flat Box of floats, has {space}")
-    if reset != gym.vector.AutoresetMode.NEXT_STEP:
-        stop(f"--env-id {env_id}: needs autoreset_mode NEXT_STEP in its metadata, has {reset}")
-
+    needs = [
+        (seen.is_np_flattenable, f"observations of a fixed size, has {seen}"),
+        (discrete or continuous, f"actions from 0 to n or a flat Box of floats, has {space}"),
+        (next_step, f"autoreset_mode NEXT_STEP in its metadata, has {reset}"),
+    ]
+    for fits, what in needs:
+        if not fits:
+            envs.close()
+            stop(f"--env-id {env_id}: needs {what}")
     if not isinstance(seen, Box) or len(seen.shape) != 1:  # a Dict or an image becomes a vector
-        envs = gym.wrappers.vector.FlattenObservation(envs)
-    if continuous and space.is_bounded():  # π begins as N(0, 1), which suits bounds of -1 and 1
-        envs = gym.wrappers.vector.RescaleAction(envs, -1, 1)
+        envs = vector.FlattenObservation(envs)
     if continuous:  # only the environment sees the clipped action; log π does not
-        envs = gym.wrappers.vector.ClipAction(envs)
+        envs = vector.ClipAction(envs)
+        # π begins as N(0, 1), which suits bounds of -1 and 1. Bounds beyond a million are none.
+        bounded = space.high / 2 - space.low / 2 < 1e6
+        low, high = np.where(bounded, [space.low, space.high], [[-1], [1]])
+        envs = vector.TransformAction(envs, lambda a: (low + high + (high - low) * a) / 2)
 
     def checked_copy(values):
         if not np.isfinite(values).all():
             sys.exit(f"error: --env-id {env_id} gave an observation or a reward of NaN or infinity")
         return values.copy()  # the environment may write its next values into the same array
 
-    envs = gym.wrappers.vector.TransformObservation(envs, checked_copy)
-    return gym.wrappers.vector.TransformReward(envs, checked_copy)
+    envs = vector.TransformObservation(envs, checked_copy)
+    return vector.TransformReward(envs, checked_copy)
 
 
 def check_args(args):
     """Stop at the first number that no run can use."""
-    counts = ("num_envs", "num_steps", "num_minibatches", "update_epochs", "cg_steps")
-    for name, value in vars(args).items():
-        low = 1 if name in counts else 0
+    for field in fields(args):
+        name, value = field.name, getattr(args, field.name)
+        low = 1 if field.type is int and name not in ("seed", "total_timesteps") else 0
         if name in ("init_std", "max_grad_norm"):
             low = 1e-9
-        high = 1 if name in ("gamma", "gae_lambda") else 2**31  # trpo.py and ppo.py have gae_lambda
-        is_number = type(value) in (int, float) and name != "target_return"
+        high = 1 if name in args.FRACTIONS else 2**31
+        is_number = field.type in (int, float) and name != "target_return"
         if is_number and not low <= value <= high:
             stop(f"--{name.replace('_', '-')} {value}: must be between {low} and {high}")
 

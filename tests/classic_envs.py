@@ -37,12 +37,13 @@ class Diary(gym.Env):
 class Mirror(gym.Env):
     """Shows the action that reached it, which lies between its bounds; 5 steps."""
 
-    def __init__(self, low=-1, high=1):
-        self.action_space = self.observation_space = gym.spaces.Box(low, high, (3,), np.float32)
+    def __init__(self, low=(5, 5, 5), high=(8, 8, 8)):
+        self.action_space = gym.spaces.Box(np.float32(low), np.float32(high))
+        self.observation_space = self.action_space
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        return self.action_space.low, {}
+        return np.float32(0).clip(self.action_space.low, self.action_space.high), {}
 
     def step(self, action):
         assert self.action_space.contains(action)
@@ -50,13 +51,14 @@ class Mirror(gym.Env):
 
 
 class Guess(gym.Env):
-    """A point, worth `scale`, for the action whose sign or number is that of the coin just shown; a
-    new coin each step, 8 steps to the end."""
+    """A point, worth `scale`, for the action whose sign or number is that of the coin just shown,
+    and `more` for any action; a new coin each step, `steps` to the end."""
 
     observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
 
-    def __init__(self, continuous=False, scale=1.0):
-        self.scale, self.action_space = scale, gym.spaces.Discrete(2)
+    def __init__(self, continuous=False, scale=1.0, more=0.0, steps=8):
+        self.scale, self.more, self.steps = scale, more, steps
+        self.action_space = gym.spaces.Discrete(2)
         if continuous:
             self.action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
 
@@ -72,12 +74,12 @@ class Guess(gym.Env):
     def step(self, action):
         self.t += 1
         reward = self.scale * float((float(np.ravel(action)[0]) > 0) == bool(self.coin))
-        return self._coin(), reward, self.t == 8, False, {}
+        return self._coin(), self.more + reward, self.t == self.steps, False, {}
 
 
 class Endless(gym.Env):
     """A point for every step, for ever; only the time limit, 10 steps, cuts it off. V is 1 / (1 -
-    γ)."""
+    γ). What its infos call an episode is something of its own."""
 
     observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -87,7 +89,7 @@ class Endless(gym.Env):
         return np.ones(1, np.float32), {}
 
     def step(self, action):
-        return np.ones(1, np.float32), 1.0, False, False, {}
+        return np.ones(1, np.float32), 1.0, False, False, {"episode": "of its own"}
 
 
 class Lucky(Diary):
@@ -118,16 +120,17 @@ class Broken(Diary):
 
 
 class Filmed(Endless):
-    """Gives a frame for each step, and does not say how many frames a second has. For ever."""
+    """Paints each frame, with an alpha channel, over the last one, and does not say how many frames
+    a second has. For ever."""
 
     metadata = {"render_modes": ["rgb_array"]}
 
     def __init__(self, render_mode=None):
-        self.render_mode, self.t = render_mode, 0
+        self.render_mode, self.frame = render_mode, np.full((4, 6, 4), 255, np.uint8)
 
     def render(self):
-        self.t += 1
-        return np.full((4, 6, 3), self.t % 256, np.uint8)
+        self.frame[..., :3] += 1
+        return self.frame
 
 
 class Spaces(gym.Env):
@@ -150,11 +153,11 @@ gym.register("Broken-v0", Broken, max_episode_steps=6)
 gym.register("Lucky-v0", Lucky, max_episode_steps=6)
 gym.register("Filmed-v0", Filmed)
 gym.register("Mirror-v0", Mirror, max_episode_steps=5)
-gym.register("Units-v0", Mirror, max_episode_steps=5, kwargs={"low": 5, "high": 8})
 gym.register("Guess-v0", Guess)
 for scale in (1e-3, 1, 1000):
     gym.register(f"Paid{scale:g}-v0", Guess, kwargs={"scale": scale})
 gym.register("GuessBox-v0", Guess, kwargs={"continuous": True})
+gym.register("Offset-v0", Guess, kwargs={"more": 100.0, "steps": 1})
 gym.register("Endless-v0", Endless, max_episode_steps=10)
 gym.register("Forever-v0", Endless)
 gym.register("Spaces-v0", Spaces)

@@ -16,7 +16,8 @@ def play(name, env_id="Diary-v0", num_envs=3, num_steps=25, rounds=3):
     module = script(name)
     torch.manual_seed(0)
     args = module.Args(env_id=env_id, num_envs=num_envs)
-    envs = gym.wrappers.vector.RecordEpisodeStatistics(module.make_envs(env_id, num_envs))
+    envs = module.make_envs(env_id, num_envs)
+    envs = gym.wrappers.vector.RecordEpisodeStatistics(envs, stats_key="whole episode")
     agent, args.num_steps = module.Agent(envs), num_steps
     stream = module.rollouts(envs, agent, args)
     return module, agent, args, [next(stream) for _ in range(rounds)]
@@ -94,27 +95,43 @@ def test_running_norm_is_mean_and_deviation_of_all_rows():
 
 
 def test_observations_far_from_0_look_the_same():
-    """Such as seconds since 1970, in float64: float32 would round them to minutes."""
-    norms, seen = [script("ppo").RunningMeanStd(2) for _ in range(2)], []
-    rows = torch.randn(400, 2, generator=torch.Generator().manual_seed(0)).double()
-    for norm, offset in zip(norms, (0, 1.7e9), strict=True):
+    """Such as seconds since 1970, in float64: float32 would round them to minutes. So do tiny ones.
+    A constant is 0, also if it is 0.3 at times and 0.1 + 0.2 at others."""
+    scales, seen = ((1, 0), (1, 1.7e9), (1e-9, 0), (1e-30, 0)), []
+    rows = torch.randn(400, 3, generator=torch.Generator().manual_seed(0)).double()
+    rows[:, 2] = torch.tensor([0.3, 0.1 + 0.2] * 200, dtype=torch.float64)
+    for scale, offset in scales:
+        norm = script("ppo").RunningMeanStd(3)
         for part in rows.split(100):
-            norm.update(part + offset)
-        seen.append(norm(rows + offset))
-    assert torch.allclose(*seen, atol=1e-4) and seen[0].dtype == torch.float32
+            norm.update(scale * part + offset)
+        seen.append(norm(scale * rows + offset))
+    assert all(torch.allclose(each, seen[0], atol=1e-4) for each in seen)
+    assert seen[0].dtype == torch.float32 and seen[0][:, 2].abs().max() < 1e-9
 
 
 @BOTH_KINDS
-@pytest.mark.parametrize("env_id,middle,half", [("Mirror-v0", 0.0, 1.0), ("Units-v0", 6.5, 1.5)])
-def test_actions_are_scaled_and_clipped_for_the_environment_alone(name, env_id, middle, half):
-    """1 is the upper bound of any box. log π has the action as it was drawn."""
-    module, agent, args, rounds = play(name, env_id)
+def test_actions_are_scaled_and_clipped_for_the_environment_alone(name):
+    """1 is the upper bound, which is 8, the lower is 5. log π has the action as it was drawn."""
+    module, agent, args, rounds = play(name, "Mirror-v0")
     rollout = rounds[0][0]
     mask, actions = rollout["mask"], rollout["actions"]
     assert actions.shape[2:] == (3,) and (actions.abs() > 1).any()
-    expected = middle + half * actions[mask].clamp(-1, 1)
-    assert torch.allclose(rollout["next_obs"][mask], expected)
+    assert torch.allclose(rollout["next_obs"][mask], 6.5 + 1.5 * actions[mask].clamp(-1, 1))
     assert torch.equal(module.prepare(agent, rollout, args)["actions"], actions[mask])
+
+
+def test_each_component_of_an_action_has_bounds_of_its_own():
+    """-1 and 1 become its bounds, to the last digit: environments refuse an action beyond. Where it
+    has none, or beyond a million, the action stays as it is; a locked joint stays where it is."""
+    some = (-20_000, -20, -1, -0.3, 0, 0.1, 1, 20, 700, 20_000)
+    bounds = [(low, high) for low in some for high in some if low < high]
+    others = [(2, 2), (-np.inf, np.inf), (0, np.inf), (-3.4e38, 3.4e38)]
+    low, high = np.float32(bounds + others).T
+    envs = script("ppo").make_envs("Mirror-v0", 2, low=low, high=high)
+    envs.reset()
+    seen, *_ = envs.step(np.float32([[-1], [1]]).repeat(len(low), 1))
+    assert np.array_equal(seen[:, :-4], np.float32(bounds).T)
+    assert seen[:, -4:].tolist() == [[2, -1, 0, -1], [2, 1, 1, 1]]
 
 
 BOX = gym.spaces.Box(-1, 1, (2, 2), np.float32)
