@@ -29,7 +29,7 @@ less weight. A sound completion that is cut off counts as wrong; the penalty tea
 Weakness: the better the policy, the more completions are drawn and thrown away.
 
 Differs from the paper: a minibatch of groups with equal rewards gets no step.
-The paper takes 16 steps per rollout, here there are eight. Its mean is over a question's group, here
+The paper takes 16 steps per rollout, here eight. Its mean is over a question's group, here
 over a minibatch. Its penalty reaches −1, which suits its rewards of −1 and 1, here −0.5.
 
 Without flags a tiny model learns, in a minute on a laptop. For a real model, on a GPU, add

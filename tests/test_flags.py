@@ -87,15 +87,14 @@ def test_command_line_errors_show_no_traceback(name):
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
 def test_defaults_follow_from_model_and_data_unless_given(name):
-    tiny = 1.2e-3 if name == "rloo_llm" else 4e-4
-    Args = script(name).Args
+    tiny, Args = 5e-4, script(name).Args
 
     def chosen(**flags):
         args = Args(**flags)
         return args.learning_rate, args.max_new_tokens, args.micro_batch_size
 
-    assert chosen() == (tiny, 24, 256)
-    assert chosen(model="some/model") == (1e-6, 24, 8)
+    assert chosen() == (tiny, 32, 256)
+    assert chosen(model="some/model") == (1e-6, 32, 8)
     assert chosen(dataset="train.jsonl") == (tiny, 256, 256)
     assert chosen(model="some/model", dataset="train.jsonl") == (1e-6, 256, 8)
     own = {"learning_rate": 3e-5, "max_new_tokens": 9, "micro_batch_size": 5}
