@@ -18,7 +18,7 @@ What changes from rloo_llm.py                        Where
     a mean per completion, then over completions     token_weights, --length-norm
     a clipped ratio in place of log π                surrogate, --clip-low, --clip-high
     a KL penalty in the loss, not in the reward      kl_k3, train_minibatch, --beta
-    eight steps per rollout, not one                 --minibatches 4 --update-epochs 2
+    four steps per rollout, not one                  --minibatches 4
 
 Why: at r = 1, ∇r = ∇log π, so r A makes a token likelier if A > 0, and rarer if A < 0. PPO (ppo.py)
 trains a critic, as large as the policy, to predict the reward. Here the group's mean predicts it.
@@ -33,7 +33,7 @@ completion for being long (see compute_advantages and token_weights). Dr. GRPO d
 no KL: --no-scale-rewards --length-norm constant --beta 0
 
 Differs from the paper: a minibatch of groups with equal rewards gets no step.
-A rollout serves eight steps, β is 0.01 and G is 8 (paper: one step, 0.04 and 64). The paper's
+A rollout serves four steps, β is 0.001 and G is 8 (paper: one step, 0.04 and 64). The paper's
 rewards come from a learned reward model, and it renews π_ref now and then.
 
 Without flags a tiny model learns, in a minute on a laptop. For a real model, on a GPU, add
@@ -81,14 +81,14 @@ WORLD = int(os.environ.get("WORLD_SIZE", 1))
 class Args:
     clip_low: float = 0.2  # ε_low: the ratio is clipped below at 1 − ε_low
     clip_high: float = 0.2  # ε_high: the ratio is clipped above at 1 + ε_high
-    beta: float = 0.01  # weight of the KL penalty in the loss; 0: no reference model is loaded
+    beta: float = 0.001  # weight of the KL penalty in the loss; 0: no reference model is loaded
     scale_rewards: bool = True  # divide advantages by the group's std (Dr. GRPO does not)
     length_norm: Literal["response", "constant"] = "response"  # divide by |o_i| or max_new_tokens
     minibatches: int = 4  # optimizer steps per epoch, each on a part of the rollout's groups
-    update_epochs: int = 2  # epochs: passes over each rollout, reshuffled each time
+    update_epochs: int = 1  # epochs: passes over each rollout, reshuffled each time
     group_size: int = 8  # completions drawn per question (G)
     prompts_per_step: int = 32  # questions per training step, over all processes (P)
-    steps: int = 100  # training steps, each a rollout and its updates; 0: only evaluate
+    steps: int = 120  # training steps, each a rollout and its updates; 0: only evaluate
     learning_rate: float | None = None  # peak rate; default: 5e-4 for the tiny model, else 1e-6
     warmup_steps: int = 10  # steps until the rate peaks; then it falls linearly towards 0
     max_grad_norm: float = 1.0  # gradients with a larger norm are scaled down to it

@@ -78,10 +78,10 @@ class Args:
     scale_rewards: bool = True  # divide advantages by the group's std (Dr. GRPO does not)
     length_norm: Literal["response", "constant"] = "response"  # divide by |o_i| or max_new_tokens
     minibatches: int = 4  # optimizer steps per epoch, each on a part of the rollout's groups
-    update_epochs: int = 2  # epochs: passes over each rollout, reshuffled each time
+    update_epochs: int = 1  # epochs: passes over each rollout, reshuffled each time
     group_size: int = 8  # completions drawn per question (G)
     prompts_per_step: int = 32  # questions per training step, over all processes (P)
-    steps: int = 100  # training steps, each a rollout and its updates; 0: only evaluate
+    steps: int = 120  # training steps, each a rollout and its updates; 0: only evaluate
     learning_rate: float | None = None  # peak rate; default: 5e-4 for the tiny model, else 1e-6
     warmup_steps: int = 10  # steps until the rate peaks; then it falls linearly towards 0
     max_grad_norm: float = 1.0  # gradients with a larger norm are scaled down to it

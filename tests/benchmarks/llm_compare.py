@@ -26,7 +26,7 @@ import tyro
 from bench import LLM, RESULTS, ROOT, revision, run_main, table, write_table
 
 SEEDS, TUNING_SEEDS = (1, 2, 3, 4, 5), (101, 102)
-RATES = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3)
+RATES = (2.5e-4, 5e-4, 1e-3, 2e-3)
 SECOND = Path("/tmp/policy-gradients-second-tiny-model")
 MODELS = {"first": ROOT / "tests/tiny_model", "second": SECOND}
 COLUMNS = {  # each column, how it follows from a run, and the format of its numbers
@@ -78,15 +78,15 @@ def run(script: str, model: str, rate: float | None, seed: int, every=10, **flag
     return found | {"seconds": time.process_time() - start, "revision": revision()}
 
 
-def missing(known, jobs, **flags):
-    """Make the runs that are not known, two at a time, and keep each one."""
+def missing(known, jobs, path=None, **flags):
+    """Make the runs that are not known, two at a time, and keep each one in the file."""
     wanted = [job for job in jobs if key(*job) not in known]
     with ProcessPoolExecutor(2, get_context("spawn"), max_tasks_per_child=1) as pool:
         futures = {key(*job): pool.submit(run, *job, **flags) for job in wanted}
         for name, future in futures.items():
             known[name] = future.result()
-            if not flags:
-                (RESULTS / "llm_compare.json").write_text(json.dumps(known) + "\n")
+            if path:
+                path.write_text(json.dumps(known) + "\n")
 
 
 def key(script, model, rate, seed):
@@ -137,12 +137,12 @@ def main(smoke: bool = False):
         if not SECOND.exists():
             make = ROOT / "tests/tiny_model/make.py"
             subprocess.run([sys.executable, str(make), str(SECOND), "1"], check=True)
-        missing(known, product(scripts, ["first"], [None], SEEDS))
-        missing(known, product(scripts, ["first"], RATES, TUNING_SEEDS))
+        missing(known, product(scripts, ["first"], [None], SEEDS), path)
+        missing(known, product(scripts, ["first"], RATES, TUNING_SEEDS), path, every=60)
         rates = {script: best_rate(known, script) for script in scripts}
+        missing(known, product(scripts, ["second"], [None], SEEDS), path)
         for script in scripts:
-            missing(known, product([script], ["first", "second"], [rates[script]], SEEDS))
-        missing(known, product(scripts, ["second"], [None], SEEDS))
+            missing(known, product([script], ["first"], [rates[script]], SEEDS), path)
         draw(known)
 
     rows = []
