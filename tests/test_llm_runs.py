@@ -20,31 +20,31 @@ def learned(tmp_path_factory):
 
 def test_learns(learned):
     """With a turned sign pass@1 falls instead of rising."""
-    assert learned["eval/pass@1_initial"] < 0.35
-    assert learned["eval/pass@1"] > 0.8 and learned["eval/pass@1_greedy"] > 0.9
+    assert learned["eval/pass@1_initial"] < 0.25
+    assert learned["eval/pass@1"] > learned["eval/pass@1_initial"] + 0.1
     assert learned["eval/pass@8"] >= learned["eval/pass@1"]
 
 
 @pytest.mark.parametrize("name", each_script())
 def test_each_script_learns(name, tmp_path):
     module = script(name)
-    result = module.main(module.Args(steps=30, eval_problems=128, output_dir=str(tmp_path)))
-    assert result["eval/pass@1_initial"] == pytest.approx(0.27, abs=0.06)
-    assert result["eval/pass@1"] > 0.8
+    result = module.main(module.Args(steps=40, eval_problems=128, output_dir=str(tmp_path)))
+    assert result["eval/pass@1_initial"] == pytest.approx(0.18, abs=0.06)
+    assert result["eval/pass@1"] > 0.3
 
 
 @pytest.mark.slow
 def test_make_py_makes_a_model_that_can_do_what_the_shipped_one_can(tmp_path):
-    """Not the same to the bit: another CPU rounds otherwise. Guessing is the habit of both, and
-    both can work a sum out."""
+    """Not the same to the bit: another CPU rounds otherwise. Both make the teacher's mistakes, and
+    both sometimes do better."""
     run("tests/tiny_model/make.py", tmp_path / "made")
     own, made = grpo.TINY_MODEL, tmp_path / "made"
     for name in ("config.json", "tokenizer.json", "generation_config.json"):
         assert (made / name).read_text() == (own / name).read_text()
     for model in ("tiny", str(made)):
-        flags = {"model": model, "steps": 0, "max_new_tokens": 24, "micro_batch_size": 256}
+        flags = {"model": model, "steps": 0, "micro_batch_size": 256}
         found = grpo.main(grpo.Args(**flags, output_dir=str(tmp_path)))
-        assert 0.2 < found["eval/pass@1"] < 0.4 and found["eval/pass@8"] > 0.7
+        assert 0.1 < found["eval/pass@1"] < 0.25 and 0.35 < found["eval/pass@8"] < 0.75
 
 
 def test_clip_is_live_and_logs_are_complete(learned):
@@ -56,13 +56,13 @@ def test_clip_is_live_and_logs_are_complete(learned):
         assert len(values) == (3 if name.startswith("eval") else 16), name
     assert 0 < sum(logged["clip_ratio"]) / 16 < 0.5
     assert abs(logged["kl"][0]) < 1e-8 < 1e-3 < logged["kl"][-1]  # it begins as the reference
-    assert logged["approx_kl"][-1] > 0 and logged["learning_rate"][9] == pytest.approx(4e-4)
-    assert min(logged["num_tokens"]) > 0 and max(logged["num_tokens"]) < 256 * 24, "of one step"
+    assert logged["approx_kl"][-1] > 0 and logged["learning_rate"][9] == pytest.approx(5e-4)
+    assert min(logged["num_tokens"]) > 0 and max(logged["num_tokens"]) < 256 * 32, "of one step"
 
 
 def test_same_seed_same_run(short_run, monkeypatch):
     """The third has another seed."""
-    monkeypatch.setattr(grpo, "load_verifier", lambda _: lambda completion, _: len(completion) % 3)
+    monkeypatch.setattr(grpo, "load_verifier", lambda _: lambda text, _: sum(map(ord, text)) % 7)
     own = short_run | {"max_new_tokens": 6}
     runs = [grpo.main(grpo.Args(**own, seed=seed)) for seed in (1, 1, 2)]
     first, second, other = runs

@@ -71,6 +71,7 @@ def run(seed, start, steps=6, groups=256, warm=400):
             problems = [grpo_llm.make_sum(rng) for _ in range(groups)]
             batch, _, rewards = grpo_llm.rollout(model, tokenizer, problems, 8, 1.0, args)
             fresh.update(batch, advantages=grpo_llm.compute_advantages(rewards, args).flatten())
+            fresh["old_logprobs"] = grpo_llm.batch_logprobs(model, batch, args)
 
     def train_minibatch(model, *rest, own=grpo_llm.train_minibatch):
         metrics = own(model, *rest)
