@@ -640,12 +640,28 @@ def load_policy(args, device):
         stop(f"--model {source}: has no weights for {info['missing_keys']}")
     for parameter in model.parameters():  # a file's alignment would change how sums are rounded
         parameter.data = parameter.data.clone()
+    if args.dtype == "bfloat16" and not args.resume:
+        spread(model)
     # A hub's other settings are for sampling, and transformers may refuse to save them.
     hub = model.generation_config
     tokens = {"pad_token_id": hub.pad_token_id, "bos_token_id": hub.bos_token_id}
     tokens["eos_token_id"] = stop_tokens(tokenizer, hub.eos_token_id)
     model.generation_config = transformers.GenerationConfig(**tokens)
     return model.to(device), tokenizer  # from_pretrained has switched dropout off
+
+
+@torch.no_grad()
+def spread(model):
+    """Move each weight to a random place among the float32 numbers that bf16 rounds to the same
+    number. bf16 sees the same model, but a small step soon moves some weights to the next one."""
+    generator = torch.Generator().manual_seed(0)  # the same in the reference and in all processes
+    embedding = model.get_input_embeddings().weight  # if tied: as embedding it is not rounded
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear) and layer.weight is not embedding:
+            bits = layer.weight.bfloat16().float().view(torch.int32)
+            offset = torch.randint(-32767, 32768, bits.shape, generator=generator).int()
+            offset[layer.weight == 0] = 0
+            layer.weight.copy_((bits + offset).view(torch.float32))
 
 
 def stop_tokens(tokenizer, eos_token_id):

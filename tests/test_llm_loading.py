@@ -147,6 +147,40 @@ def test_a_verifier_sees_no_special_tokens(pretrained, monkeypatch):
     assert completions[1] == "" and not any("<|" in text for text in completions)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_in_bf16_weights_are_spread_inside_their_cells(copied, tied):
+    """bf16 sees the model of the file; yet a step of a quarter of the gap to the next number moves
+    what bf16 sees by a quarter on average. What no matrix product rounds stays, and so do zeros.
+    Twice the same, as in the reference and in other processes."""
+    folder, tokenizer = copied
+    model = random_model("qwen2", len(tokenizer), tie_word_embeddings=tied)
+    for parameter in model.parameters():
+        parameter.data = (parameter.data + 0.01).bfloat16().float()
+    matrix = model.model.layers[0].mlp.up_proj.weight
+    matrix.data[0], matrix.data[1] = 0.0, 0.1  # 0.1 is no bf16 number
+    model.save_pretrained(folder)
+    bf16 = grpo.Args(model=folder, dtype="bfloat16")
+    args = bf16, bf16, replace(bf16, dtype="float32"), replace(bf16, resume=folder)
+    models = [grpo.load_policy(each, CPU)[0] for each in args]
+    spread, again, *same = (dict(each.named_parameters()) for each in models)
+    moved = set()
+    for name, weight in model.named_parameters():
+        assert torch.equal(spread[name].bfloat16(), weight.bfloat16()), name
+        assert torch.equal(spread[name], again[name])
+        assert all(torch.equal(each[name], weight) for each in same)
+        if not torch.equal(spread[name], weight):
+            moved.add(name)
+    in_layers = {name for name in spread if "proj.weight" in name}
+    assert moved == in_layers | ({"lm_head.weight"} if not tied else set())
+    own = spread["model.layers.0.mlp.up_proj.weight"].detach()
+    assert not own[0].any()
+    gap = (matrix[2:].frexp()[1] - 8).float().exp2()
+    step = gap.copysign(own[2:]) / 4  # away from 0: so a spread to one side alone is seen, too
+    seen = (own[2:] + step).bfloat16().float() - matrix[2:]
+    assert (seen / step).mean().item() == pytest.approx(1, abs=0.2)
+    assert (matrix[2:] + step).bfloat16().equal(matrix[2:].bfloat16()), "the step is too long"
+
+
 # ------------------------------------------------------------------------------------ The prompts
 
 
