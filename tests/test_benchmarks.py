@@ -21,7 +21,7 @@ SMOKE = [
     ("classic", "shapes --smoke", "| the zoo's: --num-envs 8 --num-steps 32 "),
     ("classic", "beyond --smoke", "| trpo.py --gamma 0.95 | 1 |"),
     ("learning", "--smoke", "| CartPole-v1 | 1 | reinforce | … | FrozenLake-v1 | 1 | ppo |"),
-    ("llm_compare", "--smoke --seeds 1", "| rloo_llm | … | grpo_llm |"),
+    ("llm_compare", "--smoke", "| rloo_llm, first model, … | grpo_llm, first model, "),
     ("trl", "tiny --smoke", "| grpo_llm.py | 1 | … | rloo_llm.py | 1 |"),
     ("trl", "real --smoke --scripts grpo_llm", "| to 0.8 held out | … | grpo_llm.py |"),
     ("trl", "long --smoke --scripts rloo_llm", "| rloo_llm.py | 1 |"),

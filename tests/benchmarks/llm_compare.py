@@ -3,9 +3,9 @@
     python tests/benchmarks/llm_compare.py    # makes the runs that are missing; an hour for all
 
 Every script runs on five seeds at its defaults and at a learning rate of its own, the best of a
-grid on two other seeds; on the tiny model, and on a second one that make.py made with another seed.
-Every ten steps a run answers 128 held-out sums. results/llm_compare.json keeps every run, the table
-goes into results/llm_compare.md, and the curves at the defaults into results/llm_compare.png.
+grid on two other seeds; and at its defaults on a second tiny model, which make.py made with another
+seed. Every ten steps a run answers 128 held-out sums. results/llm_compare.json keeps every run, the
+table goes into results/llm_compare.md, and the curves at the defaults into results/llm_compare.png.
 """
 
 import importlib
@@ -31,10 +31,14 @@ SECOND = Path("/tmp/policy-gradients-second-tiny-model")
 MODELS = {"first": ROOT / "tests/tiny_model", "second": SECOND}
 COLUMNS = {  # each column, how it follows from a run, and the format of its numbers
     "pass@1 before": (lambda run: run["pass@1"][0], ".2f"),
-    "after 20": (lambda run: run["pass@1"][2], ".2f"),
-    "after 50": (lambda run: run["pass@1"][5], ".2f"),
-    "greedy": (lambda run: run["pass@1_greedy"][-1], ".2f"),
-    "clip_ratio": (lambda run: fmean(run["clip_ratio"]), ".3f"),
+    "a quarter through": (lambda run: run["pass@1"][len(run["pass@1"]) // 4], ".2f"),
+    "halfway": (lambda run: run["pass@1"][len(run["pass@1"]) // 2], ".2f"),
+    "greedy, a quarter through": (
+        lambda run: run["pass@1_greedy"][len(run["pass@1_greedy"]) // 4],
+        ".2f",
+    ),
+    "greedy at the end": (lambda run: run["pass@1_greedy"][-1], ".2f"),
+    "clip_ratio": (lambda run: fmean(run["clip_ratio"]), ".4f"),
     "tokens of a right answer": (lambda run: run["right"][-1], ".1f"),
     "of a wrong one": (lambda run: run["wrong"][-1], ".1f"),
     "answers drawn": (lambda run: sum(run["drawn"]), ".0f"),
@@ -103,21 +107,23 @@ def best_rate(known, script):
 
 
 def draw(known):
-    """The curves at the defaults: the mean of the seeds, and thin lines for each."""
+    """The curves at the defaults: the mean of the seeds, and a thin line for each."""
     from pictures import COLORS, figure, label_lines
 
     page, panels = figure("Five methods, one task, one learning rate", 5.0, 2, 1, sharex=True)
-    for axes, name, title in zip(
-        panels, ("pass@1", "pass@1_greedy"), ("sampled answers", "likeliest answers"), strict=True
-    ):
+    titles = {"pass@1": "sampled answers", "pass@1_greedy": "likeliest answers"}
+    for axes, (name, title) in zip(panels, titles.items(), strict=True):
         axes.ends = []
         for script in LLM:
-            label = script.removesuffix("_llm").upper()
-            runs = np.array([known[key(script, "first", None, seed)][name] for seed in SEEDS])
-            steps = 10 * np.arange(runs.shape[1])
-            axes.plot(steps, runs.T, color=COLORS[label], linewidth=0.5, alpha=0.4)
-            axes.plot(steps, runs.mean(0), color=COLORS[label])
-            axes.ends.append((runs.mean(0)[-1], label, COLORS[label]))
+            keys = [key(script, "first", None, seed) for seed in SEEDS]
+            runs = np.array([known[one][name] for one in keys if one in known])
+            steps, color = (
+                10 * np.arange(runs.shape[1]),
+                COLORS[script.removesuffix("_llm").upper()],
+            )
+            axes.plot(steps, runs.T, color=color, linewidth=0.5, alpha=0.4)
+            axes.plot(steps, runs.mean(0), color=color)
+            axes.ends.append((runs.mean(0)[-1], script.removesuffix("_llm").upper(), color))
         axes.set_title(f"share of right {title} to held-out sums")
         axes.set_ylim(0, 1)
     panels[-1].set_xlabel("training steps")
@@ -125,42 +131,40 @@ def draw(known):
     page.savefig(RESULTS / "llm_compare.png")
 
 
-def main(smoke: bool = False):
-    """With --smoke two of the scripts take two steps each, and nothing is written."""
-    path, scripts = RESULTS / "llm_compare.json", LLM[:2] if smoke else LLM
+def rows(known):
+    """The table's: of each script, model and rate the seeds' last pass@1, then medians."""
+    groups = defaultdict(list)
+    for name, one in known.items():
+        groups[name.rpartition(", seed ")[0]].append(one)
+    for name, found in groups.items():
+        cells = [name, len(found), " ".join(f"{one['pass@1'][-1]:.2f}" for one in found)]
+        for value, form in COLUMNS.values():
+            cells.append(format(median(map(value, found)), form))
+        yield cells
+
+
+def main(smoke: bool = False, only_write: bool = False):
+    """With --only-write no run is made: table and picture are of the runs so far. With --smoke two
+    of the scripts take two steps each, and nothing is written."""
+    path = RESULTS / "llm_compare.json"
+    known = json.loads(path.read_text()) if path.exists() and not smoke else {}
     if smoke:
-        known, rates = {}, dict.fromkeys(scripts)
-        jobs = list(product(scripts, ["first"], [None], SEEDS[:1]))
-        missing(known, jobs, every=1, steps=2, prompts_per_step=8)
-    else:
-        known = json.loads(path.read_text()) if path.exists() else {}
+        missing(known, product(LLM[:2], ["first"], [None], [1]), steps=2, prompts_per_step=8)
+    elif not only_write:
         if not SECOND.exists():
             make = ROOT / "tests/tiny_model/make.py"
             subprocess.run([sys.executable, str(make), str(SECOND), "1"], check=True)
-        missing(known, product(scripts, ["first"], [None], SEEDS), path)
-        missing(known, product(scripts, ["first"], RATES, TUNING_SEEDS), path, every=60)
-        rates = {script: best_rate(known, script) for script in scripts}
-        missing(known, product(scripts, ["second"], [None], SEEDS), path)
-        for script in scripts:
-            missing(known, product([script], ["first"], [rates[script]], SEEDS), path)
+        missing(known, product(LLM, ["first"], [None], SEEDS), path)
+        missing(known, product(LLM, ["first"], RATES, TUNING_SEEDS), path)
+        missing(known, product(LLM, ["second"], [None], SEEDS), path)
+        for script in LLM:
+            missing(known, product([script], ["first"], [best_rate(known, script)], SEEDS), path)
+    if not smoke:
         draw(known)
-
-    rows = []
-    for model, tuned, script in product(MODELS, (False, True)[: 2 - smoke], scripts):
-        rate = rates[script] if tuned else None
-        found = [known.get(key(script, model, rate, seed)) for seed in SEEDS]
-        found = [one for one in found if one and len(one["pass@1"]) > 5 or smoke and one]
-        if found:
-            ends = " ".join(f"{one['pass@1'][-1]:.2f}" for one in found)
-            cells = [script, model, f"{rate:g}" if rate else "default", ends]
-            for column, (value, form) in COLUMNS.items():
-                if not smoke or "after" not in column:
-                    cells.append(format(median(map(value, found)), form))
-            rows.append(cells)
-    header = ["run", "model", "rate", "pass@1 at the end, each seed"]
-    header += [column for column in COLUMNS if not smoke or "after" not in column]
-    note = "128 held-out sums; in the other columns medians over the seeds"
-    write_table("llm_compare", table(header, rows), "transformers", note=note, smoke=smoke)
+    header = ["script, model, rate", "n", "pass@1 at the end, each seed", *COLUMNS]
+    note = "128 held-out sums, every ten steps; from the fourth column on medians over the seeds"
+    lines = table(header, rows(known))
+    write_table("llm_compare", lines, "transformers", note=note, smoke=smoke)
 
 
 if __name__ == "__main__":
