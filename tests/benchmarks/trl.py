@@ -1,6 +1,6 @@
 """Compare grpo_llm.py and rloo_llm.py with TRL's trainers, on a CPU.
 
-    python tests/benchmarks/trl.py tiny                 # the built-in sums, until 0.90 are right
+    python tests/benchmarks/trl.py tiny                 # the built-in sums, until 0.60 are right
     python tests/benchmarks/trl.py real --model FOLDER  # one-digit sums, until 0.80 are right
     python tests/benchmarks/trl.py long --model FOLDER --gsm8k train.jsonl   # four rollouts
 
@@ -255,7 +255,7 @@ def cells(name: str, side: str, runs: dict) -> list[str]:
 
 
 def main(options: Options):
-    target = {"tiny": 0.90, "real": 0.80, "long": None}[options.what]
+    target = {"tiny": 0.60, "real": 0.80, "long": None}[options.what]
     sides = ["ours", "TRL"] if WITH_TRL else ["ours"]
     if options.rollouts:
         target = None
