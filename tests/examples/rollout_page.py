@@ -203,7 +203,7 @@ def main(args: Args) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(Path(__file__).with_suffix(".html").read_text().replace("/*DATA*/null", data))
     if args.picture:
-        size = "--window-size=1180,660", "--force-device-scale-factor=1.15"
+        size = "--window-size=1180,650", "--force-device-scale-factor=1.1"
         browse(path, f"--screenshot={args.picture}", *size, epoch=args.update_epochs)
     print(path)
     return path
