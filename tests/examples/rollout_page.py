@@ -76,8 +76,8 @@ def explain(script, args):
 
 
 def room(args):
-    """How many tokens may be shown: with 100 bytes per token and epoch, about 400 kB."""
-    return 4000 // (args.update_epochs + 1)
+    """How many tokens may be shown: with 120 bytes per token and epoch, about 430 kB."""
+    return 3600 // (args.update_epochs + 1)
 
 
 def choose_groups(rewards, lengths, args):
