@@ -16,7 +16,7 @@ from oracles import clipped_tokens, oracle, row_by_row, tokens
 import rollout_page
 
 SMALL = {"group_size": 4, "update_epochs": 2, "minibatches": 2, "learning_rate": 3e-3}
-HOSTILE = ["</script>", "<img src=x onerror=alert(1)>", "&lt;b&gt;", "<!--<script>", "\u2028`${1}"]
+HOSTILE = ["</script>", "<img src=x onerror=null.x>", "&lt;b&gt;", "<!--<script>", "\u2028`${1}"]
 BROWSER = any(map(shutil.which, rollout_page.BROWSERS))
 in_a_browser = pytest.mark.skipif(not BROWSER, reason="needs chromium-headless-shell")
 

@@ -193,7 +193,7 @@ def browse(path, *flags, epoch=0):
         grpo_llm.stop("no browser: apt-get install chromium-headless-shell")
     flags = ["--headless", "--no-sandbox", "--hide-scrollbars", "--enable-logging=stderr", *flags]
     address = f"{path.as_uri()}#{epoch}"
-    options = {"capture_output": True, "text": True, "check": True, "timeout": 300}
+    options = {"capture_output": True, "text": True, "check": True, "timeout": 100}
     return subprocess.run([browser, *flags, address], **options)
 
 
