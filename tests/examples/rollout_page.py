@@ -1,0 +1,214 @@
+"""One rollout, five algorithms: writes a page that shows what each algorithm does to each token.
+
+    python tests/examples/rollout_page.py                         # the tiny model and its sums
+    python tests/examples/rollout_page.py --model … --dataset …   # most flags of grpo_llm.py
+
+The model answers the questions of one training step. Then each algorithm trains a copy of the model
+on these answers by its own train_minibatch, for --update-epochs epochs of --minibatches steps. The
+page has a slider for the epochs. It shows each token's π_θ, ratio and gradient, the derivative of
+the whole rollout's J by log π_θ, all by the script's own functions and autograd.
+
+The algorithms differ in J alone: they get the same answers, minibatches, number of steps and
+learning rate. So there is no KL penalty (β is 0), no warm-up, and DAPO draws no group again. A flag
+that is not given has each algorithm's own default. The flags of evaluation have no effect.
+"""
+
+import copy
+import json
+import math
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+import tyro
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+import cispo_llm
+import dapo_llm
+import grpo_llm
+import gspo_llm
+import rloo_llm
+
+SCRIPTS = [rloo_llm, grpo_llm, dapo_llm, gspo_llm, cispo_llm]
+BROWSERS = "chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"
+
+
+@dataclass
+class Args(grpo_llm.Args):
+    update_epochs: int = 8  # epochs: passes over the rollout, which the page's slider shows
+    picture: str = ""  # FILE.png: also draw the page after the last epoch, by headless Chromium
+
+
+def own_args(script, args):
+    """The flags that were given, and this algorithm's own defaults for the others."""
+    defaults, known = vars(Args()), {field.name for field in fields(script.Args)}
+    given = {k: v for k, v in vars(args).items() if k in known and v != defaults[k]}
+    same = {"beta": 0.0, "minibatches": args.minibatches, "update_epochs": args.update_epochs}
+    return script.Args(**given | same)
+
+
+def explain(script, args):
+    """L_it, what it does, and why a gradient is what it is: if the clip does not act, if it acts
+    and A > 0, if it acts and A < 0. The page puts a token's numbers in place of {r} and {s}."""
+    low, high = 1 - getattr(args, "clip_low", 0), 1 + getattr(args, "clip_high", 0)
+    if script is rloo_llm:
+        note = "No ratio, no clip: the push on a token stays the same."
+        return "A log π_θ", note, [" = weight × A"]
+    if script is cispo_llm:
+        note = f"The ratio only weighs log π_θ, up to {high:g}: no token loses its gradient."
+        capped = f" = weight × {high:g} × A, as r > {high:g}"
+        return f"sg[min(r, {high:g})] A log π_θ", note, [" = weight × r × A", capped, capped]
+    x, note = "r", "A token loses its gradient once its r has gone far enough the way of A."
+    if script is dapo_llm:
+        note = "GRPO with more room upwards, and all tokens have the same weight."
+    if script is gspo_llm:
+        x, note = "s", "An answer loses its gradient as a whole, by s, the mean of its tokens' r."
+    why = f" = weight × {x} × A", f": clipped, as {x} > {high:g} and A > 0"
+    why += (f": clipped, as {x} < {low:g} and A < 0",)
+    if x == "s":
+        why = [text + "; s = {s}" for text in why]
+    return f"min({x} A, clip({x}, {low:g}, {high:g}) A)", note, why
+
+
+def room(args):
+    """How many tokens may be shown: with 120 bytes per token and epoch, about 430 kB."""
+    return 3600 // (args.update_epochs + 1)
+
+
+def choose_groups(rewards, lengths, args):
+    """As many groups of unequal rewards as there is room for, first those whose rewards differ most
+    and whose answers have a medium length: rewards, lengths (P, G) → list of indices."""
+    spread, middle = rewards.std(1), lengths.median()
+    score = spread / spread.max() - (lengths.mean(1) - middle).abs() / middle
+    equal = grpo_llm.are_equal(rewards).tolist()
+    mixed = [g for g in score.argsort(descending=True).tolist() if not equal[g]]
+    if not mixed:
+        grpo_llm.stop("no question has answers of unequal rewards: raise --prompts-per-step")
+    fit = (lengths[mixed].sum(1).cumsum(0) <= room(args)).sum()
+    return mixed[: max(1, fit)]
+
+
+def digits(tensor, lengths):
+    """Three digits of each row's first numbers: (B, T) → a list of lists."""
+    rows = zip(tensor.tolist(), lengths, strict=True)
+    return [[float(f"{x:.3g}") if x % 1 else int(x) for x in row[:n]] for row, n in rows]
+
+
+def look(script, policy, batch, args):
+    """What the page shows of these answers at this epoch: lists, one per answer."""
+    logprobs = script.batch_logprobs(policy, batch, args).requires_grad_()
+    old, advantages, mask = (batch[name] for name in ("old_logprobs", "advantages", "mask"))
+    objective, clipped = script.surrogate(logprobs, old, advantages, mask, args)
+    (gradient,) = torch.autograd.grad((batch["weights"] * objective).sum(), logprobs)
+    log_ratio = (logprobs - old).detach()
+    s = (log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True)).exp()
+    tensors = {"p": logprobs.detach().exp(), "r": log_ratio.exp(), "gradient": gradient}
+    tensors |= {"clipped": clipped.int(), "s": s}
+    lengths = mask[:, : room(args) // args.group_size].sum(1).int().tolist()
+    return {name: digits(tensor, lengths) for name, tensor in tensors.items()}
+
+
+def train(script, model, batch, rewards, shown, args):
+    """Let a copy of the model take this algorithm's steps; returns what the page shows of it."""
+    own, policy = own_args(script, args), copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(
+        policy.parameters(), lr=own.learning_rate, weight_decay=0.0, fused=True
+    )
+    if script is dapo_llm:
+        penalty = script.overlong_penalty(batch["mask"].sum(1), batch["ended"], own)
+        rewards = rewards + penalty.view_as(rewards)
+    advantages = script.compute_advantages(rewards, own)
+    advantages[script.are_equal(rewards)] = 0
+    batch = batch | {"advantages": advantages.flatten()}
+    # times the number of tokens, so that their mean is 1
+    weights = script.token_weights(batch["mask"], own) * batch["mask"].sum()
+    part = script.take_rows(batch | {"weights": weights}, shown)
+    frames = [look(script, policy, part, own)]
+    rows = torch.arange(rewards.numel(), device=rewards.device).view_as(rewards)
+    torch.manual_seed(args.seed)  # so that all algorithms get the same minibatches
+    for _ in range(own.update_epochs):
+        for groups in torch.randperm(len(rewards)).tensor_split(own.minibatches):
+            minibatch = script.take_rows(batch, rows[groups].flatten())
+            script.train_minibatch(policy, optimizer, minibatch, own)
+        frames.append(look(script, policy, part, own))
+    name, (formula, note, why) = script.__name__, explain(script, own)
+    page = {"name": name.removesuffix("_llm").upper(), "L": formula, "note": note, "why": why}
+    each = {"A": part["advantages"][:, None], "weight": part["weights"]}
+    each = {name: digits(tensor, [1] * len(shown)) for name, tensor in each.items()}
+    return page | each | {"frames": frames}
+
+
+def telling_token(algorithms, size):
+    """Row and column of the token that is picked at first: one of the first question which GRPO has
+    clipped, if there is one, and which RLOO has moved furthest beyond GRPO, the way of A."""
+    rloo, grpo = (algorithm["frames"][-1] for algorithm in algorithms[:2])
+    scores = {}
+    for i in range(size):
+        for t, (free, held) in enumerate(zip(rloo["p"][i], grpo["p"][i], strict=True)):
+            gap = math.copysign(1, algorithms[1]["A"][i][0]) * (free - held)
+            scores[i, t] = grpo["clipped"][i][t], gap
+    return max(scores, key=scores.get)
+
+
+def describe(g, problems, batch, rewards, tokenizer, stops, args):
+    """A question, its right answer, and its group's rewards and tokens; ■ stands for the end."""
+    answers = []
+    for i in range(g * args.group_size, (g + 1) * args.group_size):
+        n = int(batch["mask"][i].sum())
+        ids = batch["completion_ids"][i, :n].tolist()[: room(args) // args.group_size]
+        tokens = ["■" if token in stops else tokenizer.decode([token]) for token in ids]
+        answers.append({"R": rewards.flatten()[i].item(), "tokens": tokens, "more": n - len(ids)})
+    return {"question": problems[g][0], "right": str(problems[g][1]), "answers": answers}
+
+
+def make_page(args):
+    """All that the page shows."""
+    device = grpo_llm.start_device(args)
+    problems, _ = grpo_llm.load_data(args)
+    model, tokenizer = grpo_llm.load_policy(args, device)
+    grpo_llm.check_prompts(problems, model, tokenizer, args)
+    problems = grpo_llm.next_problems(problems, 1, args)
+    torch.manual_seed(args.seed)
+    size, stops = args.group_size, model.generation_config.eos_token_id or []
+    batch, _, rewards = grpo_llm.rollout(model, tokenizer, problems, size, args.temperature, args)
+    batch["old_logprobs"] = grpo_llm.batch_logprobs(model, batch, args)
+    groups = choose_groups(rewards, batch["mask"].sum(1).view_as(rewards), args)
+    shown = torch.arange(rewards.numel(), device=device).view_as(rewards)[groups].flatten()
+    page = {"command": shlex.join(["python", *sys.argv]), "seed": args.seed}
+    page |= {"questions": len(problems), "steps": args.minibatches}
+    page["groups"] = [describe(g, problems, batch, rewards, tokenizer, stops, args) for g in groups]
+    page["algorithms"] = [train(each, model, batch, rewards, shown, args) for each in SCRIPTS]
+    return page | {"pick": telling_token(page["algorithms"], size)}
+
+
+def browse(path, *flags, epoch=0):
+    """Open a page in headless Chromium, at this epoch; returns the process, which has ended."""
+    browser = next(filter(shutil.which, BROWSERS), None)
+    if browser is None:
+        grpo_llm.stop("no browser: apt-get install chromium-headless-shell")
+    flags = ["--headless", "--no-sandbox", "--hide-scrollbars", "--enable-logging=stderr", *flags]
+    address = f"{path.as_uri()}#{epoch}"
+    options = {"capture_output": True, "text": True, "check": True, "timeout": 100}
+    return subprocess.run([browser, *flags, address], **options)
+
+
+def main(args: Args) -> Path:
+    grpo_llm.check_args(args)
+    data = json.dumps(make_page(args)).replace("<", "\\u003c")  # so that no token ends the script
+    path = Path(args.output_dir, f"rollout_page__{args.seed}__{time.time_ns()}.html").resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(Path(__file__).with_suffix(".html").read_text().replace("/*DATA*/null", data))
+    if args.picture:
+        size = "--window-size=1180,650", "--force-device-scale-factor=1.1"
+        browse(path, f"--screenshot={args.picture}", *size, epoch=args.update_epochs)
+    print(path)
+    return path
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
