@@ -162,6 +162,7 @@ def check_view(view, page, epoch, place=None):
 
 
 @in_a_browser
+@pytest.mark.slow
 def test_in_a_browser_slider_click_and_keys_change_what_is_drawn(made, tmp_path, monkeypatch):
     views = drive(made[0], tmp_path, monkeypatch, SCRIPT)
     check_view(views[0], made[0], 0)
@@ -171,6 +172,7 @@ def test_in_a_browser_slider_click_and_keys_change_what_is_drawn(made, tmp_path,
 
 
 @in_a_browser
+@pytest.mark.slow
 def test_hostile_text_is_shown_as_text(made, tmp_path, monkeypatch):
     page = json.loads(json.dumps(made[0]))
     for group in page["groups"]:
@@ -181,6 +183,7 @@ def test_hostile_text_is_shown_as_text(made, tmp_path, monkeypatch):
     check_view(drive(page, tmp_path, monkeypatch, SCRIPT)[0], page, 0)
 
 
+@pytest.mark.slow
 def test_a_model_whose_tokens_are_words(pretrained, gsm_file, tmp_path, monkeypatch):
     (tmp_path / "even_length.py").write_text("def verify(text, answer): return len(text) % 2")
     flags = {"model": pretrained, "dataset": gsm_file, "max_new_tokens": 90, "prompts_per_step": 4}
