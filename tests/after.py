@@ -19,8 +19,10 @@ def applied(name, folder=ROOT):
     command = ["patch", "-F0", "-r-", "-o-", folder / parent]
     done = subprocess.run(command, input=block, capture_output=True, text=True)
     if done.returncode != 0:
-        failed = ", ".join(re.findall(r"Hunk #\d+ FAILED at \d+", done.stdout + done.stderr))
-        sys.exit(f"error: AFTER.md: the block of {name} no longer fits {parent}: {failed}")
+        heads = re.findall(r"^@@ .+ @@ (.+)$", block, re.M)
+        failed = re.findall(r"Hunk #(\d+) FAILED", done.stdout + done.stderr)
+        where = ", ".join(heads[int(number) - 1] for number in failed)
+        sys.exit(f"error: AFTER.md: the block of {name} no longer fits {parent} in: {where}")
     return done.stdout
 
 
