@@ -32,7 +32,7 @@ Differs from the paper: a minibatch of groups with equal rewards gets no step.
 The mean is over a minibatch (paper: over a question's group), and no group is drawn again. The
 paper does not print its ε_high: 0.2 is GRPO's, and TRL recommends a cap of 5, --clip-high 4
 
-Without flags a tiny model learns, in a minute on a laptop. For a real model, on a GPU, add
+Without flags a tiny model learns, in two minutes on a laptop. For a real model, on a GPU, add
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
 MiniMax 2025, MiniMax-M1, arXiv:2506.13585
 """

@@ -32,7 +32,7 @@ Differs from the paper: a minibatch of groups with equal rewards gets no step.
 The paper takes 16 steps per rollout, here four. Its mean is over a question's group, here
 over a minibatch. Its penalty reaches −1, which suits its rewards of −1 and 1, here −0.5.
 
-Without flags a tiny model learns, in a minute on a laptop. For a real model, on a GPU, add
+Without flags a tiny model learns, in two minutes on a laptop. For a real model, on a GPU, add
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
 Yu et al. 2025, DAPO: An Open-Source LLM Reinforcement Learning System at Scale, arXiv:2503.14476
 """

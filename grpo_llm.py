@@ -36,7 +36,7 @@ Differs from the paper: a minibatch of groups with equal rewards gets no step.
 A rollout serves four steps, β is 0.001 and G is 8 (paper: one step, 0.04 and 64). The paper's
 rewards come from a learned reward model, and it renews π_ref now and then.
 
-Without flags a tiny model learns, in a minute on a laptop. For a real model, on a GPU, add
+Without flags a tiny model learns, in two minutes on a laptop. For a real model, on a GPU, add
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
 Shao et al. 2024, DeepSeekMath, arXiv:2402.03300; Dr. GRPO: Liu et al. 2025, arXiv:2503.20783
 """

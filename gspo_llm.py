@@ -29,7 +29,7 @@ Weakness: a completion is clipped as a whole or not at all. Where it is not, its
 Differs from the paper: a minibatch of groups with equal rewards gets no step.
 The bounds suit the tiny model; for a real one take the paper's: --clip-low 3e-4 --clip-high 4e-4
 
-Without flags a tiny model learns, in a minute on a laptop. For a real model, on a GPU, add
+Without flags a tiny model learns, in two minutes on a laptop. For a real model, on a GPU, add
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
 Zheng et al. 2025, Group Sequence Policy Optimization, arXiv:2507.18071
 """

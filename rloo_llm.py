@@ -35,7 +35,7 @@ Differs from the paper: a minibatch of groups with equal rewards gets no step.
 The paper takes a completion as one action, whose log π is the sum over its tokens. Here J divides
 by Σ_i |o_i|, which depends on the samples. This adds a little bias.
 
-Without flags a tiny model learns, in a minute on a laptop. For a real model, on a GPU, add
+Without flags a tiny model learns, in two minutes on a laptop. For a real model, on a GPU, add
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
 Ahmadian et al. 2024, arXiv:2402.14740; Kool et al. 2019, Buy 4 REINFORCE Samples
 """

@@ -31,7 +31,7 @@ if all rewards are equal.
 
 Differs from the paper: the critic starts as the policy, with V = 0 (InstructGPT: the reward model).
 
-Without flags a tiny model learns, in a minute on a laptop. For a real model, on a GPU, add
+Without flags a tiny model learns, in two minutes on a laptop. For a real model, on a GPU, add
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
 Schulman et al. 2017, arXiv:1707.06347; GAE: Schulman et al. 2015, arXiv:1506.02438. For language
 models: Stiennon et al. 2020, arXiv:2009.01325; Ouyang et al. 2022, InstructGPT, arXiv:2203.02155
