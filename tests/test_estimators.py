@@ -133,4 +133,4 @@ def test_watch_counts_both_sides_alike():
 def test_a_first_token_s_probability_is_a_mean_over_sums():
     model, tokenizer = grpo.load_policy(grpo.Args(), torch.device("cpu"))
     shares = [llm_parts.first_token(model, tokenizer, token, 16) for token in "#0123456789,+="]
-    assert 0.5 < llm_parts.first_token(model, tokenizer, "#", 16) < 1 and sum(shares) <= 1.0001
+    assert sum(shares[1:11]) > 0.9 and sum(shares) <= 1.0001, "an answer begins with a total"
