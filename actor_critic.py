@@ -9,8 +9,8 @@ one reward and the next state. Then π takes one step, and V several epochs over
 
 The mean over steps is the sum over an episode, divided by the episodes' mean length: hence the ∝.
 If R_t = 1, γ = 0.99, V(s_t) = 40 and V(s_{t+1}) = 41, then δ_t = 1 + 40.59 − 40 = 1.59, and a_t
-becomes likelier. Q(s, a) = E[ R_t + γ V(s_{t+1}) | s, a ] is called the value of a in s, and
-A = Q − V its advantage, so δ_t is one sample of A(s_t, a_t). If V is right, V is the mean of Q:
+becomes likelier. If V is right, Q(s, a) = E[ R_t + γ V(s_{t+1}) | s, a ] is the value of a in s,
+and A = Q − V its advantage, so δ_t is one sample of A(s_t, a_t). Then V is the mean of Q:
 V(s) = Σ_a π(a | s) Q(s, a), which is Bellman's equation.
 
 What changes from reinforce.py                   Where
@@ -22,7 +22,7 @@ What changes from reinforce.py                   Where
 Why: REINFORCE waits for whole episodes and credits every action with all that came after it. The TD
 error depends on one reward and one step of the environment, so it varies far less. In the target,
 R_t + γ V(s_{t+1}), V stands for the rewards to come. This is called bootstrapping. No gradient
-flows through the target: V(s_t) moves towards it, and it does not move towards V(s_t).
+flows through the target: V(s_t) is pulled towards it, and it is not pulled towards V(s_t).
 
 Weakness: δ_t is unbiased if V is right. As it rarely is, V should learn faster than the policy
 (--update-epochs). And nothing limits how far a step moves the policy.

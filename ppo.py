@@ -19,8 +19,8 @@ What changes from trpo.py                        Where
     actor and critic step together               update
 
 Why: TRPO needs conjugate gradients and a line search for a single step per rollout. After any step
-the samples are an older policy's. The ratio corrects for that, but only near π_old, as the states
-are those that π_old reached. So the clip sets a sample's gradient to 0 once r_t has passed 1 ± ε in
+the samples are an older policy's. The ratio corrects for the choice of action, but the states and
+A_t stay π_old's, so L is valid only near it. So the clip sets a sample's gradient to 0 once r_t has passed 1 ± ε in
 the direction of A_t. Adam can then take many small steps on a rollout, over several epochs.
 
 Weakness: the clip stops a sample from pushing its own ratio further, but the step that passes the
@@ -28,7 +28,7 @@ bound may be long, and other samples may still push it, so nothing bounds the di
 if A_t < 0, a ratio above 1 + ε is not clipped, however large. Dual-clip PPO adds that bound (Ye et
 al. 2020, arXiv:1912.09729).
 
-Differs from many implementations (Huang et al. 2022, The 37 Implementation Details of PPO): they
+Differs from many implementations (Huang et al. 2022, The 37 Implementation Details of PPO): many
 share layers between policy and critic, weigh the critic's loss by c₁ and clip it, scale A_t to
 std 1 in each minibatch, and initialize the weights orthogonally.
 
@@ -130,7 +130,7 @@ def surrogate(logprobs, old_logprobs, advantages, args):
 
 def mean_kl(agent, batch):
     """KL(π_old ‖ π), the mean of −log r. As the mean of r is Σ_a π_old π / π_old = 1, adding r − 1
-    changes no mean, but leaves no term negative, because log r ≤ r − 1. It is often called k3."""
+    changes no expectation, but leaves no term negative, because log r ≤ r − 1. It is often called k3."""
     logprobs = agent.policy(batch["obs"]).log_prob(batch["actions"])
     log_ratio = logprobs - batch["logprobs"]
     return (log_ratio.exp() - 1 - log_ratio).mean().item()

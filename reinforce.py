@@ -25,19 +25,19 @@ average over the actions, b ∇log π(a_t | s_t) is 0:
 
     Σ_a π b ∇log π = b Σ_a ∇π = b ∇ Σ_a π = b ∇1 = 0
 
-With γ = 1 all three have the same mean, ∇J. Each usually varies less than the one before it, and
-that is the whole purpose of a baseline.
+With γ = 1 and no time limit all three have the mean ∇J. Each usually varies less than the one
+before it, and that is the whole purpose of a baseline.
 
 Why: it is the simplest estimate of ∇J. It is on-policy: E is over the episodes of the current π,
-so after one step of θ the old episodes no longer fit, and new ones are played. The critic takes
-several steps on them, but only then: a V already fitted to what followed a_t would add a bias.
+so after one step of θ the old episodes no longer fit, and new ones are played. Ψ_t is computed
+first, and only then is V fitted to them: fitted earlier, it would know what followed a_t, a bias.
 
 Weakness: one lucky episode stands for all that might have followed an action, and an episode must
 end before anything is learned.
 
 Differs from the formula if γ < 1: R(τ) counts the rewards from t on as γ^t G_t. G_t leaves out γ^t,
 as usual, because late actions would hardly count. What reward-to-go and baseline then estimate is
-not the gradient of any function (Nota & Thomas 2020, arXiv:1906.07073).
+in general not the gradient of any function (Nota & Thomas 2020, arXiv:1906.07073).
 
     python reinforce.py --psi return             # compare its noise with the default's (baseline)
 Williams 1992, doi:10.1007/BF00992696; baselines: Greensmith, Bartlett & Baxter 2004, JMLR 5
@@ -91,7 +91,7 @@ class Args:
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
     """Ψ_t, later called the advantage, and the critic's targets, for a rollout (see `rollouts`):
-    all (T, N). Only --psi baseline has a critic.
+    all (T, N). Only --psi baseline trains and uses the critic.
 
     If a time limit cut an episode off, the critic's V(s_{t+1}) supplies the rewards that are
     missing, and here its errors add a bias. Otherwise G_t would shrink near the limit, which V

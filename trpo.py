@@ -1,7 +1,7 @@
 """TRPO, Trust Region Policy Optimization: the best step that hardly changes the policy.
 
 The current policy π_old plays T steps in each of N environments, and the critic V turns the
-rewards into advantages A_t, how much better than expected an action was. Then one step solves
+rewards into advantages A_t, how much better than expected an action was. A step nearly solves
 
     max_θ L = mean_t r_t A_t   subject to   mean_t KL(π_old ‖ π) ≤ δ             (--max-kl)
     r_t = π(a_t | s_t) / π_old(a_t | s_t)
@@ -15,8 +15,8 @@ What changes from actor_critic.py                Where
     a step within the trust region               line_search, --max-kl
     targets computed once; no entropy bonus      fit_critic, update
 
-The ratio: A says how much better an action is than π_old's average, so Σ_a π A is what π gains in a
-state. But the actions are π_old's. The importance weight r corrects for that: Σ_a π_old r A is
+The ratio: A says how much better an action is than π_old's average, so Σ_a π A is what one action
+of π gains in a state. But the actions are π_old's. The importance weight r corrects for that: Σ_a π_old r A is
 Σ_a π A. As ∇r = ∇π / π_old = r ∇log π, and r = 1 at π_old, ∇L is there mean_t A_t ∇log π.
 
 The step (ppo.py does not need this): at π_old the KL is at its minimum, so its gradient is 0. For a
@@ -31,8 +31,8 @@ GAE, generalized advantage estimation: A_t is the mean of all k-step estimates, 
 V(s_{t+k}) − V(s_t), with weights (1 − λ) λ^(k−1). λ = 0 leaves the TD error, biased by V's errors;
 λ = 1 leaves REINFORCE's noisy G_t − V(s_t), up to the rollout's end. V + A is called the λ-return.
 
-Why: Adam's learning rate bounds the length of a step in θ, but of two steps of one length one may
-hardly change the policy and the other ruin it. TRPO bounds the change of the policy itself.
+Why: Adam's learning rate roughly bounds each weight's change, but of two steps of one length one
+may hardly change the policy and the other ruin it. TRPO's step bounds the change of the policy.
 
 Weakness: one step takes some twenty passes over a rollout. L is valid only near π_old, whose states
 it uses. The paper's proof that no step harms needs a KL bounded in every state, and smaller steps.

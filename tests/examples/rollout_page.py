@@ -57,17 +57,22 @@ def explain(script, args):
     and A > 0, if it acts and A < 0. The page puts a token's numbers in place of {r} and {s}."""
     low, high = 1 - getattr(args, "clip_low", 0), 1 + getattr(args, "clip_high", 0)
     if script is rloo_llm:
-        note = "No ratio, no clip: the push on a token stays the same."
+        note = "A is R minus the others' mean. No ratio, no clip: a token's push stays the same."
         return "A log π_θ", note, [" = weight × A"]
     if script is cispo_llm:
-        note = f"The ratio only weighs log π_θ, up to {high:g}: no token loses its gradient."
+        note = (
+            f"The ratio only weighs log π_θ, up to {high:g}. A push may fade, but none is cut off."
+        )
         capped = f" = weight × {high:g} × A, as r > {high:g}"
         return f"sg[min(r, {high:g})] A log π_θ", note, [" = weight × r × A", capped, capped]
-    x, note = "r", "A token loses its gradient once its r has gone far enough the way of A."
+    x, note = (
+        "r",
+        "A is (R − mean) / std. A token's gradient ends once r is far enough the way of A.",
+    )
     if script is dapo_llm:
         note = "GRPO with more room upwards, and all tokens have the same weight."
     if script is gspo_llm:
-        x, note = "s", "An answer loses its gradient as a whole, by s, the mean of its tokens' r."
+        x, note = "s", "A whole answer's gradient ends by s, the geometric mean of its tokens' r."
     why = f" = weight × {x} × A", f": clipped, as {x} > {high:g} and A > 0"
     why += (f": clipped, as {x} < {low:g} and A < 0",)
     if x == "s":
