@@ -19,9 +19,9 @@ What changes from trpo.py                        Where
     actor and critic step together               update
 
 Why: TRPO needs conjugate gradients and a line search for a single step per rollout. After any step
-the samples are an older policy's. The ratio corrects for the choice of action, but the states and
-A_t stay π_old's, so L is valid only near it. So the clip sets a sample's gradient to 0 once r_t has passed 1 ± ε in
-the direction of A_t. Adam can then take many small steps on a rollout, over several epochs.
+the samples are an older policy's. The ratio corrects for the choice of action, but states and A_t
+are still π_old's, so L is valid only near it. So the clip sets a sample's gradient to 0 once r_t
+has passed 1 ± ε in the direction of A_t. Adam can then take many small steps, over several epochs.
 
 Weakness: the clip stops a sample from pushing its own ratio further, but the step that passes the
 bound may be long, and other samples may still push it, so nothing bounds the distance to π_old. And
@@ -129,8 +129,8 @@ def surrogate(logprobs, old_logprobs, advantages, args):
 
 
 def mean_kl(agent, batch):
-    """KL(π_old ‖ π), the mean of −log r. As the mean of r is Σ_a π_old π / π_old = 1, adding r − 1
-    changes no expectation, but leaves no term negative, because log r ≤ r − 1. It is often called k3."""
+    """KL(π_old ‖ π), the mean of −log r. As E[r] is Σ_a π_old π / π_old = 1, adding r − 1 does not
+    change the expectation, and leaves no term negative, because log r ≤ r − 1. Often called k3."""
     logprobs = agent.policy(batch["obs"]).log_prob(batch["actions"])
     log_ratio = logprobs - batch["logprobs"]
     return (log_ratio.exp() - 1 - log_ratio).mean().item()

@@ -16,8 +16,9 @@ What changes from actor_critic.py                Where
     targets computed once; no entropy bonus      fit_critic, update
 
 The ratio: A says how much better an action is than π_old's average, so Σ_a π A is what one action
-of π gains in a state. But the actions are π_old's. The importance weight r corrects for that: Σ_a π_old r A is
-Σ_a π A. As ∇r = ∇π / π_old = r ∇log π, and r = 1 at π_old, ∇L is there mean_t A_t ∇log π.
+of π gains in a state. But the actions are π_old's. The importance weight r corrects for that:
+Σ_a π_old r A is Σ_a π A. As ∇r = ∇π / π_old = r ∇log π, and r = 1 at π_old, ∇L at π_old is
+mean_t A_t ∇log π.
 
 The step (ppo.py does not need this): at π_old the KL is at its minimum, so its gradient is 0. For a
 short step d the KL is about ½ dᵀF d, where F, its Hessian, is called the Fisher matrix, and L gains
@@ -38,7 +39,6 @@ Weakness: one step takes some twenty passes over a rollout. L is valid only near
 it uses. The paper's proof that no step harms needs a KL bounded in every state, and smaller steps.
 
 The paper uses Monte Carlo returns instead of GAE, and no --damping.
-
     python trpo.py --env-id Pendulum-v1 --gamma 0.95                   # continuous actions
 Schulman et al. 2015, arXiv:1502.05477; GAE: Schulman et al. 2015, arXiv:1506.02438
 """

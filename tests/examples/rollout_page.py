@@ -60,15 +60,10 @@ def explain(script, args):
         note = "A is R minus the others' mean. No ratio, no clip: a token's push stays the same."
         return "A log π_θ", note, [" = weight × A"]
     if script is cispo_llm:
-        note = (
-            f"The ratio only weighs log π_θ, up to {high:g}. A push may fade, but none is cut off."
-        )
+        note = f"The ratio weighs log π_θ, up to {high:g}. A push may fade, but none is cut off."
         capped = f" = weight × {high:g} × A, as r > {high:g}"
         return f"sg[min(r, {high:g})] A log π_θ", note, [" = weight × r × A", capped, capped]
-    x, note = (
-        "r",
-        "A is (R − mean) / std. A token's gradient ends once r is far enough the way of A.",
-    )
+    x, note = "r", "A is (R − mean) / std. A token's gradient ends once r is far the way of A."
     if script is dapo_llm:
         note = "GRPO with more room upwards, and all tokens have the same weight."
     if script is gspo_llm:
