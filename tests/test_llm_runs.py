@@ -28,9 +28,9 @@ def test_learns(learned):
 @pytest.mark.parametrize("name", each_script())
 def test_each_script_learns(name, tmp_path):
     module = script(name)
-    result = module.main(module.Args(steps=40, eval_problems=128, output_dir=str(tmp_path)))
+    result = module.main(module.Args(steps=24, eval_problems=128, output_dir=str(tmp_path)))
     assert result["eval/pass@1_initial"] == pytest.approx(0.18, abs=0.06)
-    assert result["eval/pass@1"] > 0.3
+    assert result["eval/pass@1"] > result["eval/pass@1_initial"] + 0.05
 
 
 @pytest.mark.slow
