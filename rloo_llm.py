@@ -217,9 +217,8 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
     batch["advantages"] = advantages.flatten()
 
     records = [record]
-    rows = torch.arange(rewards.numel(), device=model.device).view_as(
-        rewards
-    )  # rows[g]: of group g
+    # rows[g] are the rows of group g.
+    rows = torch.arange(rewards.numel(), device=model.device).view_as(rewards)
     for _ in range(args.update_epochs):
         order = torch.randperm(len(rewards))
         for groups in order.tensor_split(args.minibatches):
@@ -443,9 +442,7 @@ def evaluate(model, tokenizer, problems, args, writer, step):
         numbers = ", ".join(f"{name} {score:.3f}" for name, score in scores.items())
         tqdm.write(f"step {step}: {numbers}")
         if scores["eval/frac_reward_zero_std"] == 1:
-            tqdm.write(
-                "    no rewards differ: if low, raise --temperature or change --prompt, data"
-            )
+            tqdm.write("    no rewards differ: if low, change --temperature, --prompt or the data")
         i = rewards.std(1).argmax()  # of the last part, the group whose rewards differ most
         tqdm.write(f"    {part[i][0]!r:.400}, right answer {part[i][1]!r:.400}")
         order = rewards[i].argsort(descending=True)

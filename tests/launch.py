@@ -75,7 +75,7 @@ class Launched:
         self.process.start()
         self.kill = self.process.kill
 
-    def wait(self, seconds: float = 600):
+    def wait(self, seconds: float = 120):
         """Its exit status; minus the number of the signal that has ended it."""
         self.process.join(seconds)
         status = self.process.exitcode

@@ -130,6 +130,7 @@ def test_non_finite_loss_stops_with_the_step_and_keeps_the_model(short_run, monk
         return real(rewards, args) + (float("nan") if len(calls) == 4 else 0.0)
 
     monkeypatch.setattr(grpo, "compute_advantages", poisoned)
+    monkeypatch.setattr(grpo, "are_equal", lambda rewards: rewards[:, 0] != rewards[:, 0])  # none
     line = refused(grpo.main, grpo.Args(**short_run | {"steps": 4, "eval_every": 1}))
     assert line.startswith("error: step 2: not finite") and "--learning-rate" in line
     (folder,) = Path(short_run["output_dir"]).iterdir()

@@ -238,8 +238,9 @@ class Experiment:
     def smoke(self):
         """A run of each kind at toy size; the tests and the picture find their numbers in them. (CI
         has matplotlib; without it there is no picture.)"""
-        kinds = {json.dumps(job | {"seed": 1}): job | self.small for job in self.jobs}
-        runs = [{"settings": json.loads(kind), "result": self.run(**kinds[kind])} for kind in kinds]
+        first = min(job["seed"] for job in self.jobs)
+        jobs = [job for job in self.jobs if job["seed"] == first]
+        runs = [{"settings": job, "result": self.run(**job | self.small)} for job in jobs]
         print(self.name, *means(runs), sep="\n")
         for contrast in sum(self.tests, []):
             assert len(differences(runs, contrast)), contrast.name
