@@ -72,7 +72,7 @@ class Args:
     env_id: str = "CartPole-v1"  # any gymnasium environment with Discrete or Box actions
     init_std: float = 1.0  # initial std of a Gaussian policy; bounded actions are scaled to [-1, 1]
     target_return: float = math.inf  # stop once the last 100 episodes reach this mean return
-    seed: int = 1  # the same seed gives the same run, to the last digit
+    seed: int = 1  # the same seed gives the same run, on the same machine
     load: str = ""  # start from the agent in this file, the agent.pt of an earlier run
     record: bool = False  # save one greedy episode as a GIF next to the agent
     output_dir: str = "runs"  # each run makes a folder in here for its logs and agent.pt

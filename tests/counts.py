@@ -39,9 +39,15 @@ def changed(child):
     return f"{len(re.findall('^[<>]', diff, re.M))} ({of_code})"
 
 
+def lines_of_code(text):
+    """How many lines are neither blank nor comment nor docstring."""
+    lines = re.sub('""".*?"""', "", text, flags=re.S).splitlines()
+    return sum(line.strip()[:1] not in ("", "#") for line in lines)
+
+
 def counted(page):
-    """The page with the numbers as they are now: in the graph and the table of the algorithms, and
-    the lines where a function ends."""
+    """The page with the numbers as they are now: in the graph and the table of the algorithms, the
+    lines where a function ends, and how many lines are GRPO's before the shared part."""
 
     def edge(match):
         return match[1] + changed(match[3]).split("(")[1].rstrip(")") + match[2] + match[3]
@@ -55,6 +61,8 @@ def counted(page):
 
     page = re.sub(r"( -- )\d+( --> )(\w+)", edge, page)
     page = re.sub(r"^(\| \[(\w+)\.py\].*? \| .*? \|) .*? \|", row, page, flags=re.M)
+    own = lines_of_code(source("grpo_llm").partition("\n# From here on")[0])
+    page = re.sub(r"\d+( lines of code: flags)", rf"{own}\1", page)
     return re.sub(r"(\[(\w+)\.py\]\S* to the end of `(\w+)`, line )\d+", end, page)
 
 
