@@ -3,9 +3,10 @@
     python tests/benchmarks/llm_compare.py    # makes the runs that are missing; an hour for all
 
 Every script runs on five seeds at its defaults and at a learning rate of its own, the best of a
-grid on two other seeds; and at its defaults on a second tiny model, which make.py made with another
-seed. Every ten steps a run answers 128 held-out sums. results/llm_compare.json keeps every run, the
-table goes into results/llm_compare.md, and the curves at the defaults into results/llm_compare.png.
+grid on two other seeds; and on three at its defaults with a second tiny model, which make.py made
+with another seed. Every ten steps a run answers 128 held-out sums. results/llm_compare.json keeps
+every run, the table goes into results/llm_compare.md, and the curves at the defaults into
+results/llm_compare.png.
 """
 
 import importlib
@@ -26,7 +27,8 @@ import tyro
 from bench import LLM, RESULTS, ROOT, revision, run_main, table, write_table
 
 SEEDS, TUNING_SEEDS = (1, 2, 3, 4, 5), (101, 102)
-RATES = (2.5e-4, 5e-4, 1e-3, 2e-3)
+DEFAULT_RATE = 5e-4
+RATES = (2.5e-4, DEFAULT_RATE, 1e-3, 2e-3)
 SECOND = Path("/tmp/policy-gradients-second-tiny-model")
 MODELS = {"first": ROOT / "tests/tiny_model", "second": SECOND}
 COLUMNS = {  # each column, how it follows from a run, and the format of its numbers
@@ -82,10 +84,10 @@ def run(script: str, model: str, rate: float | None, seed: int, every=10, **flag
     return found | {"seconds": time.process_time() - start, "revision": revision()}
 
 
-def missing(known, jobs, path=None, **flags):
-    """Make the runs that are not known, two at a time, and keep each one in the file."""
+def missing(known, jobs, path=None, cores=1, **flags):
+    """Make the runs that are not known, one on each core, and keep each one in the file."""
     wanted = [job for job in jobs if key(*job) not in known]
-    with ProcessPoolExecutor(2, get_context("spawn"), max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(cores, get_context("spawn"), max_tasks_per_child=1) as pool:
         futures = {key(*job): pool.submit(run, *job, **flags) for job in wanted}
         for name, future in futures.items():
             known[name] = future.result()
@@ -143,7 +145,7 @@ def rows(known):
         yield cells
 
 
-def main(smoke: bool = False, only_write: bool = False):
+def main(smoke: bool = False, only_write: bool = False, cores: int = 2):
     """With --only-write no run is made: table and picture are of the runs so far. With --smoke two
     of the scripts take two steps each, and nothing is written."""
     path = RESULTS / "llm_compare.json"
@@ -154,11 +156,12 @@ def main(smoke: bool = False, only_write: bool = False):
         if not SECOND.exists():
             make = ROOT / "tests/tiny_model/make.py"
             subprocess.run([sys.executable, str(make), str(SECOND), "1"], check=True)
-        missing(known, product(LLM, ["first"], [None], SEEDS), path)
-        missing(known, product(LLM, ["first"], RATES, TUNING_SEEDS), path)
-        missing(known, product(LLM, ["second"], [None], SEEDS), path)
-        for script in LLM:
-            missing(known, product([script], ["first"], [best_rate(known, script)], SEEDS), path)
+        missing(known, product(LLM, ["first"], [None], SEEDS), path, cores)
+        missing(known, product(LLM, ["second"], [None], SEEDS[:3]), path, cores)
+        missing(known, product(LLM, ["first"], RATES, TUNING_SEEDS), path, cores)
+        best = [(script, "first", best_rate(known, script)) for script in LLM]
+        own = [job for job in best if job[2] != DEFAULT_RATE]
+        missing(known, [(*job, seed) for job, seed in product(own, SEEDS)], path, cores)
     if not smoke:
         draw(known)
     header = ["script, model, rate", "n", "pass@1 at the end, each seed", *COLUMNS]
