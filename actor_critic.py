@@ -7,9 +7,9 @@ one reward and the next state. Then π takes one step, and V several epochs over
     δ_t = R_t + γ V(s_{t+1}) − V(s_t)            the temporal-difference (TD) error
     mean_t ½ δ_t²                                the loss of the critic, γ V(s_{t+1}) held fixed
 
-The mean over steps is the sum over an episode, divided by the episodes' mean length: hence the ∝.
-If R_t = 1, γ = 0.99, V(s_t) = 40 and V(s_{t+1}) = 41, then δ_t = 1 + 40.59 − 40 = 1.59, and a_t
-becomes likelier. If V is right, Q(s, a) = E[ R_t + γ V(s_{t+1}) | s, a ] is the value of a in s,
+Over many episodes the mean over steps is their mean sum, divided by their mean length: hence the ∝.
+If R_t = 1, γ = 0.99, V(s_t) = 40 and V(s_{t+1}) = 41, then δ_t = 1 + 40.59 − 40 = 1.59, a push
+towards a_t. If V is right, Q(s, a) = E[ R_t + γ V(s_{t+1}) | s, a ] is the value of a in s,
 and A = Q − V its advantage, so δ_t is one sample of A(s_t, a_t). Then V is the mean of Q:
 V(s) = Σ_a π(a | s) Q(s, a), which is Bellman's equation.
 
@@ -83,8 +83,8 @@ class Args:
 def compute_advantages(rollout, values, next_values, args):
     """The TD errors and the critic's targets, for a rollout (see `rollouts`) or a minibatch.
 
-    No reward follows a termination. An episode that a time limit or the rollout's end cut off would
-    have gone on, and V(s_{t+1}) stands for the rest of it.
+    No reward follows a termination. At every other step V(s_{t+1}) stands for the rewards to come,
+    also where a time limit or the rollout's end cut the episode off.
     """
     next_values = next_values * ~rollout["terminated"]
     targets = rollout["rewards"] + args.gamma * next_values
@@ -113,7 +113,7 @@ def update(agent, optimizer, batch, progress_remaining, args):
     loss = policy_loss - args.ent_coef * progress_remaining * entropy
     optimizer.zero_grad()
     loss.backward()
-    # Clipped, unlike REINFORCE's: a TD error can be very large while V is still wrong.
+    # Clipped: a TD error can be very large while V is still wrong.
     nn.utils.clip_grad_norm_(agent.actor.parameters(), args.max_grad_norm)
     optimizer.step()
     stats = {"policy_loss": policy_loss.item(), "entropy": entropy.item()}
@@ -274,7 +274,7 @@ def train(envs, agent, path, args):
             sys.exit(f"error: step {global_step}: loss not finite; {hint}")
         error = batch["advantages"].var(correction=0)
         total = batch["targets"].var(correction=0).clamp(min=1e-30)
-        stats["explained_variance"] = 1 - (error / total).item()  # 1: V foresees all; 0: nothing
+        stats["explained_variance"] = 1 - (error / total).item()  # 1: V fits its targets
         for name, value in stats.items():
             writer.add_scalar(f"losses/{name}", value, global_step)
         writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
@@ -362,7 +362,7 @@ def make_envs(env_id, num_envs, **options):
     continuous = isinstance(space, Box) and len(space.shape) == 1 and space.dtype.kind == "f"
     needs = [
         (seen.is_np_flattenable, f"observations of a fixed size, has {seen}"),
-        (discrete or continuous, f"actions from 0 to n or a flat Box of floats, has {space}"),
+        (discrete or continuous, f"actions from 0 to n - 1 or a flat Box of floats, has {space}"),
         (next_step, f"autoreset_mode NEXT_STEP in its metadata, has {reset}"),
     ]
     for fits, what in needs:

@@ -9,9 +9,9 @@ optimizer steps up J(θ), on minibatches of groups. A_i, π_old and π_ref are c
     A_i  = (R_i − mean R) / std R                    how R_i compares with its group
     r_it = π_θ(o_it) / π_old(o_it)                   1 at first; each step on a rollout moves it
     k3_it = e^d − d − 1, d = log π_ref − log π_θ     see kl_k3; π_ref is the first model
-    o_it is one of the |o_i| tokens of o_i; π(o_it) is its probability after question and tokens
+    o_it is one of the |o_i| tokens of o_i; π(o_it) is its probability, given all text before it
 
-The value of J says nothing. Its gradient points roughly along ∇E[R_i]: the mean reward rises.
+The value of J means nothing; its gradient points roughly along ∇E[R_i], so the mean reward rises.
 
 What changes from rloo_llm.py                        Where
     (R − mean) / std in the group                    compute_advantages, --scale-rewards
@@ -24,7 +24,7 @@ Why: at r = 1, ∇r = ∇log π, so r A makes a token likelier if A > 0, and rar
 trains a critic, as large as the policy, to predict the reward. Here the group's mean predicts it.
 From the second step on π_θ has moved, but the tokens are still π_old's. The ratio corrects this: as
 π_old r = π_θ, the mean of r A over π_old's tokens is the mean of A over π_θ's. But the text before
-a token is still what π_old wrote, so all this holds only near π_old. Therefore the clip takes a
+a token is still what π_old wrote, so all this holds only near π_old. Therefore the clip removes a
 token's gradient once r has moved far enough in the direction of A. (Other tokens' gradients may
 move r further.) The KL penalty keeps the policy near π_ref.
 
@@ -32,7 +32,7 @@ Weakness: dividing by std R gives some questions more weight, and dividing by |o
 completion for being long (see compute_advantages and token_weights). Dr. GRPO does neither and has
 no KL: --no-scale-rewards --length-norm constant --beta 0
 
-Differs from the paper: a minibatch of groups with equal rewards gets no step.
+Differs from the paper: a minibatch takes no step if the rewards are equal in each of its groups.
 A rollout serves four steps, β is 0.001 and G is 8 (paper: one step, 0.04 and 64). The paper's
 rewards come from a learned reward model, and it renews π_ref now and then.
 
@@ -128,8 +128,8 @@ class Args:
 def compute_advantages(rewards, args):
     """A_i, how much better than its group a completion is: rewards (P, G) → advantages (P, G).
 
-    Subtracting the mean adds no bias if all tokens have the same weight: R_i − mean R is RLOO's
-    advantage times (G − 1)/G. Dividing by the std adds bias: questions that are nearly always or
+    R_i − mean R is RLOO's advantage times (G − 1)/G, so subtracting the mean adds no bias where all
+    tokens have the same weight. Dividing by the std adds bias: questions that are nearly always or
     hardly ever solved have a small std and so get more weight, and a tiny difference in reward
     counts as much as right against wrong. (1e-4 avoids a division by 0.)
     """
@@ -143,8 +143,8 @@ def token_weights(mask, args):
     """Each token's weight in J, 1 / (N |o_i|): mask (B, T) → weights (B, T).
 
     The longer a completion is, the less each of its tokens counts. At r = 1 the gradient is that of
-    REINFORCE if the whole completion's reward were A_i / |o_i|. So a wrong one loses less by being
-    long.
+    REINFORCE if the whole completion's reward were A_i / |o_i|. So the longer a wrong completion
+    is, the less it is punished, and the longer a right one is, the less it is rewarded.
     """
     lengths = mask.sum(1, keepdim=True).clamp(min=1)  # |o_i|
     if args.length_norm == "constant":
@@ -179,8 +179,9 @@ def kl_k3(logprobs, other_logprobs):
 
         ∇k3 = (1 − e^d) ∇log π    with the mean −Σ other ∇log π = ∇KL(other ‖ π)
 
-    So as a loss k3 has the gradient of the reverse KL, and pulls π towards the other. (Roughly so:
-    this is exact while π is the policy that drew the tokens, and for tokens of equal weight.)
+    So k3 estimates KL(π ‖ other), but as a loss it has the gradient of KL(other ‖ π), which pulls π
+    towards the other, too. (This is exact while π is the policy that drew the tokens, and for
+    tokens of equal weight.)
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -196,13 +197,13 @@ def kl_k3(logprobs, other_logprobs):
 
 
 def train_minibatch(model, optimizer, batch, args):
-    """One optimizer step; returns what to log. Of the rows read, approx_kl and clip_ratio are means
-    over tokens.
+    """One optimizer step; returns what to log. approx_kl and clip_ratio are means over the tokens
+    that the loss is computed from.
 
-    A group of equal rewards has advantages of 0, so without a KL term its rows have no gradient and
-    are not read. A batch of such rows alone gets no step, not even for the KL: while π is near
-    π_ref, that gradient is rounding noise, and Adam would scale it up. The price is a useful pull
-    of the KL that is lost later.
+    A group of equal rewards has advantages of 0. If β = 0, its rows have no gradient and are left
+    out. A minibatch of such groups alone takes no step, not even with β > 0: near π_ref the KL's
+    gradient is rounding noise, which Adam would scale up to a full step. The price: far from π_ref
+    a useful pull of the KL is missed.
     """
     # Computed for the whole minibatch, so that splitting it into parts changes no gradient.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
@@ -238,7 +239,7 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
     """Sample completions for this step's problems, train on them, return the means to log."""
     problems = next_problems(train, step, args)
     batch, _, rewards = rollout(model, tokenizer, problems, args.group_size, args.temperature, args)
-    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # like the loss's: r begins at 1
+    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # as in the loss: r begins at 1
     record = rollout_metrics(batch, rewards)
     if args.beta > 0:
         batch["ref_logprobs"] = batch_logprobs(reference, batch, args)
@@ -294,7 +295,7 @@ def main(args: Args) -> dict:
         if not math.isfinite(sum(metrics.values())):
             stop(f"step {step}: not finite, try a lower --learning-rate: {metrics}")
         if metrics["sampling/sampling_logp_difference/mean"] > 0.1:
-            stop("--model: its cache is not exact; or try --dtype float32: samples are not π_old's")
+            stop("--model: sampler and loss disagree on log π: no exact cache? Try --dtype float32")
         log(writer, metrics, step, bar)
         if step % args.eval_every == 0 or step == args.steps:
             save_checkpoint(model, tokenizer, optimizer, folder, step)
@@ -314,7 +315,8 @@ def main(args: Args) -> dict:
 
 
 def autocast(model, args):
-    """In bf16, matrix products alone are rounded. The weights stay float32 for small updates."""
+    """In bf16, matrix products are rounded, and what follows on them. The weights stay float32, so
+    that small updates are not lost."""
     return torch.autocast(model.device.type, torch.bfloat16, args.dtype == "bfloat16")
 
 
@@ -474,7 +476,7 @@ def evaluate(model, tokenizer, problems, args, writer, step):
         numbers = ", ".join(f"{name} {score:.3f}" for name, score in scores.items())
         tqdm.write(f"step {step}: {numbers}")
         if scores["eval/frac_reward_zero_std"] == 1:
-            tqdm.write("    no rewards differ: if low, change --temperature, --prompt or the data")
+            tqdm.write("    no rewards differ: if they are low, change --prompt or --dataset")
         i = rewards.std(1).argmax()  # of the last part, the group whose rewards differ most
         tqdm.write(f"    {part[i][0]!r:.400}, right answer {part[i][1]!r:.400}")
         order = rewards[i].argsort(descending=True)
@@ -506,7 +508,10 @@ def load_verifier(name):
         return verify
     path = Path(name).resolve()
     sys.path.append(str(path.parent))  # for what it imports, and for processes that it starts
-    return importlib.import_module(path.stem).verify
+    module = importlib.import_module(path.stem)
+    if Path(getattr(module, "__file__", None) or "").resolve() != path:
+        raise ImportError(f"another module is called {path.stem}, too")
+    return module.verify
 
 
 def make_sum(rng, held_out=False):
@@ -590,7 +595,7 @@ def load_policy(args, device):
         )
     if info["missing_keys"]:  # transformers would draw them at random
         stop(f"--model {source}: has no weights for {info['missing_keys']}")
-    for parameter in model.parameters():  # a file's alignment would change how sums are rounded
+    for parameter in model.parameters():  # unaligned memory would change how sums are rounded
         parameter.data = parameter.data.clone()
     if args.dtype == "bfloat16" and not args.resume:
         spread(model)
@@ -682,7 +687,7 @@ def check_args(args):
     for name, value in vars(args).items():
         least = 1e-9 if name in positive.split() else 0
         if type(value) in (int, float) and not least <= value <= 1e12:
-            stop(f"--{name.replace('_', '-')} {value}: must be positive, and at most 1e12")
+            stop(f"--{name.replace('_', '-')} {value}: must be from {least:g} to 1e12")
     if args.group_size < 2:
         stop("--group-size: must be 2 or more, to compare completions")
     if args.prompts_per_step % (args.minibatches * WORLD) != 0:
@@ -692,7 +697,8 @@ def check_args(args):
 
 
 def start_device(args):
-    """The device to compute on; under torchrun, each process has a GPU of its own."""
+    """The device to compute on; under torchrun, each process has a GPU of its own. Also sets
+    args.dtype and torch's threads, and starts the process group."""
     name = args.device
     if name == "auto":
         gpu = torch.accelerator.current_accelerator(check_available=True)

@@ -6,7 +6,7 @@ minibatches maximize
 
     L = mean_t min(r_t A_t, clip(r_t, 1 − ε, 1 + ε) A_t)                         (--clip-coef)
     r_t = π(a_t | s_t) / π_old(a_t | s_t)
-    A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)    (up to the episode's end)
+    A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)   (up to done, or T)
 
 If A_t > 0, L grows with r_t up to r_t = 1 + ε, and is flat beyond. If A_t < 0, L grows as r_t falls
 to 1 − ε, and is flat below. If r_t has moved the other way, against A_t, there is no bound: the min
@@ -24,9 +24,9 @@ are still π_old's, so L is valid only near it. So the clip sets a sample's grad
 has passed 1 ± ε in the direction of A_t. Adam can then take many small steps, over several epochs.
 
 Weakness: the clip stops a sample from pushing its own ratio further, but the step that passes the
-bound may be long, and other samples may still push it, so nothing bounds the distance to π_old. And
-if A_t < 0, a ratio above 1 + ε is not clipped, however large. Dual-clip PPO adds that bound (Ye et
-al. 2020, arXiv:1912.09729).
+bound may be long, and momentum and other samples still push it. So nothing bounds the distance to
+π_old. And if A_t < 0, a ratio above 1 + ε is not clipped, however large. Dual-clip PPO adds that
+bound (Ye et al. 2020, arXiv:1912.09729).
 
 Differs from many implementations (Huang et al. 2022, The 37 Implementation Details of PPO): many
 share layers between policy and critic, weigh the critic's loss by c₁ and clip it, scale A_t to
@@ -312,7 +312,7 @@ def train(envs, agent, path, args):
             sys.exit(f"error: step {global_step}: loss not finite; {hint}")
         error = batch["advantages"].var(correction=0)
         total = batch["targets"].var(correction=0).clamp(min=1e-30)
-        stats["explained_variance"] = 1 - (error / total).item()  # 1: V foresees all; 0: nothing
+        stats["explained_variance"] = 1 - (error / total).item()  # 1: V fits its targets
         for name, value in stats.items():
             writer.add_scalar(f"losses/{name}", value, global_step)
         writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
@@ -400,7 +400,7 @@ def make_envs(env_id, num_envs, **options):
     continuous = isinstance(space, Box) and len(space.shape) == 1 and space.dtype.kind == "f"
     needs = [
         (seen.is_np_flattenable, f"observations of a fixed size, has {seen}"),
-        (discrete or continuous, f"actions from 0 to n or a flat Box of floats, has {space}"),
+        (discrete or continuous, f"actions from 0 to n - 1 or a flat Box of floats, has {space}"),
         (next_step, f"autoreset_mode NEXT_STEP in its metadata, has {reset}"),
     ]
     for fits, what in needs:

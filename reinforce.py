@@ -3,7 +3,7 @@
 An environment, such as a cart with a pole to keep upright, shows its state s (`obs` in the code).
 It answers an action a with a reward R and the next state. A policy π(a | s), a network with weights
 θ, gives each action a probability. In each of N environments it plays one whole episode τ = s_0,
-a_0, R_0, s_1, a_1, R_1, … Then θ takes a step that raises the expected return J:
+a_0, R_0, s_1, a_1, R_1, … Then θ takes a step that should raise the expected return J:
 
     J(θ) = E[ R(τ) ] = Σ_τ p(τ) R(τ)             over all episodes τ that π could play
     R(τ) = R_0 + γ R_1 + γ² R_2 + …              the return; with γ < 1 late rewards count less
@@ -20,8 +20,8 @@ episode. Since ∇p = p ∇log p, ∇J is a mean over episodes, too, and those p
     baseline        G_t − V(s_t)                 minus the baseline V(s) = E[ G_t | s_t = s ], which
                                                  a second network, the critic, learns from the G_t
 
-These differ by past rewards or by V(s_t): a number b that is fixed before a_t is chosen. On
-average over the actions, b ∇log π(a_t | s_t) is 0:
+If γ = 1, these differ by past rewards or by V(s_t): a number b that is fixed before a_t is chosen.
+On average over the actions, b ∇log π(a_t | s_t) is 0:
 
     Σ_a π b ∇log π = b Σ_a ∇π = b ∇ Σ_a π = b ∇1 = 0
 
@@ -30,7 +30,7 @@ before it, and that is the whole purpose of a baseline.
 
 Why: it is the simplest estimate of ∇J. It is on-policy: E is over the episodes of the current π,
 so after one step of θ the old episodes no longer fit, and new ones are played. Ψ_t is computed
-first, and only then is V fitted to them: fitted earlier, it would know what followed a_t, a bias.
+first, and only then is V fitted to the G_t: fitted earlier, V would know what followed a_t, a bias.
 
 Weakness: one lucky episode stands for all that might have followed an action, and an episode must
 end before anything is learned.
@@ -40,7 +40,7 @@ as usual, because late actions would hardly count. What reward-to-go and baselin
 in general not the gradient of any function (Nota & Thomas 2020, arXiv:1906.07073).
 
     python reinforce.py --psi return             # compare its noise with the default's (baseline)
-Williams 1992, doi:10.1007/BF00992696; baselines: Greensmith, Bartlett & Baxter 2004, JMLR 5
+Williams 1992, doi:10.1007/BF00992696; their variance: Greensmith, Bartlett & Baxter 2004, JMLR 5
 """
 
 import math
@@ -300,7 +300,7 @@ def train(envs, agent, path, args):
             sys.exit(f"error: step {global_step}: loss not finite; {hint}")
         error = batch["advantages"].var(correction=0)
         total = batch["targets"].var(correction=0).clamp(min=1e-30)
-        stats["explained_variance"] = 1 - (error / total).item()  # 1: V foresees all; 0: nothing
+        stats["explained_variance"] = 1 - (error / total).item()  # 1: V fits its targets
         for name, value in stats.items():
             writer.add_scalar(f"losses/{name}", value, global_step)
         writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
@@ -388,7 +388,7 @@ def make_envs(env_id, num_envs, **options):
     continuous = isinstance(space, Box) and len(space.shape) == 1 and space.dtype.kind == "f"
     needs = [
         (seen.is_np_flattenable, f"observations of a fixed size, has {seen}"),
-        (discrete or continuous, f"actions from 0 to n or a flat Box of floats, has {space}"),
+        (discrete or continuous, f"actions from 0 to n - 1 or a flat Box of floats, has {space}"),
         (next_step, f"autoreset_mode NEXT_STEP in its metadata, has {reset}"),
     ]
     for fits, what in needs:

@@ -5,7 +5,7 @@ rewards into advantages A_t, how much better than expected an action was. A step
 
     max_θ L = mean_t r_t A_t   subject to   mean_t KL(π_old ‖ π) ≤ δ             (--max-kl)
     r_t = π(a_t | s_t) / π_old(a_t | s_t)
-    A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)    (up to the episode's end)
+    A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)   (up to done, or T)
     KL(π_old ‖ π) = Σ_a π_old log(π_old / π)     0 if both are equal, otherwise positive
 
 What changes from actor_critic.py                Where
@@ -33,10 +33,10 @@ V(s_{t+k}) − V(s_t), with weights (1 − λ) λ^(k−1). λ = 0 leaves the TD 
 λ = 1 leaves REINFORCE's noisy G_t − V(s_t), up to the rollout's end. V + A is called the λ-return.
 
 Why: Adam's learning rate roughly bounds each weight's change, but of two steps of one length one
-may hardly change the policy and the other ruin it. TRPO's step bounds the change of the policy.
+may hardly change the policy and the other ruin it. TRPO bounds the KL of its step.
 
 Weakness: one step takes some twenty passes over a rollout. L is valid only near π_old, whose states
-it uses. The paper's proof that no step harms needs a KL bounded in every state, and smaller steps.
+it uses. The proof that no step harms needs exact A_t, a KL bounded in every state, smaller steps.
 
 The paper uses Monte Carlo returns instead of GAE, and no --damping.
     python trpo.py --env-id Pendulum-v1 --gamma 0.95                   # continuous actions
@@ -348,7 +348,7 @@ def train(envs, agent, path, args):
             sys.exit(f"error: step {global_step}: loss not finite; {hint}")
         error = batch["advantages"].var(correction=0)
         total = batch["targets"].var(correction=0).clamp(min=1e-30)
-        stats["explained_variance"] = 1 - (error / total).item()  # 1: V foresees all; 0: nothing
+        stats["explained_variance"] = 1 - (error / total).item()  # 1: V fits its targets
         for name, value in stats.items():
             writer.add_scalar(f"losses/{name}", value, global_step)
         writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
@@ -436,7 +436,7 @@ def make_envs(env_id, num_envs, **options):
     continuous = isinstance(space, Box) and len(space.shape) == 1 and space.dtype.kind == "f"
     needs = [
         (seen.is_np_flattenable, f"observations of a fixed size, has {seen}"),
-        (discrete or continuous, f"actions from 0 to n or a flat Box of floats, has {space}"),
+        (discrete or continuous, f"actions from 0 to n - 1 or a flat Box of floats, has {space}"),
         (next_step, f"autoreset_mode NEXT_STEP in its metadata, has {reset}"),
     ]
     for fits, what in needs:

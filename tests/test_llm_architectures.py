@@ -160,7 +160,7 @@ def test_one_step_by_main(kind, saved, monkeypatch):
 def test_a_sampler_that_is_not_exact_ends_the_run(kind, saved, refused):
     """In one line at the first step, whose samples are not the policy's."""
     flags = saved(kind)
-    assert "its cache is not exact" in refused(grpo.main, grpo.Args(**flags))
+    assert "sampler and loss disagree" in refused(grpo.main, grpo.Args(**flags))
     assert not list(Path(flags["output_dir"]).glob("*/step-*"))
 
 

@@ -10,9 +10,9 @@ optimizer steps up J(θ), on minibatches of groups. A_i, π_old and π_ref are c
     δ_it = R_it + γ V_i,t+1 − V_it                   V_it: the reward that the critic still expects
     R_it = −β (log π_old − log π_ref)                and, for the last token, plus R_i
     r_it = π_θ(o_it) / π_old(o_it)                   1 at first; each step on a rollout moves it
-    o_it is one of the |o_i| tokens of o_i; π(o_it) is its probability after question and tokens
+    o_it is one of the |o_i| tokens of o_i; π(o_it) is its probability, given all text before it
 
-The value of J says nothing. Its gradient points roughly along ∇E[R_i]: the mean reward rises.
+The value of J means nothing; its gradient points roughly along ∇E[R_i], so the mean reward rises.
 
 What changes from grpo_llm.py                        Where
     a critic V, a copy of the model with one output  add_critic, token_values, --vf-coef
@@ -244,7 +244,7 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
     """Sample completions for this step's problems, train on them, return the means to log."""
     problems = next_problems(train, step, args)
     batch, _, rewards = rollout(model, tokenizer, problems, args.group_size, args.temperature, args)
-    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # like the loss's: r begins at 1
+    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # as in the loss: r begins at 1
     record = rollout_metrics(batch, rewards)
     record["reward_std"] = rewards.std(1, correction=0)  # a group may be of one
     mask = batch["mask"]
@@ -308,7 +308,7 @@ def main(args: Args) -> dict:
         if not math.isfinite(sum(metrics.values())):
             stop(f"step {step}: not finite, try a lower --learning-rate: {metrics}")
         if metrics["sampling/sampling_logp_difference/mean"] > 0.1:
-            stop("--model: its cache is not exact; or try --dtype float32: samples are not π_old's")
+            stop("--model: sampler and loss disagree on log π: no exact cache? Try --dtype float32")
         log(writer, metrics, step, bar)
         if step % args.eval_every == 0 or step == args.steps:
             save_checkpoint(model, tokenizer, optimizer, folder, step)
@@ -328,7 +328,8 @@ def main(args: Args) -> dict:
 
 
 def autocast(model, args):
-    """In bf16, matrix products alone are rounded. The weights stay float32 for small updates."""
+    """In bf16, matrix products are rounded, and what follows on them. The weights stay float32, so
+    that small updates are not lost."""
     return torch.autocast(model.device.type, torch.bfloat16, args.dtype == "bfloat16")
 
 
@@ -518,7 +519,7 @@ def evaluate(model, tokenizer, problems, args, writer, step):
         numbers = ", ".join(f"{name} {score:.3f}" for name, score in scores.items())
         tqdm.write(f"step {step}: {numbers}")
         if scores["eval/frac_reward_zero_std"] == 1:
-            tqdm.write("    no rewards differ: if low, change --temperature, --prompt or the data")
+            tqdm.write("    no rewards differ: if they are low, change --prompt or --dataset")
         i = rewards.std(1).argmax()  # of the last part, the group whose rewards differ most
         tqdm.write(f"    {part[i][0]!r:.400}, right answer {part[i][1]!r:.400}")
         order = rewards[i].argsort(descending=True)
@@ -550,7 +551,10 @@ def load_verifier(name):
         return verify
     path = Path(name).resolve()
     sys.path.append(str(path.parent))  # for what it imports, and for processes that it starts
-    return importlib.import_module(path.stem).verify
+    module = importlib.import_module(path.stem)
+    if Path(getattr(module, "__file__", None) or "").resolve() != path:
+        raise ImportError(f"another module is called {path.stem}, too")
+    return module.verify
 
 
 def make_sum(rng, held_out=False):
@@ -634,7 +638,7 @@ def load_policy(args, device):
         )
     if info["missing_keys"]:  # transformers would draw them at random
         stop(f"--model {source}: has no weights for {info['missing_keys']}")
-    for parameter in model.parameters():  # a file's alignment would change how sums are rounded
+    for parameter in model.parameters():  # unaligned memory would change how sums are rounded
         parameter.data = parameter.data.clone()
     if args.dtype == "bfloat16" and not args.resume:
         spread(model)
@@ -739,7 +743,7 @@ def check_args(args):
     for name, value in vars(args).items():
         least = 1e-9 if name in positive.split() else 0
         if type(value) in (int, float) and not least <= value <= 1e12:
-            stop(f"--{name.replace('_', '-')} {value}: must be positive, and at most 1e12")
+            stop(f"--{name.replace('_', '-')} {value}: must be from {least:g} to 1e12")
     if args.group_size < 1:
         stop("--group-size: must be 1 or more")
     if args.prompts_per_step % (args.minibatches * WORLD) != 0:
@@ -749,7 +753,8 @@ def check_args(args):
 
 
 def start_device(args):
-    """The device to compute on; under torchrun, each process has a GPU of its own."""
+    """The device to compute on; under torchrun, each process has a GPU of its own. Also sets
+    args.dtype and torch's threads, and starts the process group."""
     name = args.device
     if name == "auto":
         gpu = torch.accelerator.current_accelerator(check_available=True)
