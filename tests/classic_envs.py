@@ -100,39 +100,6 @@ class Lucky(Diary):
         return obs, random.random() + np.random.random(), *rest
 
 
-class Broken(Diary):
-    """Gives `value` as a reward or as an observation, from episode `first` on."""
-
-    what, value, first = "reward", np.nan, 60
-
-    def reset(self, **options):
-        obs, info = super().reset(**options)
-        return self.broken("obs", obs), info
-
-    def step(self, action):
-        obs, reward, *rest = super().step(action)
-        return self.broken("obs", obs), self.broken("reward", reward), *rest
-
-    def broken(self, what, right):
-        if what != self.what or self.episode < self.first:
-            return right
-        return np.full_like(right, self.value) if what == "obs" else self.value
-
-
-class Filmed(Endless):
-    """Paints each frame, with an alpha channel, over the last one, and does not say how many frames
-    a second has. For ever."""
-
-    metadata = {"render_modes": ["rgb_array"]}
-
-    def __init__(self, render_mode=None):
-        self.render_mode, self.frame = render_mode, np.full((4, 6, 4), 255, np.uint8)
-
-    def render(self):
-        self.frame[..., :3] += 1
-        return self.frame
-
-
 class Spaces(gym.Env):
     """Whatever spaces are asked for; an observation is any of its space."""
 
@@ -149,12 +116,10 @@ class Spaces(gym.Env):
 
 
 gym.register("Diary-v0", Diary, max_episode_steps=6)
-gym.register("Broken-v0", Broken, max_episode_steps=6)
 gym.register("Lucky-v0", Lucky, max_episode_steps=6)
-gym.register("Filmed-v0", Filmed)
 gym.register("Mirror-v0", Mirror, max_episode_steps=5)
 gym.register("Guess-v0", Guess)
-for scale in (1e-3, 1, 1000):
+for scale in (1, 1000):
     gym.register(f"Paid{scale:g}-v0", Guess, kwargs={"scale": scale})
 gym.register("GuessBox-v0", Guess, kwargs={"continuous": True})
 gym.register("Offset-v0", Guess, kwargs={"more": 100.0, "steps": 1})

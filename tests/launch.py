@@ -1,12 +1,8 @@
-"""Scripts in processes of their own, without the seconds that each import of torch takes.
+"""Starts scripts and functions in processes of their own. These are forks of the process of the
+tests, so that none waits seconds for its imports. What the interpreter, the shell or torchrun do is
+left to the slow tests, which start real commands."""
 
-A fork server (multiprocessing's) imports the packages once and runs nothing; each new process is
-forked off it and then does what `python SCRIPT FLAGS` would do, in the same folder, with the same
-exit status. Where a system has no fork, a process imports the packages itself. What the
-interpreter, the shell or torchrun do is left to the slow tests, which start real commands.
-"""
-
-import functools
+import atexit
 import multiprocessing
 import os
 import runpy
@@ -14,66 +10,57 @@ import socket
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
+from lineage import ROOT
 from tqdm import tqdm
 
-ROOT = Path(__file__).parents[1]
-PACKAGES = [
-    "launch",
-    "tokenizers",
-    "torch.utils.tensorboard",
-    "tyro",
-    "gymnasium",
-    "transformers.models.llama.modeling_llama",
-    "transformers.models.qwen2.modeling_qwen2",
-]
+
+def is_ours(path) -> bool:
+    return str(path).startswith(str(ROOT)) and "site-packages" not in str(path)
 
 
-@functools.cache
-def context():
-    """multiprocessing, as it starts processes here; the first call imports the packages."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    from multiprocessing import forkserver
-
-    forkserver.set_forkserver_preload(PACKAGES)
-    with patch.dict(os.environ, PYTHONPATH=f"{ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}"):
-        forkserver.ensure_running()
-    return multiprocessing.get_context("forkserver")
-
-
-def become(command: list[str], environment: dict, files: list[Path]):
-    """In the new process: run the script, which writes into these files."""
+def become(target, environment: dict, files: list[Path]):
+    """In the new process: call the function, or run the script as a command would. It knows nothing
+    of our modules, as they read RANK when they are imported."""
     for number, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_WRONLY), number)
-    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", 1)
     os.environ.clear()
     os.environ.update(environment)
-    multiprocessing.current_process()._config["daemon"] = False  # it may start processes itself
+    sys.stdout = os.fdopen(1, "w", encoding=environment.get("PYTHONIOENCODING"))
+    sys.stderr = os.fdopen(2, "w", 1)
+    for name, module in list(sys.modules.items()):
+        if is_ours(getattr(module, "__file__", None)):
+            del sys.modules[name]
     torch.set_num_threads(1)  # two threads in each of two processes would wait for each other
     tqdm.set_lock(threading.RLock())  # its own is a semaphore, which a killed process leaves behind
     os.chdir(ROOT)
-    sys.argv = command
-    sys.path.insert(0, str(Path(command[0]).resolve().parent))
-    runpy.run_path(command[0], run_name="__main__")
+    if callable(target):
+        return target()
+    sys.argv = target
+    sys.path[:] = [
+        str(Path(target[0]).resolve().parent),
+        *(path for path in sys.path if not is_ours(path)),
+    ]
+    runpy.run_path(target[0], run_name="__main__")
 
 
 class Launched:
-    """A running script; stdout and stderr hold what it has written so far."""
+    """A running script with its flags, or a running function; stdout and stderr hold what it has
+    written so far."""
 
     def __init__(self, *command, environment: dict | None = None):
         self.folder = tempfile.TemporaryDirectory()
         self.files = [Path(self.folder.name, name) for name in ("stdout", "stderr")]
         for file in self.files:
             file.touch()
-        inputs = ([str(part) for part in command], environment or dict(os.environ), self.files)
-        self.process = context().Process(target=become, args=inputs, daemon=True)
+        target = command[0] if callable(command[0]) else [str(part) for part in command]
+        inputs = (target, environment or dict(os.environ), self.files)
+        self.process = multiprocessing.get_context("fork").Process(target=become, args=inputs)
         self.process.start()
         self.kill = self.process.kill
+        atexit.register(self.kill)  # if a test fails that waits for it
 
     def wait(self, seconds: float = 120):
         """Its exit status; minus the number of the signal that has ended it."""
@@ -94,24 +81,23 @@ class Launched:
 
 
 def run(*command, **options) -> Launched:
-    """Start a script, wait for its end, expect success."""
+    """Start a script or a function, wait for its end, expect success."""
     process = Launched(*command, **options)
     assert process.wait() == 0, process.stderr[-3000:]
     return process
 
 
-def side_by_side(*command, processes: int = 2) -> list[Launched]:
-    """Start a script as torchrun would, as many times, in processes that find each other; wait for
-    their ends, expect success."""
+def side_by_side(*command) -> list[Launched]:
+    """Start two processes that find each other, as torchrun's would; wait for their ends, expect
+    success."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    common = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    common |= {"WORLD_SIZE": str(processes)}
-    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+    common = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    ranks = [{"RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
     launched = [Launched(*command, environment=common | rank) for rank in ranks]
     statuses = [process.wait() for process in launched]
-    assert statuses == [0] * processes, "".join(process.stderr for process in launched)
+    assert statuses == [0, 0], "".join(process.stderr for process in launched)
     return launched
 
 
@@ -119,10 +105,3 @@ def flags(values: dict) -> list[str]:
     """{"eval_problems": 8} as it is typed: --eval-problems 8."""
     named = {f"--{name.replace('_', '-')}": str(value) for name, value in values.items()}
     return [part for pair in named.items() for part in pair]
-
-
-def wait_for(condition, seconds: float = 120):
-    end = time.time() + seconds
-    while not condition():
-        assert time.time() < end
-        time.sleep(0.02)

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import batch_of, calls_of, equal, random_model, script
-from test_llm_epochs import LENGTHS, Lengths
+from conftest import calls_of, equal, random_model, script
+from test_llm_epochs import LENGTHS, take_step
 
 dapo = script("dapo_llm")
 
@@ -82,17 +82,13 @@ def test_the_cap_is_named_when_it_binds(monkeypatch, capsys, last, kept):
     assert f"only {len(kept)} groups differ" in said and "--max-resample" in said
 
 
-def train_step(monkeypatch, verify, reference=None, **flags):
+def train_step(monkeypatch, verify, **flags):
     """One step of four groups of six, of whose completions we know the lengths; the model, and what
-    the step logs. Each draw asks a thousand questions' next four."""
-    monkeypatch.setattr(
-        dapo, "generate", lambda model, prompts, *_: batch_of(model, prompts, LENGTHS)
-    )
-    monkeypatch.setattr(dapo, "load_verifier", lambda _: verify)
-    args = dapo.Args(prompts_per_step=4, group_size=6, max_new_tokens=9, **flags)
+    the step logs."""
     model = random_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return model, dapo.train_step(model, reference, Lengths(), optimizer, TRAIN, 1, args)
+    flags = {"beta": 0.0, "G": 6, "max_new_tokens": 9} | flags
+    return model, take_step("dapo_llm", monkeypatch, verify, model, None, optimizer, **flags)
 
 
 def some_draws(right):
@@ -130,10 +126,3 @@ def test_it_trains_on_informative_groups_alone_and_counts_what_it_discards(monke
     (((_, _, batch, _), _),) = steps
     assert sorted(batch["advantages"].tolist()) == pytest.approx(sorted(expected.tolist()))
     assert metrics["discarded_groups"] == 8 and metrics["num_tokens"] == 3 * sum(LENGTHS)
-
-
-def test_beta_adds_grpo_s_kl(monkeypatch):
-    _, metrics = train_step(
-        monkeypatch, some_draws([1, 2, 6, 9]), random_model(seed=1), beta=0.1, max_resample=3
-    )
-    assert metrics["discarded_groups"] == 8 and metrics["kl"] > 0.1 and metrics["grad_norm"] > 0

@@ -2,6 +2,7 @@
 a rollout without a signal moves nothing. And what is in bf16, run on the CPU."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -112,7 +113,7 @@ def test_what_a_rollout_measured_stays_in_all_epochs(monkeypatch, name, dtype):
     bounds = {"clip_low": 3e-4, "clip_high": 4e-4}  # those of GSPO's paper
     flags = {key: value for key, value in bounds.items() if hasattr(module.Args, key)}
     flags |= {"update_epochs": 3, "micro_batch_size": 3, "dtype": dtype}
-    flags |= {"nats": 0.01}
+    flags |= {"nats": 0.01, "temperature": 0.7}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     metrics = take_step(name, monkeypatch, by_length, model, reference, optimizer, **flags)
 
@@ -159,6 +160,27 @@ def test_equal_rewards_move_nothing(monkeypatch, name, flags, value):
     assert not {"loss", "grad_norm", "approx_kl", "clip_ratio"} & set(metrics)
 
 
+@pytest.mark.parametrize("name", ["rloo_llm", "grpo_llm"])
+def test_the_kl_is_in_the_reward_of_rloo_and_not_of_grpo(name, monkeypatch):
+    """The verifier rewards nothing, and the reference is 0.2 nats away on each token. So RLOO takes
+    a step. GRPO takes none, and logs k3 of log π_ref − log π = −0.2."""
+    module, model = script(name), random_model()
+
+    def batch_logprobs(policy, batch, args):
+        return batch["sampled_logprobs"] - 0.2 * batch["mask"] * (policy is None)
+
+    seen = calls_of(monkeypatch, module, "compute_advantages")
+    monkeypatch.setattr(module, "batch_logprobs", batch_logprobs)
+    given = (lambda *_: 0.0, model, None, torch.optim.SGD(model.parameters(), lr=0.0))
+    metrics = take_step(name, monkeypatch, *given, beta=0.5)
+    ((rewards, _), _), *_ = seen
+    in_reward = name == "rloo_llm"
+    expected = -0.5 * 0.2 * torch.tensor(LENGTHS).view(6, 4) * in_reward
+    torch.testing.assert_close(rewards, expected, rtol=1e-4, atol=1e-5)
+    kl = 0.2 if in_reward else math.exp(-0.2) + 0.2 - 1
+    assert metrics["kl"] == pytest.approx(kl, rel=1e-3) and ("grad_norm" in metrics) == in_reward
+
+
 @pytest.mark.parametrize("name", OWN_STEPS[:3])  # PPO's critic learns from each
 def test_minibatches_without_a_step_are_not_in_the_averages(monkeypatch, name):
     """One live group of six: two of the three minibatches take no step, and log nothing."""
@@ -175,15 +197,6 @@ def test_minibatches_without_a_step_are_not_in_the_averages(monkeypatch, name):
     *none, live = sorted((result for _, result in steps), key=len)
     assert none == [{}, {}] and live["grad_norm"] > 0
     assert {key: metrics[key] for key in live} == pytest.approx(live)
-
-
-def test_log_probs_of_a_rollout_are_those_at_its_temperature():
-    """Through plain passes; a micro-batch has two rows."""
-    model, args = random_model(), grpo.Args(temperature=0.5, micro_batch_size=2)
-    batch = batch_of(model, PROMPTS, [3, 4, 2], args.temperature)
-    torch.testing.assert_close(
-        grpo.batch_logprobs(model, batch, args), batch["old_logprobs"], rtol=1e-4, atol=1e-4
-    )
 
 
 # ------------------------------------------------------------------------------- --dtype bfloat16

@@ -6,12 +6,13 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import tokenizers
 import torch
 import transformers
-from conftest import Characters, batch_of, last_checkpoint, random_model, script
+from conftest import Characters, batch_of, last_checkpoint, random_model, scalars, script
 
 grpo = script("grpo_llm")
 CPU = torch.device("cpu")
@@ -72,23 +73,23 @@ def test_the_token_that_ends_a_turn_stops_a_base_model_too(end, expected, copied
     assert model.generation_config.eos_token_id == sorted(ends)
 
 
-@pytest.mark.parametrize("own", [{"do_sample": True}, {"do_sample": False}, {"min_p": 0.1}])
-def test_a_hub_s_settings_of_sampling_are_not_saved_with_the_model(copied, short_run, own):
-    """Training never used them, and transformers refuses to save some."""
-    folder, _ = copied
-    settings = {"temperature": 0.0, "top_p": 0.9, "early_stopping": True, "pad_token_id": 3}
-    change_json(f"{folder}/generation_config.json", **settings, **own)
-    result = grpo.main(grpo.Args(**short_run | {"model": folder, "steps": 1, "max_new_tokens": 4}))
-    saved = json.loads((last_checkpoint(result["folder"]) / "generation_config.json").read_text())
-    assert saved["eos_token_id"] == [0, 2] and saved["pad_token_id"] == 3
-    assert not saved.keys() & (settings.keys() | own.keys()) - {"pad_token_id"}
+def checkpoint(model, short_run):
+    """The folder that a step on this model leaves."""
+    result = grpo.main(grpo.Args(**short_run | {"model": model, "steps": 1, "max_new_tokens": 4}))
+    return last_checkpoint(result["folder"])
 
 
 def test_a_checkpoint_stops_in_transformers_where_it_stopped_here(copied, short_run):
-    """Each of its two stop ids ends a completion of transformers' generate."""
+    """Each of its two stop ids ends a completion of transformers' generate. A hub's settings of
+    sampling are gone: training never used them, and transformers refuses to save some."""
     folder, _ = copied
-    result = grpo.main(grpo.Args(**short_run | {"model": folder, "steps": 1, "max_new_tokens": 4}))
-    saved = transformers.AutoModelForCausalLM.from_pretrained(last_checkpoint(result["folder"]))
+    settings = {"temperature": 0.0, "top_p": 0.9, "early_stopping": True, "do_sample": False}
+    change_json(f"{folder}/generation_config.json", **settings, pad_token_id=3)
+    path = checkpoint(folder, short_run)
+    kept = json.loads((path / "generation_config.json").read_text())
+    assert kept["eos_token_id"] == [0, 2] and kept["pad_token_id"] == 3
+    assert not kept.keys() & settings.keys()
+    saved = transformers.AutoModelForCausalLM.from_pretrained(path)
     for stop in ([0], [2]):
         options = {"max_new_tokens": 5, "prefix_allowed_tokens_fn": lambda *_, stop=stop: stop}
         assert saved.generate(torch.tensor([[5, 6]]), **options).tolist() == [[5, 6, *stop]]
@@ -102,10 +103,9 @@ def test_a_model_without_an_end_token_leaves_a_checkpoint_that_generates(copied,
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = None
     model.save_pretrained(folder)
-    own = {"model": folder, "steps": 1, "max_new_tokens": 4}
-    result = grpo.main(grpo.Args(**short_run | own))
-    assert result["eval/clipped_ratio"] == 1
-    saved = transformers.AutoModelForCausalLM.from_pretrained(last_checkpoint(result["folder"]))
+    path = checkpoint(folder, short_run)
+    assert scalars(path.parent, "eval/clipped_ratio") == [1, 1]
+    saved = transformers.AutoModelForCausalLM.from_pretrained(path)
     assert saved.generate(torch.tensor([[5, 6]]), max_new_tokens=3).shape == (1, 5)
 
 
@@ -118,19 +118,18 @@ def test_missing_weights_are_refused(copied, refused):
     model.save_pretrained(folder, state_dict=weights)
     line = refused(grpo.load_policy, grpo.Args(model=folder), CPU)
     assert f"--model {folder}" in line and "model.layers.1.mlp.up_proj.weight" in line
+    assert "--model nowhere" in refused(grpo.load_policy, grpo.Args(model="nowhere"), CPU)
 
 
-def test_mistrals_own_tokenizer_is_not_taken(copied, monkeypatch):
-    """With mistral_common installed, its tokenizer would be, which has no chat template."""
-    asked, real = {}, transformers.AutoTokenizer.from_pretrained
-
-    def from_pretrained(source, **options):
-        asked.update(options)
-        return real(source)
-
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
-    grpo.load_policy(grpo.Args(model=copied[0]), CPU)
-    assert asked == {"mistral_format": False}
+def test_tensors_of_any_file_begin_alike_in_memory(copied, monkeypatch):
+    """If not, the CPU rounds sums differently, and a run resumed from another file is not exact.
+    And with mistral_common installed, its tokenizer is not taken, which has no chat template."""
+    tokenizer = Mock(wraps=transformers.AutoTokenizer.from_pretrained)
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", tokenizer)
+    for model in (copied[0], "tiny"):
+        model, _ = grpo.load_policy(grpo.Args(model=model), CPU)
+        assert all(parameter.data_ptr() % 64 == 0 for parameter in model.parameters())
+        assert tokenizer.call_args.kwargs == {"mistral_format": False}
 
 
 def test_a_verifier_sees_no_special_tokens(pretrained, monkeypatch):
@@ -157,28 +156,24 @@ def test_in_bf16_weights_are_spread_inside_their_cells(copied, tied):
     for parameter in model.parameters():
         parameter.data = (parameter.data + 0.01).bfloat16().float()
     matrix = model.model.layers[0].mlp.up_proj.weight
-    matrix.data[0], matrix.data[1] = 0.0, 0.1  # 0.1 is no bf16 number
+    matrix.data[0] = 0.0
     model.save_pretrained(folder)
     bf16 = grpo.Args(model=folder, dtype="bfloat16")
     args = bf16, bf16, replace(bf16, dtype="float32"), replace(bf16, resume=folder)
     models = [grpo.load_policy(each, CPU)[0] for each in args]
     spread, again, *same = (dict(each.named_parameters()) for each in models)
-    moved = set()
     for name, weight in model.named_parameters():
         assert torch.equal(spread[name].bfloat16(), weight.bfloat16()), name
         assert torch.equal(spread[name], again[name])
         assert all(torch.equal(each[name], weight) for each in same)
-        if not torch.equal(spread[name], weight):
-            moved.add(name)
-    in_layers = {name for name in spread if "proj.weight" in name}
-    assert moved == in_layers | ({"lm_head.weight"} if not tied else set())
+        rounded = "proj.weight" in name or name == "lm_head.weight"
+        assert torch.equal(spread[name], weight) != rounded
     own = spread["model.layers.0.mlp.up_proj.weight"].detach()
     assert not own[0].any()
-    gap = (matrix[2:].frexp()[1] - 8).float().exp2()
-    step = gap.copysign(own[2:]) / 4  # away from 0: so a spread to one side alone is seen, too
-    seen = (own[2:] + step).bfloat16().float() - matrix[2:]
+    gap = (matrix[1:].frexp()[1] - 8).float().exp2()
+    step = gap.copysign(own[1:]) / 4  # away from 0: so a spread to one side alone is seen, too
+    seen = (own[1:] + step).bfloat16().float() - matrix[1:]
     assert (seen / step).mean().item() == pytest.approx(1, abs=0.2)
-    assert (matrix[2:] + step).bfloat16().equal(matrix[2:].bfloat16()), "the step is too long"
 
 
 # ------------------------------------------------------------------------------------ The prompts
@@ -206,7 +201,8 @@ def test_default_prompts(pretrained):
 
 
 def test_bos_comes_once_and_no_end(pretrained):
-    """A tokenizer may begin and end every text; the end may not stand before the completion."""
+    """A tokenizer may begin and end every text; the end may not stand before the completion, but
+    for one that the template itself puts there."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
     tokenizer.add_special_tokens({"bos_token": "<s>"})
     special = {name: tokenizer.convert_tokens_to_ids(name) for name in ("<s>", "<|im_end|>")}
@@ -219,22 +215,9 @@ def test_bos_comes_once_and_no_end(pretrained):
         tokenizer.chat_template = template
         (ids,) = grpo.encode_prompts([("1 + 1", "2")], tokenizer, grpo.Args())
         assert ids.count(special["<s>"]) == 1 and ids[-1] != tokenizer.eos_token_id
-
-
-def test_a_template_may_end_a_prompt_with_an_end_token(pretrained):
-    """Then it is the template's, and stays: it is the tokenizer's own end alone that goes."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
     tokenizer.chat_template = "{{ messages[0]['content'] }}<|im_end|>"
     (ids,) = grpo.encode_prompts([("1 + 1", "2")], tokenizer, grpo.Args())
     assert ids[-1] == tokenizer.eos_token_id
-
-
-def test_a_prompt_is_printed_as_the_model_sees_it(pretrained, short_run, capsys):
-    grpo.main(grpo.Args(**short_run | {"model": pretrained, "steps": 0, "max_new_tokens": 4}))
-    found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("a prompt ")]
-    train, _ = grpo.load_data(grpo.Args(**short_run))
-    text = f"<|im_start|>user\\n{train[0][0]}=<|im_end|>\\n<|im_start|>assistant\\n"
-    assert found == [f"a prompt as the model sees it: '{text}'"]
 
 
 @pytest.mark.parametrize("template", ["Go!", "{{ messages[0]['content'][0]['text'] }}"])

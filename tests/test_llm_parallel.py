@@ -1,20 +1,94 @@
 """Two processes and one: the same step and scores, one log, one saved model."""
 
+from functools import partial
+from pathlib import Path
+
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, OWN_STEPS, each_script, equal, scalars, script, weights
+import torch.distributed as dist
+from conftest import (
+    LLM_SCRIPTS,
+    OWN_STEPS,
+    Characters,
+    batch_of,
+    each_script,
+    equal,
+    random_model,
+    scalars,
+    script,
+    weights,
+    with_critic,
+)
 from launch import flags, run, side_by_side
 from lineage import PATHS
+
+# The second of two processes has every other one; DAPO keeps three.
+PROBLEMS = [("1+2", "live"), ("1+2+3+4", "live"), ("9+9", "live"), ("5+5+5", "dead")]
+# Here it has no group with a signal, and of these nobody has one.
+LONELY = [(question, "live" if i % 2 == 0 else "dead") for i, (question, _) in enumerate(PROBLEMS)]
+DEAD = [(question, "dead") for question, _ in PROBLEMS]
+
+
+def verify(completion, answer):
+    return float(completion == "#1") if answer == "live" else 0.5
+
+
+def generate(model, prompts, num_samples, *_):
+    """In place of the module's: completions that follow from the question alone."""
+    parts = []
+    for prompt in prompts:
+        lengths = [1 + sum(prompt) * n % 9 for n in range(1, num_samples + 1)]
+        parts.append(batch_of(model, [prompt], lengths))
+    return script("dapo_llm").join(parts)
+
+
+def trained(name):
+    """Weights and metrics after two epochs with a KL; where one of two processes has nothing to do;
+    and where neither has. And scores on three problems, and on one."""
+    module, results = script(name), {}
+    module.generate = generate
+    module.next_problems = lambda problems, *_: problems[module.RANK :: module.WORLD]
+    module.load_verifier = lambda name: verify
+    cases = {"all": (PROBLEMS, {"beta": 0.1}), "lonely": (LONELY, {"beta": 0.0})}
+    cases |= {"dead": (DEAD, {"beta": 0.0})}
+    if name == "rloo_llm":
+        cases["mean"] = (PROBLEMS, {"beta": 0.0, "baseline": "mean"})
+    for case, (problems, own) in cases.items():
+        own |= {"max_resample": 1} if name == "dapo_llm" else {}
+        shape = {"prompts_per_step": 4, "group_size": 4, "minibatches": 1, "update_epochs": 2}
+        shape |= {"max_new_tokens": 9, "micro_batch_size": 3, "verifier": "some.py"}
+        args = module.Args(model="some", **shape, **own)
+        model, reference = random_model("qwen2").double(), random_model("qwen2", seed=1).double()
+        model = with_critic(name, model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+        stats = module.train_step(model, reference, Characters(), optimizer, problems, 0, args)
+        if name == "dapo_llm":  # logged as of one process
+            stats["discarded_groups"] *= module.WORLD
+        parameters = torch.cat([p.detach().flatten() for p in model.parameters()])
+        results[case] = {"weights": parameters, "stats": stats}
+    module.log = lambda *_: None
+    results["scores"] = [
+        module.evaluate(model, Characters(), PROBLEMS[:n], args, None, 0) for n in (3, 1)
+    ]
+    return results
+
+
+def save_steps(names, folder):
+    """In a process of its own, or in each of two."""
+    if script("grpo_llm").WORLD > 1:
+        dist.init_process_group("gloo")
+    of = script("grpo_llm").RANK, script("grpo_llm").WORLD
+    torch.save({name: trained(name) for name in names}, Path(folder, "{}-of-{}.pt".format(*of)))
 
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory, request):
-    out = tmp_path_factory.mktemp("parallel") / "step"
+    folder = tmp_path_factory.mktemp("parallel")
     names = OWN_STEPS if request.config.option.markexpr == "not slow" else LLM_SCRIPTS
-    run("tests/parallel_step.py", out, *names)
-    both = side_by_side("tests/parallel_step.py", out, *names)
+    run(partial(save_steps, names, folder))
+    both = side_by_side(partial(save_steps, names, folder))
     assert both[0].stdout.count("pass@8") == 2 * len(names) and "pass" not in both[1].stdout
-    files = [f"{out}-{part}.pt" for part in ("0-of-1", "0-of-2", "1-of-2")]
+    files = [folder / f"{part}.pt" for part in ("0-of-1", "0-of-2", "1-of-2")]
     return [torch.load(file, weights_only=True) for file in files]
 
 
@@ -22,28 +96,17 @@ def steps(tmp_path_factory, request):
 def test_two_processes_take_the_step_of_one(steps, name):
     """The same weights and metrics, also where one process has no row to train on."""
     one, *both = (step[name] for step in steps)
-    cases = one.keys() - {"scores"}
-    for case in cases:
+    for case in one.keys() - {"scores"}:
+        stats = one[case]["stats"] | {"num_tokens": one[case]["stats"]["num_tokens"] / 2}
         for two in both:
             assert (two[case]["weights"] - one[case]["weights"]).abs().max() < 1e-6
-            both_together = one[case]["stats"] | {
-                "num_tokens": one[case]["stats"]["num_tokens"] / 2
-            }
-            assert two[case]["stats"] == pytest.approx(both_together, rel=1e-4, abs=1e-6)
+            assert two[case]["stats"] == pytest.approx(stats, rel=1e-4, abs=1e-6)
         assert torch.equal(both[0][case]["weights"], both[1][case]["weights"]), "drifted apart"
-        assert ("grad_norm" in one[case]["stats"]) == (case != "dead" or name == "ppo_llm")
+        assert ("grad_norm" in stats) == (case != "dead" or name == "ppo_llm")
     assert (one["all"]["weights"] - one["lonely"]["weights"]).abs().max() > 1e-3
     for two in both:
         for scores, expected in zip(two["scores"], one["scores"], strict=True):
             assert scores == pytest.approx(expected, abs=1e-6)
-
-
-def test_minibatches_are_for_all_processes(refused, monkeypatch):
-    monkeypatch.setattr(script("grpo_llm"), "WORLD", 2)
-    grpo = script("grpo_llm")
-    grpo.check_args(grpo.Args(prompts_per_step=8, minibatches=4))
-    line = refused(grpo.check_args, grpo.Args(prompts_per_step=4, minibatches=4))
-    assert "--minibatches" in line and "--prompts-per-step" in line
 
 
 @pytest.mark.parametrize("name", each_script("dapo_llm"))
@@ -63,23 +126,24 @@ def test_two_processes_make_one_run(name, tmp_path, short_run):
     assert equal(weights(folder), straight) and scalars(folder, "reward") == rewards[2:]
 
 
+def draw(folder):
+    """A step in which every question is the same; print the problem and the completions."""
+    grpo = script("grpo_llm")
+    seen, real, encode = [], grpo.rollout, grpo.encode_prompts
+    grpo.rollout = lambda *args: seen.append((args[2][0], real(*args))) or seen[-1][1]
+    grpo.encode_prompts = lambda problems, *of: encode([("3+8+5", "16")] * len(problems), *of)
+    grpo.check_prompts = lambda *_: None
+    grpo.evaluate = lambda *_: {"eval/pass@1": 0.0}
+    own = {"steps": 1, "prompts_per_step": 2, "minibatches": 1, "group_size": 32}
+    grpo.main(grpo.Args(**own, output_dir=str(folder)))
+    threads = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    assert not any("gloo" in thread for thread in threads), threads
+    problem, (_, completions, _) = seen[0]
+    print(problem[0], *completions)
+
+
 def test_processes_draw_different_samples(tmp_path):
     """Asked the same question, they answer differently; no thread of the process group is left."""
-    (tmp_path / "drawn.py").write_text(f"""
-import pathlib
-import grpo_llm as grpo
-seen, real = [], grpo.rollout
-grpo.rollout = lambda *args: seen.append((args[2][0], real(*args))) or seen[-1][1]
-encode, grpo.check_prompts = grpo.encode_prompts, lambda *_: None
-grpo.encode_prompts = lambda problems, *rest: encode([("3+8+5", "16")] * len(problems), *rest)
-grpo.evaluate = lambda *args: {{"eval/pass@1": 0.0}}
-own = {{"steps": 1, "prompts_per_step": 2, "minibatches": 1, "group_size": 32}}
-grpo.main(grpo.Args(**own, output_dir={str(tmp_path)!r}))
-threads = [path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
-assert not any("gloo" in thread for thread in threads), threads
-problem, (_, completions, _) = seen[0]
-print(problem[0], *completions)
-""")
-    both = side_by_side(tmp_path / "drawn.py")
+    both = side_by_side(partial(draw, tmp_path))
     (a, *drawn), (b, *others) = (process.stdout.splitlines()[-1].split(" ") for process in both)
     assert a != b and len(drawn) == len(others) == 32 and len(set(drawn)) > 1 and drawn != others

@@ -2,31 +2,20 @@
 
 import random
 import shutil
-import time
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
-import transformers
-from conftest import each_script, equal, last_checkpoint, scalars, script, weights
-from launch import Launched, flags, run, wait_for
+from conftest import each_script, last_checkpoint, scalars, script
 
 grpo = script("grpo_llm")
 
 
 def trainer(folder):
     return torch.load(last_checkpoint(folder) / "trainer.pt", weights_only=True)
-
-
-def same(a, b):
-    """Nested containers of tensors and numbers, equal to the last bit."""
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
 def files(folder):
@@ -73,36 +62,13 @@ def test_resumed_is_straight(name, straight_run):
     assert [path.name for path in Path(resumed["folder"]).glob("step-*")] == ["step-000004"]
     for key in straight.keys() - {"eval/pass@1_initial", "folder"}:
         assert resumed[key] == straight[key]
-    assert equal(weights(straight["folder"]), weights(resumed["folder"]))
-    states = [trainer(run["folder"]) for run in (straight, resumed)]
-    assert same(*states) and states[0]["step"] == 4
+    for file in ("model.safetensors", "trainer.pt"):
+        a, b = (last_checkpoint(run["folder"]) / file for run in (straight, resumed))
+        assert a.read_bytes() == b.read_bytes()
     for key in ("reward", "loss", "grad_norm", "num_tokens", "learning_rate"):
         assert scalars(straight["folder"], key)[2:] == scalars(resumed["folder"], key)
     logged = [scalars(run["folder"], "eval/pass@1") for run in (straight, resumed)]
     assert logged[0][1:] == logged[1]
-
-
-def test_resumed_is_straight_where_the_model_file_is_bf16(straight_run, pretrained, tmp_path):
-    """Tensors of any file must begin alike in memory, or the CPU rounds sums differently."""
-    folder = str(tmp_path / "bf16")
-    shutil.copytree(pretrained, folder)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    model.save_pretrained(folder)
-    args, straight, path = straight_run(model=folder, max_new_tokens=8)
-    resumed = grpo.main(replace(args, resume=path))
-    assert equal(weights(straight["folder"]), weights(resumed["folder"]))
-    assert same(trainer(straight["folder"])["optimizer"], trainer(resumed["folder"])["optimizer"])
-    for source in (folder, pretrained, str(last_checkpoint(straight["folder"]))):
-        model, _ = grpo.load_policy(replace(args, model=source), torch.device("cpu"))
-        assert all(parameter.data_ptr() % 64 == 0 for parameter in model.parameters())
-
-
-def test_a_complete_run_is_evaluated_or_goes_on(straight_run, tmp_path):
-    args, straight, _ = straight_run()
-    path = str(last_checkpoint(straight["folder"]))
-    args = replace(args, resume=path, output_dir=str(tmp_path / "new"))
-    assert grpo.main(replace(args, steps=0))["eval/pass@1"] == straight["eval/pass@1"]
-    assert trainer(grpo.main(replace(args, steps=5))["folder"])["step"] == 5
 
 
 def test_a_run_deletes_nothing_but_its_own_checkpoints(short_run, monkeypatch):
@@ -129,48 +95,35 @@ def test_what_is_no_checkpoint(straight_run, tmp_path, refused):
     args, _, path = straight_run()
     torn = ["trainer.pt", "model.safetensors", "config.json"]
     for name in (*torn, "lacks"):
-        shutil.copytree(path, tmp_path / name)
-    for name in torn:
-        file = tmp_path / name / name
-        file.write_bytes(file.read_bytes()[:-100])
+        file = Path(shutil.copytree(path, tmp_path / name), name)
+        if name in torn:
+            file.write_bytes(file.read_bytes()[:-100])
     torch.save({"step": 2}, tmp_path / "lacks/trainer.pt")
     for name in (*torn, "lacks", "nowhere"):
         line = refused(grpo.main, replace(args, resume=str(tmp_path / name)))
         assert line.startswith(f"error: --resume {tmp_path / name}: ") and len(line) < 420
 
 
-@pytest.mark.slow
-def test_kill_at_any_instant_leaves_a_whole_checkpoint(short_run):
-    """Each resume continues from a whole checkpoint; the run that ends leaves nothing half-made."""
-    short_run |= {"steps": 100_000, "eval_every": 1}
-    runs, rng, resume = Path(short_run["output_dir"]), random.Random(0), []
+def test_a_kill_while_saving_leaves_the_checkpoint_before(short_run, monkeypatch):
+    """The second one is cut off in the middle of its last file."""
+    save = torch.save
 
-    def newest():
-        return max(runs.glob("*/step-*"), default=None, key=lambda path: path.name)
+    def torn(content, path):
+        if content["step"] == 2:
+            Path(path).write_bytes(b"half a fi")
+            raise KeyboardInterrupt
+        save(content, path)
 
-    for _ in range(50):
-        process, known = Launched("grpo_llm.py", *flags(short_run), *resume), newest()
-        wait_for(lambda before=known: newest() != before)  # it went on from where it was
-        time.sleep(rng.random() * 2)
-        process.kill()
-        process.wait()
-        assert known is None or newest().name > known.name
-        resume = ["--resume", str(newest())]
-    last = trainer(newest().parent)["step"] + 3
-    run("grpo_llm.py", *flags(short_run | {"steps": last}), *resume)
-    kept = sorted(path.name for path in max(runs.iterdir()).iterdir())
-    assert kept[1:] == [f"step-{last - 1:06d}", f"step-{last:06d}"] and len(kept) == 3
+    monkeypatch.setattr(torch, "save", torn)
+    with pytest.raises(KeyboardInterrupt):
+        grpo.main(grpo.Args(**short_run | {"eval_every": 1}))
+    (folder,) = Path(short_run["output_dir"]).iterdir()
+    assert trainer(folder)["step"] == 1
 
 
 def test_what_an_evaluation_breaks_off_is_saved(short_run, monkeypatch):
     """The checkpoint comes before the evaluation, which may fail in the user's own verifier."""
-    real = grpo.evaluate
-
-    def evaluate(*args):
-        if args[-1] == 2:
-            raise KeyboardInterrupt
-        return real(*args)
-
+    evaluate = Mock(side_effect=[{"eval/pass@1": 0.0}, KeyboardInterrupt])
     monkeypatch.setattr(grpo, "evaluate", evaluate)
     with pytest.raises(KeyboardInterrupt):
         grpo.main(grpo.Args(**short_run))

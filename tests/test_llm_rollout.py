@@ -81,6 +81,16 @@ def test_log_probs_and_their_gradients_are_those_of_single_rows(lengths):
     check_logprobs(grpo, model, batch_of(model, PROMPTS, lengths, 0.7), 0.7)
 
 
+def test_logits_are_of_the_completion_alone():
+    """A prompt's would take as much memory as all else: a vocabulary has 150,000 tokens."""
+    model, seen = random_model("gpt2"), []
+    model.lm_head.register_forward_hook(lambda *of: seen.append(of[-1].shape[1]))
+    grpo.token_logprobs(model, batch_of(model, PROMPTS, [9, 2, 5]), 1.0)
+    model.generation_config.eos_token_id = [99]  # which is never drawn
+    grpo.generate(model, PROMPTS, 1, 3, 1.0)
+    assert seen == [9, 1, 1, 1]
+
+
 def test_rewards_are_those_of_their_completions(monkeypatch):
     """Question by question, each G times; text by text, and rewards of any size."""
     given, tokenizer = [], Characters()
@@ -113,9 +123,7 @@ def test_which_groups_are_equal():
 def test_no_more_questions_at_a_time_than_in_a_step(monkeypatch):
     """Else an evaluation on 256 questions of 8 samples would need the memory of 2048 rows."""
     calls = calls_of(monkeypatch, grpo, "generate")
-    problems, args = (
-        [(f"{i}+1", "1") for i in range(5)],
-        grpo.Args(prompts_per_step=2, group_size=8),
-    )
+    problems = [(f"{i}+1", "1") for i in range(5)]
+    args = grpo.Args(prompts_per_step=2, group_size=8)
     grpo.evaluate(random_model(), Characters(), problems, args, Mock(), 0)
     assert [len(prompts) for (_, prompts, *_), _ in calls] == [2, 2, 2, 2, 1, 1]

@@ -13,11 +13,7 @@ grpo = script("grpo_llm")
 def test_sums_are_right_and_sides_are_disjoint():
     """As a run gets them: what it trains on, and what it evaluates on."""
     train, held_out = map(set, grpo.load_data(grpo.Args(eval_problems=5_000)))
-    assert (
-        len(train) > 3_000
-        and len(held_out) > 800
-        and not {q for q, _ in train} & {q for q, _ in held_out}
-    )
+    assert len(train) > 3_000 and len(held_out) > 800 and not dict(train).keys() & dict(held_out)
     for question, answer in train | held_out:
         terms = question.split("+")
         assert 2 <= len(terms) <= 6 and sum(map(int, terms)) == int(answer)
@@ -127,7 +123,7 @@ def test_eval_dataset_takes_nothing_out_of_training(tmp_path, capsys):
 BAD = ["{", "7", "[]", '{"question": "q"}', '{"question": "q", "answer": "no number"}']
 BAD += ['{"question": null, "answer": "#### 5"}', '{"question": "q", "answer": "#### five"}']
 BAD += ['{"question": "half an emoji: \\ud83d", "answer": 1}', '{"question": " ", "answer": 1}']
-BAD += ['{"question": "q", "answer": null}', '{"question": "q", "answer": ["5"]}']
+BAD += ['{"question": "q", "answer": null}', '{"question": "q", "answer": " "}']
 BAD += ["[" * 100_000, '{"question": "' + "\udce9" * 5000 + '", "answer": 1}']  # é in Latin-1
 
 
@@ -141,16 +137,13 @@ def test_bad_line_is_named_by_its_number(tmp_path, refused, line):
     assert f"--eval-dataset {path}, line 3: " in error and "--dataset" not in error
 
 
-def test_files_that_are_not_there_or_empty_or_binary(tmp_path, refused):
-    (tmp_path / "empty.jsonl").touch()
-    (tmp_path / "binary.jsonl").write_bytes(bytes(range(256)))
-    write(tmp_path / "one.jsonl", gsm(1))
-    for name in ("none.jsonl", "", "empty.jsonl", "binary.jsonl", "one.jsonl"):
+def test_files_that_are_not_there_or_have_too_few_questions(tmp_path, refused):
+    write(tmp_path / "empty.jsonl", [])
+    for name in ("none.jsonl", "", "empty.jsonl"):
         path = str(tmp_path / name)
         assert f"--dataset {path}" in refused(grpo.load_data, grpo.Args(dataset=path))
-    for name in ("none.jsonl", "empty.jsonl"):  # not --dataset, which is good
-        path = str(tmp_path / name)
-        args = grpo.Args(dataset=str(tmp_path / "one.jsonl"), eval_dataset=path)
-        assert f"--eval-dataset {path}" in refused(grpo.load_data, args)
+        if name:
+            args = grpo.Args(eval_dataset=path)
+            assert f"--eval-dataset {path}" in refused(grpo.load_data, args)
     same = write(tmp_path / "same.jsonl", gsm(1) * 20)
     assert "two different questions" in refused(grpo.load_data, grpo.Args(dataset=same))

@@ -17,8 +17,6 @@ import rollout_page
 
 SMALL = {"group_size": 4, "update_epochs": 2, "minibatches": 2, "learning_rate": 3e-3}
 HOSTILE = ["</script>", "<img src=x onerror=null.x>", "&lt;b&gt;", "<!--<script>", "\u2028`${1}"]
-BROWSER = any(map(shutil.which, rollout_page.BROWSERS))
-in_a_browser = pytest.mark.skipif(not BROWSER, reason="needs chromium-headless-shell")
 
 
 def close(found, expected):
@@ -83,10 +81,8 @@ def test_advantages_and_weights_are_those_of_plain_loops(made):
         args = next(args for script, _, args, *_ in looks if script == name)
         lengths = batch["mask"].sum(1).int().tolist()
         if name == "dapo_llm":
-            late = rollout_page.dapo_llm.overlong_penalty(
-                batch["mask"].sum(1), batch["ended"], args
-            )
-            rewards = rewards + late.view_as(rewards)
+            given = batch["mask"].sum(1), batch["ended"], args
+            rewards = rewards + rollout_page.dapo_llm.overlong_penalty(*given).view_as(rewards)
         A = [a for group in rewards.tolist() for a in oracle(name).advantages(group, args)]
         for k, i in enumerate(shown.tolist()):
             weight = oracle(name).share(lengths[i], lengths, args) * sum(lengths)
@@ -122,7 +118,6 @@ SCRIPT = """(() => {
             tokens: all(panel, ".token").map(token => token.textContent),
             signs: all(panel, ".token").map(token => token.className),
             picked: all(panel, ".token").findIndex(token => token.matches(".picked")),
-            why: panel.querySelector(".why").textContent,
         })),
         images: document.images.length,
     });
@@ -134,68 +129,36 @@ SCRIPT = """(() => {
 })()"""
 
 
-def check_view(view, page, epoch, place=None):
+def check_view(view, page, epoch, row, column):
     """What is drawn is what the numbers of this epoch say."""
     assert view["time"].startswith(f"{epoch} of 2 ({2 * epoch} steps)") and view["images"] == 0
     answers = page["groups"][0]["answers"]
     for panel, algorithm in zip(view["panels"], page["algorithms"], strict=True):
-        assert panel["tokens"] == [
-            text.replace("\n", "↵") for answer in answers for text in answer["tokens"]
-        ]
-        frame, start = algorithm["frames"][epoch], algorithm["frames"][0]["gradient"]
-        row, column = page["pick"] if place is None else place
-        number = frame["gradient"][row][column]
-        shown = panel["why"].split()[1].rstrip(":").replace("−", "-")
-        assert math.isclose(float(shown), number, rel_tol=0.5)
-        clipped, A = frame["clipped"][row][column], algorithm["A"][row][0]
-        assert ("as" in panel["why"].split()) == bool(clipped)
-        if clipped and algorithm["name"] != "CISPO":
-            assert f"A {'>' if A > 0 else '<'} 0" in panel["why"]
+        shown = [token.replace("\n", "↵") for answer in answers for token in answer["tokens"]]
+        assert panel["tokens"] == shown
         assert panel["picked"] == sum(len(a["tokens"]) for a in answers[:row]) + column
+        frame, start = algorithm["frames"][epoch], algorithm["frames"][0]["gradient"]
         largest = max(abs(x) for line in start[: len(answers)] for x in line)
-        numbers = [x for line in frame["gradient"][: len(answers)] for x in line]
-        acts = [x for line in frame["clipped"][: len(answers)] for x in line]
+        numbers, acts = (sum(frame[key][: len(answers)], []) for key in ("gradient", "clipped"))
         for x, act, name in zip(numbers, acts, panel["signs"], strict=True):
-            sign = "up" if x > 0 else "down"
-            assert (sign in name.split()) == (abs(x) > 0.005 * largest)
+            assert (("up" if x > 0 else "down") in name.split()) == (abs(x) > 0.005 * largest)
             assert ("clipped" in name.split()) == bool(act)
 
 
-@in_a_browser
 @pytest.mark.slow
-def test_in_a_browser_slider_click_and_keys_change_what_is_drawn(made, tmp_path, monkeypatch):
-    views = drive(made[0], tmp_path, monkeypatch, SCRIPT)
-    check_view(views[0], made[0], 0)
-    check_view(views[1], made[0], 2)
-    check_view(views[2], made[0], 2, (0, 1))
-    check_view(views[3], made[0], 1, (0, 1))
-
-
-@in_a_browser
-@pytest.mark.slow
-def test_hostile_text_is_shown_as_text(made, tmp_path, monkeypatch):
+@pytest.mark.skipif(not any(map(shutil.which, rollout_page.BROWSERS)), reason="needs a browser")
+def test_slider_click_and_keys_change_what_is_drawn(made, tmp_path, monkeypatch):
+    """In a browser; and the text of a model is hostile, but shown as text."""
     page = json.loads(json.dumps(made[0]))
     for group in page["groups"]:
         group["question"] = group["right"] = "".join(HOSTILE)
         for answer in group["answers"]:
             answer["tokens"][: len(HOSTILE)] = HOSTILE[: len(answer["tokens"])]
     page["command"] = "python rollout_page.py --prompt '{question}</script><b>'"
-    check_view(drive(page, tmp_path, monkeypatch, SCRIPT)[0], page, 0)
-
-
-@pytest.mark.slow
-def test_a_model_whose_tokens_are_words(pretrained, gsm_file, tmp_path, monkeypatch):
-    (tmp_path / "even_length.py").write_text("def verify(text, answer): return len(text) % 2")
-    flags = {"model": pretrained, "dataset": gsm_file, "max_new_tokens": 90, "prompts_per_step": 4}
-    args = rollout_page.Args(**SMALL | flags, verifier=str(tmp_path / "even_length.py"))
-    page = rollout_page.make_page(args)
-    answers = [answer for group in page["groups"] for answer in group["answers"]]
-    assert any(len(token) > 1 for answer in answers for token in answer["tokens"])
-    for algorithm in page["algorithms"]:
-        for answer, p in zip(answers, algorithm["frames"][2]["p"], strict=True):
-            assert len(answer["tokens"]) == len(p)
-    if BROWSER:
-        check_view(drive(page, tmp_path, monkeypatch, SCRIPT)[0], page, 0)
+    views = drive(page, tmp_path, monkeypatch, SCRIPT)
+    places = [page["pick"]] * 2 + [(0, 1)] * 2
+    for view, epoch, place in zip(views, (0, 2, 2, 1), places, strict=True):
+        check_view(view, page, epoch, *place)
 
 
 def test_without_a_difference_the_page_says_so(tmp_path, refused):
