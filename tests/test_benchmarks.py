@@ -25,6 +25,7 @@ SMOKE = [
     ("trl", "tiny --smoke", "| grpo_llm.py | 1 | … | rloo_llm.py | 1 |"),
     ("trl", "real --smoke --scripts grpo_llm", "| to 0.8 held out | … | grpo_llm.py |"),
     ("trl", "long --smoke --scripts rloo_llm", "| rloo_llm.py | 1 |"),
+    ("paired_timings", "--checkout . --smoke", "| there / here: median |"),
     ("memory", "--smoke", "| Qwen2.5-0.5B | 4 | … | Llama-3.2-1B | 8 |"),
     ("real_model", "--smoke --model PRETRAINED", "| products, GRPO | 1 | … right answer"),
     ("gpu", "--smoke", "| cispo_llm, bfloat16: … | processes: two; "),
