@@ -51,13 +51,13 @@ class Mirror(gym.Env):
 
 
 class Guess(gym.Env):
-    """A point, worth `scale`, for the action whose sign or number is that of the coin just shown,
+    """A point for the action whose sign or number is that of the coin just shown,
     and `more` for any action; a new coin each step, `steps` to the end."""
 
     observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
 
-    def __init__(self, continuous=False, scale=1.0, more=0.0, steps=8):
-        self.scale, self.more, self.steps = scale, more, steps
+    def __init__(self, continuous=False, more=0.0, steps=8):
+        self.more, self.steps = more, steps
         self.action_space = gym.spaces.Discrete(2)
         if continuous:
             self.action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
@@ -73,7 +73,7 @@ class Guess(gym.Env):
 
     def step(self, action):
         self.t += 1
-        reward = self.scale * float((float(np.ravel(action)[0]) > 0) == bool(self.coin))
+        reward = float((float(np.ravel(action)[0]) > 0) == bool(self.coin))
         return self._coin(), self.more + reward, self.t == self.steps, False, {}
 
 
@@ -119,8 +119,6 @@ gym.register("Diary-v0", Diary, max_episode_steps=6)
 gym.register("Lucky-v0", Lucky, max_episode_steps=6)
 gym.register("Mirror-v0", Mirror, max_episode_steps=5)
 gym.register("Guess-v0", Guess)
-for scale in (1, 1000):
-    gym.register(f"Paid{scale:g}-v0", Guess, kwargs={"scale": scale})
 gym.register("GuessBox-v0", Guess, kwargs={"continuous": True})
 gym.register("Offset-v0", Guess, kwargs={"more": 100.0, "steps": 1})
 gym.register("Endless-v0", Endless, max_episode_steps=10)

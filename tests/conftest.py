@@ -156,8 +156,7 @@ def pretrained(tmp_path_factory):
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     options = {"special_tokens": special, "initial_alphabet": alphabet}
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, **options)
-    text = "What is 12 + 34? Reason step by step, then end with #### and the number."
-    backend.train_from_iterator([text] * 9, trainer)
+    backend.train_from_iterator(["What is 12 + 34? End with #### and the number."] * 9, trainer)
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )

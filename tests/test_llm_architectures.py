@@ -2,10 +2,10 @@
 what the sampler wrote down, what token_logprobs finds, and the gradient, against single rows
 without padding or cache. A run stops where the sampler's log-probs are not those of training."""
 
+from itertools import count
 from pathlib import Path
 
 import pytest
-import tokenizers
 import torch
 import transformers
 from conftest import equal, scalars, script, weights
@@ -123,18 +123,12 @@ def test_values_and_gradients_are_those_of_single_rows(kind):
 @pytest.fixture
 def saved(tmp_path, short_run):
     """Call it for flags of a run of one step on a toy, saved as a base model of the hub: without a
-    chat template or a pad token, and with a generation config that save_pretrained refuses."""
+    chat template, and with a generation config that save_pretrained refuses."""
 
     def save(kind, model=None):
         folder = str(tmp_path / kind)
         (model or toy_decoder(kind)).save_pretrained(folder)
-        letters = ["<pad>", "<eos>", "<unk>", *"0123456789+=,#"]
-        bpe = tokenizers.models.BPE({c: i for i, c in enumerate(letters)}, [], unk_token="<unk>")
-        backend = tokenizers.Tokenizer(bpe)
-        backend.decoder = tokenizers.decoders.Fuse()
-        special = {"eos_token": "<eos>", "unk_token": "<unk>"}
-        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **special)
-        tokenizer.save_pretrained(folder)
+        transformers.AutoTokenizer.from_pretrained(grpo.TINY_MODEL).save_pretrained(folder)
         own = '{"do_sample": false, "temperature": 0.6}'
         Path(folder, "generation_config.json").write_text(own)
         flags = {"steps": 1, "model": folder, "learning_rate": 1e-2, "beta": 0.1}
@@ -146,7 +140,8 @@ def saved(tmp_path, short_run):
 @pytest.mark.parametrize("kind", ["qwen3_5_text", pytest.param("gpt2", marks=slow)])
 def test_one_step_by_main(kind, saved, monkeypatch):
     """Load, check, evaluate, train with a KL penalty, save: on rewards that differ."""
-    monkeypatch.setattr(grpo, "load_verifier", lambda _: lambda completion, _: len(completion) % 3)
+    rewards = count()
+    monkeypatch.setattr(grpo, "load_verifier", lambda _: lambda *_: next(rewards) % 3)
     flags = saved(kind)
     folder = grpo.main(grpo.Args(**flags))["folder"]
     before, _ = grpo.load_policy(grpo.Args(**flags), torch.device("cpu"))

@@ -118,7 +118,7 @@ def test_missing_weights_are_refused(copied, refused):
     model.save_pretrained(folder, state_dict=weights)
     line = refused(grpo.load_policy, grpo.Args(model=folder), CPU)
     assert f"--model {folder}" in line and "model.layers.1.mlp.up_proj.weight" in line
-    assert "--model nowhere" in refused(grpo.load_policy, grpo.Args(model="nowhere"), CPU)
+    assert "--model /nowhere" in refused(grpo.load_policy, grpo.Args(model="/nowhere"), CPU)
 
 
 def test_tensors_of_any_file_begin_alike_in_memory(copied, monkeypatch):

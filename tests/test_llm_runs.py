@@ -1,5 +1,6 @@
 """Whole runs: learning, repeatability, what is logged, and a user's errors."""
 
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,8 @@ def test_each_step_and_each_seed_has_randomness_of_its_own(short_run, monkeypatc
 
 
 def test_reference_stays_and_is_not_loaded_without_kl(short_run, monkeypatch):
-    seen, real = [], grpo.batch_logprobs
+    seen, real, rewards = [], grpo.batch_logprobs, count()
+    monkeypatch.setattr(grpo, "load_verifier", lambda _: lambda *_: next(rewards) % 3)
     loaded = calls_of(monkeypatch, grpo, "load_policy")
 
     def look(model, batch, args):

@@ -19,6 +19,8 @@ def test_below_the_marker_all_scripts_are_the_same(scripts):
 GRPO = ["grpo_llm", "gspo_llm", "cispo_llm"]
 SAME = [("main", ["rloo_llm", "dapo_llm", *GRPO]), ("train_step", GRPO)]
 SAME += [("train_minibatch", ["dapo_llm", *GRPO]), ("kl_k3", ["dapo_llm", *GRPO])]
+SAME += [("prepare", CLASSIC_SCRIPTS), ("rollouts", CLASSIC_SCRIPTS[1:])]
+SAME += [("compute_advantages", CLASSIC_SCRIPTS[2:])]
 
 
 @pytest.mark.parametrize("part,scripts", SAME)
@@ -26,12 +28,6 @@ def test_what_tests_read_in_one_script_is_the_same_in_these(part, scripts):
     assert len({parts(source(name))[part] for name in scripts}) == 1
     written = {f"{name}_llm" for name in BLOCKS}  # by after.py
     assert {path.stem for path in ROOT.glob("*.py")} - written == PATHS.keys() - {"ppo_llm"}
-
-
-@pytest.mark.parametrize("part,first", [("prepare", 0), ("rollouts", 1), ("compute_advantages", 2)])
-def test_these_parts_above_the_marker_are_the_same_from_a_script_on(part, first):
-    """Tests of these parts run with one of these scripts alone."""
-    assert len({parts(source(name))[part] for name in CLASSIC_SCRIPTS[first:]}) == 1
 
 
 def test_ppo_llm_differs_from_grpo_llm_by_its_critic():
