@@ -1,8 +1,7 @@
 """Small models, tokenizers and helpers that the tests share.
 
-A test marked slow repeats a quick test at full length, by the real command, or with another script
-whose text is the same (each_script). pytest.ini leaves these out: `-m slow` runs them, and -m ""
-runs everything.
+A test marked slow is a whole run, or the real command. pytest.ini leaves these out: `-m slow` runs
+them, and -m "" runs everything.
 
 What would be paid in every test is paid once: the imports of the scripts' processes (launch.py).
 If pytest-xdist is installed, with -n 2 two workers share the tests.
@@ -50,14 +49,6 @@ def script(name: str):
 
 # train_step has four texts: GSPO's and CISPO's is GRPO's.
 OWN_STEPS = ("rloo_llm", "grpo_llm", "dapo_llm", "ppo_llm")
-
-
-def each_script(*short_run):
-    """All LLM scripts, to parametrize a test: these are short_run, the others slow."""
-    slow = [
-        pytest.param(name, marks=pytest.mark.slow) for name in LLM_SCRIPTS if name not in short_run
-    ]
-    return [*short_run, *slow]
 
 
 def random_model(kind="llama", vocab=11, stops=(1,), pad=0, seed=0, **more):

@@ -11,7 +11,6 @@ from conftest import (
     Characters,
     batch_of,
     calls_of,
-    each_script,
     random_model,
     script,
     with_critic,
@@ -47,7 +46,7 @@ def rows_of_minibatches(name, monkeypatch, num_groups, **flags):
 
 
 @pytest.mark.parametrize("num_groups,sizes", [(9, [3, 2, 2, 2]), (3, [1] * 3)])
-@pytest.mark.parametrize("name", each_script(*OWN_STEPS))
+@pytest.mark.parametrize("name", OWN_STEPS)
 def test_each_group_is_used_once_in_a_pass(monkeypatch, name, num_groups, sizes):
     """Groups stay whole, also where their number is no multiple of --minibatches, or less. Each
     epoch has an order of its own."""
@@ -103,7 +102,7 @@ def model_and_reference(name="grpo_llm"):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", each_script(*OWN_STEPS))
+@pytest.mark.parametrize("name", OWN_STEPS)
 def test_what_a_rollout_measured_stays_in_all_epochs(monkeypatch, name, dtype):
     """log π_old is of the training pass, once, before all else, so the first ratios are 1. How far
     the sampler's are off is logged, of tokens alone: padding has none."""

@@ -11,7 +11,6 @@ from conftest import (
     OWN_STEPS,
     Characters,
     batch_of,
-    each_script,
     equal,
     random_model,
     scalars,
@@ -20,7 +19,6 @@ from conftest import (
     with_critic,
 )
 from launch import flags, run, side_by_side
-from lineage import PATHS
 
 # The second of two processes has every other one; DAPO keeps three.
 PROBLEMS = [("1+2", "live"), ("1+2+3+4", "live"), ("9+9", "live"), ("5+5+5", "dead")]
@@ -49,8 +47,9 @@ def trained(name):
     module.generate = generate
     module.next_problems = lambda problems, *_: problems[module.RANK :: module.WORLD]
     module.load_verifier = lambda name: verify
-    cases = {"all": (PROBLEMS, {"beta": 0.1}), "lonely": (LONELY, {"beta": 0.0})}
-    cases |= {"dead": (DEAD, {"beta": 0.0})}
+    cases = {"all": (PROBLEMS, {"beta": 0.1})}
+    if name in OWN_STEPS:
+        cases |= {"lonely": (LONELY, {"beta": 0.0}), "dead": (DEAD, {"beta": 0.0})}
     if name == "rloo_llm":
         cases["mean"] = (PROBLEMS, {"beta": 0.0, "baseline": "mean"})
     for case, (problems, own) in cases.items():
@@ -73,26 +72,26 @@ def trained(name):
     return results
 
 
-def save_steps(names, folder):
+def save_steps(folder):
     """In a process of its own, or in each of two."""
     if script("grpo_llm").WORLD > 1:
         dist.init_process_group("gloo")
     of = script("grpo_llm").RANK, script("grpo_llm").WORLD
-    torch.save({name: trained(name) for name in names}, Path(folder, "{}-of-{}.pt".format(*of)))
+    found = {name: trained(name) for name in LLM_SCRIPTS}
+    torch.save(found, Path(folder, "{}-of-{}.pt".format(*of)))
 
 
 @pytest.fixture(scope="module")
-def steps(tmp_path_factory, request):
+def steps(tmp_path_factory):
     folder = tmp_path_factory.mktemp("parallel")
-    names = OWN_STEPS if request.config.option.markexpr == "not slow" else LLM_SCRIPTS
-    run(partial(save_steps, names, folder))
-    both = side_by_side(partial(save_steps, names, folder))
-    assert both[0].stdout.count("pass@8") == 2 * len(names) and "pass" not in both[1].stdout
+    run(partial(save_steps, folder))
+    both = side_by_side(partial(save_steps, folder))
+    assert both[0].stdout.count("pass@8") == 2 * len(LLM_SCRIPTS) and "pass" not in both[1].stdout
     files = [folder / f"{part}.pt" for part in ("0-of-1", "0-of-2", "1-of-2")]
     return [torch.load(file, weights_only=True) for file in files]
 
 
-@pytest.mark.parametrize("name", each_script(*OWN_STEPS))
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
 def test_two_processes_take_the_step_of_one(steps, name):
     """The same weights and metrics, also where one process has no row to train on."""
     one, *both = (step[name] for step in steps)
@@ -103,25 +102,24 @@ def test_two_processes_take_the_step_of_one(steps, name):
             assert two[case]["stats"] == pytest.approx(stats, rel=1e-4, abs=1e-6)
         assert torch.equal(both[0][case]["weights"], both[1][case]["weights"]), "drifted apart"
         assert ("grad_norm" in stats) == (case != "dead" or name == "ppo_llm")
-    assert (one["all"]["weights"] - one["lonely"]["weights"]).abs().max() > 1e-3
+        assert case == "all" or not torch.equal(one[case]["weights"], one["all"]["weights"])
     for two in both:
         for scores, expected in zip(two["scores"], one["scores"], strict=True):
             assert scores == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", each_script("dapo_llm"))
-def test_two_processes_make_one_run(name, tmp_path, short_run):
+def test_two_processes_make_one_run(tmp_path, short_run):
     """One result, one folder, one log, one model. The second process prints nothing. A resumed run
     is the same to the last bit. With DAPO each process draws until it has enough."""
     own = {"minibatches": 2, "update_epochs": 2, "eval_problems": 1, "steps": 4, "eval_every": 2}
-    first, second = side_by_side(PATHS[name], *flags(short_run | own))
+    first, second = side_by_side("dapo_llm.py", *flags(short_run | own))
     for said in ("on cpu", "a prompt as", "step 0: eval/pass@1", "step 4: eval/pass@1", "logs in"):
         assert first.stdout.count(said) == 1
     (folder,) = (tmp_path / "runs").iterdir()
     assert second.stdout == "" and len(list(folder.glob("events*"))) == 1
     straight, rewards = weights(folder), scalars(folder, "reward")
     again = {"resume": folder / "step-000002"}
-    side_by_side(PATHS[name], *flags(short_run | own | again))
+    side_by_side("dapo_llm.py", *flags(short_run | own | again))
     _, folder = sorted((tmp_path / "runs").iterdir())
     assert equal(weights(folder), straight) and scalars(folder, "reward") == rewards[2:]
 
