@@ -85,8 +85,9 @@ def test_log_probs_and_their_gradients_are_those_of_single_rows(lengths):
 def test_logits_are_of_the_completion_alone():
     """A prompt's would take as much memory as all else: a vocabulary has 150,000 tokens."""
     model, seen = random_model("gpt2"), []
+    batch = batch_of(model, PROMPTS, [9, 2, 5])
     model.lm_head.register_forward_hook(lambda *of: seen.append(of[-1].shape[1]))
-    grpo.token_logprobs(model, batch_of(model, PROMPTS, [9, 2, 5]), 1.0)
+    grpo.token_logprobs(model, batch, 1.0)
     model.generation_config.eos_token_id = [99]  # which is never drawn
     grpo.generate(model, PROMPTS, 1, 3, 1.0)
     assert seen == [9, 1, 1, 1]
