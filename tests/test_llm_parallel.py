@@ -112,6 +112,7 @@ def test_two_processes_make_one_run(tmp_path, short_run):
     """One result, one folder, one log, one model. The second process prints nothing. A resumed run
     is the same to the last bit. With DAPO each process draws until it has enough."""
     own = {"minibatches": 2, "update_epochs": 2, "eval_problems": 1, "steps": 4, "eval_every": 2}
+    own |= {"max_resample": 3}
     first, second = side_by_side("dapo_llm.py", *flags(short_run | own))
     for said in ("on cpu", "a prompt as", "step 0: eval/pass@1", "step 4: eval/pass@1", "logs in"):
         assert first.stdout.count(said) == 1
