@@ -2,7 +2,6 @@
 models, defaults that follow, and learning rates."""
 
 import pytest
-import torch
 from conftest import LLM_SCRIPTS, scalars, script
 from launch import Launched
 
@@ -76,15 +75,6 @@ def test_defaults_follow_from_model_and_data_unless_given(name):
     assert chosen(model="some/model", dataset="train.jsonl") == (1e-6, 256, 8)
     own = {"learning_rate": 3e-5, "max_new_tokens": 9, "micro_batch_size": 5}
     assert chosen(model="some/model", dataset="train.jsonl", **own) == (3e-5, 9, 5)
-
-
-def test_the_tiny_model_takes_one_thread(monkeypatch):
-    """Its matrices are small, and two runs on two cores would wait for each other."""
-    asked = []
-    monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    grpo.start_device(grpo.Args(device="cpu"))
-    grpo.start_device(grpo.Args(device="cpu", model="some/model"))
-    assert asked == [1]
 
 
 @pytest.mark.parametrize("steps,warmup", [(1, 10), (5, 10), (5, 2), (4, 0)])
