@@ -117,9 +117,10 @@ def test_rewards_are_those_of_their_completions(monkeypatch):
 
 
 def test_which_groups_are_equal():
-    """By comparison: the standard deviation of eight rewards of 100.1 is 8e-6."""
+    """By comparison: torch's standard deviation of eight rewards of 100.1, alone, is 8e-6."""
     rewards = torch.tensor([[100.1] * 8, [100.1] * 7 + [100.2], [0.0] * 8, [0.0] * 7 + [1e-5]])
     assert grpo.are_equal(rewards).tolist() == [True, False, True, False]
+    assert grpo.are_equal(rewards[:1]).item()
 
 
 def test_no_more_questions_at_a_time_than_in_a_step(monkeypatch):
