@@ -15,7 +15,7 @@ import torch
 import tyro
 from conftest import random_model
 from lineage import ROOT
-from oracles import row_by_row
+from oracles import clip, row_by_row
 from test_llm_update import LENGTHS, LOG_RATIOS, PROMPTS, batch_of
 
 METHODS = list(after.BLOCKS)
@@ -78,10 +78,7 @@ def surrogate(name, t, new, old, A, args):
         return (0.0, 0.0) if stopped else (r * A, r * A)
     if name == "dual_clip" and A < 0 and r > args.delta:
         return args.delta * A, 0.0
-    ratio = math.exp(mean(logs)) if name == "gspo_token" else r
-    bound = 1 + high if A > 0 else 1 - low
-    beyond = ratio > bound if A > 0 else ratio < bound
-    return (bound * A, 0.0) if beyond else (ratio * A, ratio * A)
+    return clip(math.exp(mean(logs)) if name == "gspo_token" else r, A, args)
 
 
 def weight(name, t, new, old, sampled, A, args):

@@ -45,7 +45,8 @@ def gsm(n, offset=0):
 
 
 def test_jsonl_split_is_fixed_and_disjoint(tmp_path):
-    """Held out are questions whose checksum is in the lowest tenth of its range. A question that
+    """Held out are questions whose checksum is in the lowest tenth of its range, so that a question
+    stays on its side when the file grows. One that
     comes twice, also with blanks around it, has its last answer; blank lines are skipped, and the
     file may begin with a byte-order mark."""
     wrong = [{"question": f" {row['question']}\n", "answer": 0} for row in gsm(20, 600)]
@@ -58,16 +59,6 @@ def test_jsonl_split_is_fixed_and_disjoint(tmp_path):
     assert ("What is 600 + 600?", "1,200") in train + held_out
     args = grpo.Args(dataset=path, eval_problems=10)
     assert grpo.load_data(args) == (train, held_out[:10])
-
-
-def test_a_question_stays_on_its_side_when_the_file_grows(tmp_path):
-    """If not, a longer file's held-out questions had been trained on."""
-    sides = []
-    for name, n in (("short", 300), ("long", 900)):
-        path = write(tmp_path / f"{name}.jsonl", gsm(n))
-        sides.append([set(side) for side in grpo.load_data(grpo.Args(dataset=path))])
-    (train, held_out), (more_train, more_held_out) = sides
-    assert train < more_train and held_out < more_held_out and len(held_out) > 10
 
 
 TRAIN = [(f"{i}?", str(i)) for i in range(20)]
