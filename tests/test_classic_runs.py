@@ -69,17 +69,6 @@ def test_pays_each_action_its_own_reward(name, env_id, wanted, tmp_path):
     assert result["eval/return"] > wanted
 
 
-VARIANTS = [("reinforce", {"psi": psi}) for psi in ("return", "reward-to-go")]
-VARIANTS += [("ppo", {"surrogate": "penalty"})]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name,flags", VARIANTS)
-def test_variants_learn(name, flags, tmp_path):
-    result = run(name, tmp_path, env_id="Guess-v0", total_timesteps=60_000, **flags)
-    assert result["eval/return"] > 7.5
-
-
 @pytest.mark.slow
 def test_what_the_normalizer_adds_to_trpo_s_step(tmp_path, monkeypatch):
     """The exact KL(π_old ‖ π) after each step, which is bounded, and after the normalizer of
