@@ -1,6 +1,7 @@
-"""Starts scripts and functions in processes of their own. These are forks of the process of the
-tests, so that none waits seconds for its imports. What the interpreter, the shell or torchrun do is
-left to the slow tests, which start real commands."""
+"""Starts scripts and functions in processes of their own. They are forks of a server that has
+imported the packages, so that none waits seconds for its imports, and has run nothing, so that none
+inherits threads of a GPU. What the interpreter, the shell or torchrun do is left to the slow tests,
+which start real commands."""
 
 import atexit
 import multiprocessing
@@ -15,6 +16,13 @@ from pathlib import Path
 import torch
 from lineage import ROOT
 from tqdm import tqdm
+
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
+    ["torch.utils.tensorboard", "tyro", "gymnasium", "pytest"]
+    + ["transformers.models.llama.modeling_llama", "transformers.models.qwen2.modeling_qwen2"]
+)
 
 
 def is_ours(path) -> bool:
@@ -57,7 +65,7 @@ class Launched:
             file.touch()
         target = command[0] if callable(command[0]) else [str(part) for part in command]
         inputs = (target, environment or dict(os.environ), self.files)
-        self.process = multiprocessing.get_context("fork").Process(target=become, args=inputs)
+        self.process = CONTEXT.Process(target=become, args=inputs)
         self.process.start()
         self.kill = self.process.kill
         atexit.register(self.kill)  # if a test fails that waits for it
