@@ -17,7 +17,6 @@ import torch
 from lineage import ROOT
 from tqdm import tqdm
 
-
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     ["torch.utils.tensorboard", "tyro", "gymnasium", "pytest"]
