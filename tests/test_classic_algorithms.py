@@ -265,7 +265,8 @@ def test_gradients_of_every_optimizer_step_by_hand(module, action):
     for step, wanted in zip(optimizer.seen, expected, strict=True):
         for found, of in zip(step, wanted, strict=True):
             assert found is None if of is None else torch.allclose(found, of, atol=1e-5)
-    logged = -A.mean() if module in (trpo, ppo) else policy_loss  # there the ratio is 1
+    ratio = (agent.policy(batch["obs"]).log_prob(batch["actions"]) - batch["logprobs"]).exp()
+    logged = -(ratio * A).mean() if module in (trpo, ppo) else policy_loss  # after TRPO's step
     for key, value in ("policy_loss", logged), ("value_loss", value_loss), ("entropy", entropy):
         assert stats[key] == pytest.approx(value.item(), rel=1e-5, abs=1e-9)
 
