@@ -17,11 +17,7 @@ from exercise import blanked
 from launch import Launched, is_ours
 from lineage import PATHS, parts, source
 
-ROWS = re.findall(
-    r"^\| `(\w+)` in (\w+)\.py.*? \| `(tests/.+?)` \|",
-    (ROOT / "tests/EXERCISES.md").read_text(),
-    re.M,
-)
+ROWS = re.findall(r"^\| `(\w+)` in (\w+)\.py.*? \| `(tests/.+?)` \|", exercise.PAGE, re.M)
 DONE = 'rollout["done"][t]'
 MISTAKES = {  # what the solution has, and what a learner might write
     "rloo_llm compute_advantages": [
@@ -108,14 +104,11 @@ MISTAKES = {  # what the solution has, and what a learner might write
 }
 
 
-def test_every_exercise_has_its_mistakes_and_readme_s_are_among_them():
+def test_every_exercise_has_its_mistakes_and_the_course_s_are_among_them():
     assert {f"{file} {function}" for function, file, _ in ROWS} == set(MISTAKES)
     assert len(ROWS) >= 10 and min(map(len, MISTAKES.values())) >= 3
-    named = re.findall(r"\| `(\w+)` in (\w+)\.py \| `(tests/.+?)` \|$", README, re.M)
+    named = re.findall(r"\| `(\w+)` in (\w+)\.py \| `(tests/[^`]+)` \|$", exercise.PAGE, re.M)
     assert len(named) == 4 and set(named) <= set(ROWS)
-
-
-README = (ROOT / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, Characters, random_model, script
@@ -164,9 +165,11 @@ def test_what_a_verifier_raises_is_shown_and_blamed_on_it(source, shown, own, ca
     assert last.startswith(f"error: --verifier {name}: verify must return a finite")
 
 
-def test_a_file_that_is_not_there_or_has_another_module_s_name(tmp_path, refused):
-    (tmp_path / "json.py").write_text("def verify(completion, answer):\n    return 1.0\n")
-    for path in (tmp_path / "json.py", tmp_path / "nowhere.py"):
+def test_a_file_that_is_not_there_or_has_another_module_s_name(tmp_path, refused, monkeypatch):
+    """The other module has a verify, too, which must not be taken for the file's."""
+    (tmp_path / "taken.py").write_text("def verify(completion, answer):\n    return 1.0\n")
+    monkeypatch.setitem(sys.modules, "taken", SimpleNamespace(verify=lambda *_: 0.0))
+    for path in (tmp_path / "taken.py", tmp_path / "nowhere.py"):
         assert f"--verifier {path}" in refused(rollout, str(path))
 
 
