@@ -1,12 +1,22 @@
-"""Deletes a function's body, for an exercise: python tests/exercise.py rloo_llm compute_advantages
+"""Exercises, in tests/EXERCISES.md:
 
-What to do then is in tests/EXERCISES.md; `git checkout rloo_llm.py` brings the body back.
+python tests/exercise.py rloo_llm compute_advantages   # deletes the function's body
+python tests/exercise.py --bug 1                       # plants a bug for you to find
+python tests/exercise.py --log                         # prints what the newest run has logged
+
+`git checkout rloo_llm.py` brings the script back.
 """
 
 import ast
+import re
 import sys
 
+import bugs
 from lineage import PATHS, ROOT
+
+PAGE = (ROOT / "tests/EXERCISES.md").read_text()
+# number → command, the number to look at, its right and its wrong values, the test that tells
+CASES = re.findall(r"^\| (\d+) \| `(.+?)` \| (.+?) \| (.+?) \| (.+?) \| `(.+?)` \|$", PAGE, re.M)
 
 
 def blanked(text: str, function: str) -> str:
@@ -19,9 +29,37 @@ def blanked(text: str, function: str) -> str:
     sys.exit(f"error: there is no function {function}")
 
 
+def plant(number):
+    path, text = bugs.planted(int(number))
+    path.write_text(text)
+    _, command, look, right, wrong, test = CASES[int(number) - 1]
+    print(f"{path.name} now has bug {number}. Run\n\n    {command}\n    python tests/exercise.py --log")
+    print(f"\nand look at {look}.\nWithout the bug: {right}. With it: {wrong}.")
+    print(f"Once you have mended it, this passes: python -m pytest -q {test}")
+
+
+def show_log():
+    """Of each number that the newest run has logged, the first, the mean and the last."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = max((ROOT / "runs").iterdir(), key=lambda folder: folder.stat().st_mtime)
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+    print(f"{run.name}\n{'first':>47}{'mean':>12}{'last':>12}")
+    for name in sorted(events.Tags()["scalars"]):
+        values = [event.value for event in events.Scalars(name)]
+        shown = values[0], sum(values) / len(values), values[-1]
+        print(f"{name:40}" + "".join(f"{value:12.4g}" for value in shown))
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1].removesuffix(".py") not in PATHS:
-        sys.exit(__doc__)
-    path = ROOT / PATHS[sys.argv[1].removesuffix(".py")]
-    path.write_text(blanked(path.read_text(), sys.argv[2]))
-    print(f"{path.name}: the body of {sys.argv[2]} is gone; write it from its docstring")
+    match sys.argv[1:]:
+        case ["--log"]:
+            show_log()
+        case ["--bug", number] if number in [case[0] for case in CASES]:
+            plant(number)
+        case [script, function] if script.removesuffix(".py") in PATHS:
+            path = ROOT / PATHS[script.removesuffix(".py")]
+            path.write_text(blanked(path.read_text(), function))
+            print(f"{path.name}: the body of {function} is gone; write it from its docstring")
+        case _:
+            sys.exit(__doc__)

@@ -1,0 +1,69 @@
+"""Ten bugs of EXERCISES.md, each a text that stands once in a script, and what takes its place. This
+file holds the solutions: `python tests/exercise.py --bug 1` plants the first one."""
+
+from lineage import PATHS, ROOT
+
+BUGS = [
+    (
+        "grpo_llm",
+        "torch.minimum(unclipped, clipped_ratio * advantages)",
+        "torch.minimum(ratio, clipped_ratio) * advantages",
+    ),
+    (
+        "grpo_llm",
+        "probs = logprobs.exp().clamp(min=1e-30)",
+        "probs = (logprobs / 0.6).exp().clamp(min=1e-30)",
+    ),
+    (
+        "grpo_llm",
+        'args.beta * kl_k3(logprobs, micro["ref_logprobs"])',
+        'args.beta * (logprobs - micro["ref_logprobs"])',
+    ),
+    (
+        "grpo_llm",
+        "d = other_logprobs - logprobs\n",
+        "d = logprobs - other_logprobs\n",
+    ),
+    (
+        "grpo_llm",
+        "if sum_over_processes(has_signal.sum()) == 0:",
+        "if len(has_signal) == 0:",
+    ),
+    (
+        "grpo_llm",
+        '(stops_before == 0).float()  # so the first stop token counts, too',
+        '(is_stop.cumsum(1) == 0).float()',
+    ),
+    (
+        "grpo_llm",
+        "ratio = log_ratio.exp()\n",
+        "ratio = log_ratio.sum(1, keepdim=True).exp() * mask\n",
+    ),
+    (
+        "rloo_llm",
+        '(micro["weights"] * objective).sum()',
+        '(token_weights(mask, args) * objective).sum() * len(mask) / len(batch["mask"])',
+    ),
+    (
+        "ppo",
+        'next_values = next_values * ~rollout["terminated"]',
+        'next_values = next_values * ~rollout["done"]',
+    ),
+    (
+        "reinforce",
+        '    advantages = batch["advantages"]\n',
+        "    if args.psi == \"baseline\":\n"
+        "        fit_critic(agent, optimizer, batch, args)\n"
+        '    advantages = batch["targets"] - agent.value(batch["obs"]).detach()\n',
+    ),
+]
+
+
+def planted(number, root=ROOT):
+    """The script's path, and its text with this bug."""
+    name, right, wrong = BUGS[number - 1]
+    path = root / PATHS[name]
+    text = path.read_text()
+    if text.count(right) != 1:
+        raise SystemExit(f"error: bug {number}: {path.name} must have once: {right.strip()}")
+    return path, text.replace(right, wrong)
