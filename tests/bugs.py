@@ -1,5 +1,5 @@
-"""Ten bugs of EXERCISES.md, each a text that stands once in a script, and what takes its place. This
-file holds the solutions: `python tests/exercise.py --bug 1` plants the first one."""
+"""The solutions of EXERCISES.md's ten bugs: each is a script, a text that stands there once, and
+what takes its place. `python tests/exercise.py --bug 1` plants the first one."""
 
 from lineage import PATHS, ROOT
 
@@ -31,8 +31,8 @@ BUGS = [
     ),
     (
         "grpo_llm",
-        '(stops_before == 0).float()  # so the first stop token counts, too',
-        '(is_stop.cumsum(1) == 0).float()',
+        "(stops_before == 0).float()  # so the first stop token counts, too",
+        "(is_stop.cumsum(1) == 0).float()",
     ),
     (
         "grpo_llm",
@@ -40,7 +40,7 @@ BUGS = [
         "ratio = log_ratio.sum(1, keepdim=True).exp() * mask\n",
     ),
     (
-        "rloo_llm",
+        "dapo_llm",
         '(micro["weights"] * objective).sum()',
         '(token_weights(mask, args) * objective).sum() * len(mask) / len(batch["mask"])',
     ),
@@ -52,17 +52,17 @@ BUGS = [
     (
         "reinforce",
         '    advantages = batch["advantages"]\n',
-        "    if args.psi == \"baseline\":\n"
+        '    if args.psi == "baseline":\n'
         "        fit_critic(agent, optimizer, batch, args)\n"
         '    advantages = batch["targets"] - agent.value(batch["obs"]).detach()\n',
     ),
 ]
 
 
-def planted(number, root=ROOT):
-    """The script's path, and its text with this bug."""
+def planted(number, folder=None):
+    """The path of the script, in this folder or here, and its text with the bug."""
     name, right, wrong = BUGS[number - 1]
-    path = root / PATHS[name]
+    path = (folder or ROOT) / PATHS[name]
     text = path.read_text()
     if text.count(right) != 1:
         raise SystemExit(f"error: bug {number}: {path.name} must have once: {right.strip()}")

@@ -33,8 +33,8 @@ def plant(number):
     path, text = bugs.planted(int(number))
     path.write_text(text)
     _, command, look, right, wrong, test = CASES[int(number) - 1]
-    print(f"{path.name} now has bug {number}. Run\n\n    {command}\n    python tests/exercise.py --log")
-    print(f"\nand look at {look}.\nWithout the bug: {right}. With it: {wrong}.")
+    print(f"{path.name} now has bug {number}. Run\n\n    {command}\n")
+    print(f"and look at {look}. Without the bug: {right}. With it: {wrong}.")
     print(f"Once you have mended it, this passes: python -m pytest -q {test}")
 
 

@@ -189,7 +189,7 @@ PSIS += [(name, lam, "baseline") for name, lam in METHODS[1:]]
 @pytest.mark.parametrize("name,lam,psi", PSIS)
 def test_the_policy_s_gradient(name, lam, psi, gamma, monkeypatch):
     """∇J for γ = 1, and for the whole return; else ∇J without the factor γ^t of each term. The
-    critic's gradient is 0, because V is exact."""
+    critic's gradient is 0, because V is exact. Without a critic the targets are Ψ itself."""
     V, rollout = exact_values(gamma), all_walks()
     agent, args = make_agent(name, V), make_args(name, gamma, lam, psi)
     batch = script(name).prepare(agent, rollout, args)
@@ -200,7 +200,7 @@ def test_the_policy_s_gradient(name, lam, psi, gamma, monkeypatch):
     if psi == "baseline":
         assert of_critic.abs().max() < 1e-12
     else:
-        assert of_critic is None
+        assert of_critic is None and torch.equal(batch["targets"], batch["advantages"])
     expected = exact if psi == "return" else without
     assert torch.allclose(of_a_walk * found, expected, atol=1e-12) and expected.abs().max() > 0.01
     assert torch.allclose(exact, without, atol=1e-12) == (gamma == 1)

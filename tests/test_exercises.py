@@ -1,4 +1,5 @@
-"""The exercises: without the body their command fails, with a likely mistake, too (slow)."""
+"""The exercises: without the body their command fails, with a likely mistake, too (slow). And the
+bugs to find: each fits its script, and the test that its row names sees it (slow)."""
 
 import re
 import shlex
@@ -6,8 +7,11 @@ import shutil
 import subprocess
 import sys
 
+import bugs
+import exercise
 import pytest
-from conftest import ROOT
+import tyro
+from conftest import ROOT, script
 from exercise import blanked
 from lineage import PATHS, parts, source
 
@@ -123,6 +127,11 @@ def copy(tmp_path_factory):
     return folder
 
 
+def run(command, copy):
+    words = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider"]
+    return subprocess.run(words + shlex.split(command), cwd=copy, capture_output=True).returncode
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("function,file,command", ROWS, ids=[" ".join(row[1::-1]) for row in ROWS])
 def test_a_command_tells_right_from_wrong(function, file, command, copy):
@@ -131,9 +140,7 @@ def test_a_command_tells_right_from_wrong(function, file, command, copy):
 
     def passes(text):
         path.write_text(text)
-        words = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider"]
-        words += shlex.split(command)
-        return subprocess.run(words, cwd=copy, capture_output=True).returncode == 0
+        return run(command, copy) == 0
 
     assert passes(solution)
     told = {"no body": passes(blanked(solution, function))}
@@ -142,3 +149,34 @@ def test_a_command_tells_right_from_wrong(function, file, command, copy):
         told[wrong] = passes(solution.replace(own, own.replace(right, wrong)))
     path.write_text(solution)
     assert not any(told.values()), told
+
+
+BUGS = range(1, len(bugs.BUGS) + 1)
+
+
+@pytest.mark.parametrize("number", BUGS)
+def test_a_bug_is_planted_and_told(number, tmp_path, monkeypatch, capsys):
+    """If the text that it replaces is no longer there once, its number and the text are named."""
+    name, right, _ = bugs.BUGS[number - 1]
+    assert len(exercise.CASES) == len(bugs.BUGS) == 10
+    monkeypatch.setattr(bugs, "ROOT", tmp_path)
+    own = source(name)
+    for text in own.replace(right, "edited"), own + right:
+        (tmp_path / PATHS[name]).write_text(text)
+        with pytest.raises(SystemExit, match=f"bug {number}: {name}.py must have once: "):
+            exercise.plant(number)
+    (tmp_path / PATHS[name]).write_text(own)
+    exercise.plant(number)
+    compile((tmp_path / PATHS[name]).read_text(), name, "exec")
+    command = re.search(rf"    python {name}.py (.*)", capsys.readouterr().out)[1]
+    tyro.cli(script(name).Args, args=shlex.split(command))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", BUGS)
+def test_the_test_that_tells_sees_the_bug(number, copy):
+    path, text = bugs.planted(number, copy)
+    right = path.read_text()
+    path.write_text(text)
+    assert run(exercise.CASES[number - 1][-1], copy) == 1
+    path.write_text(right)

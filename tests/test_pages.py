@@ -18,7 +18,9 @@ from lineage import CLASSIC, FAMILY, LLM, PATHS
 README, WALK = ROOT / "README.md", ROOT / "tests/WALK.md"
 EXAMPLES = ROOT / "tests/examples/README.md"
 EXERCISES, CONTRIBUTING = ROOT / "tests/EXERCISES.md", ROOT / ".github/CONTRIBUTING.md"
-PAGES = {page: page.read_text() for page in (README, WALK, EXAMPLES, EXERCISES, CONTRIBUTING)}
+QUESTIONS = ROOT / "tests/QUESTIONS.md"
+READ = (README, WALK, EXAMPLES, EXERCISES, QUESTIONS, CONTRIBUTING)
+PAGES = {page: page.read_text() for page in READ}
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", "".join(PAGES.values()), re.S | re.M)
 STEPS = re.findall(r"^`diff (\S+) (\S+)`(.*?)(?=^## |\Z)", PAGES[WALK], re.S | re.M)
 HUNKS = [
@@ -141,7 +143,7 @@ def test_every_pair_of_neighbours_has_its_hunk():
 def test_every_flag_named_is_in_the_help_of_a_script():
     """`others` are flags of other programs."""
     others = {"nproc-per-node", "logdir", "help", "extra-index-url", "index", "word-diff"}
-    others |= {"backup-if-mismatch"}
+    others |= {"backup-if-mismatch", "bug", "log"}
     asked = [Launched(path, "--help") for path in sorted(PATHS.values())]
     assert [process.wait() for process in asked] == [0] * len(asked)
     flag = r"--(?:no-)?([a-z][a-z-]+)"
@@ -153,6 +155,11 @@ def test_every_file_named_exists():
     for page, text in PAGES.items():
         for link in re.findall(r"\]\(([\w./]+)[)#]|src=\"([\w./]+)\"", text):
             assert (page.parent / "".join(link)).exists(), link
+        for target, anchor in re.findall(r"\]\(([\w./]*\.md)?#([\w-]+)\)", text):
+            linked = ((page.parent / target) if target else page).read_text().lower()
+            titles = re.findall(r"^#+ (.+)$", linked, re.M)
+            slugs = [re.sub(r"[^\w -]", "", title).replace(" ", "-") for title in titles]
+            assert anchor in slugs or f'<a id="{anchor}">' in linked, (page.name, anchor)
         paths = set(re.findall(r"(?<![\w/.}])(?:\w+/)*\w+\.py\b", text)) - {"new_llm.py"}
         for path in paths:  # new_llm.py is an algorithm to be added
             assert (ROOT / path).exists() or list((ROOT / "tests").rglob(path)), path
