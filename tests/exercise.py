@@ -39,15 +39,15 @@ def plant(number):
 
 
 def show_log():
-    """Of each number that the newest run has logged, the first, the mean and the last."""
+    """Of each number that the newest run has logged, the first, the mean, the largest, the last."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = max((ROOT / "runs").iterdir(), key=lambda folder: folder.stat().st_mtime)
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
-    print(f"{run.name}\n{'first':>47}{'mean':>12}{'last':>12}")
+    print(f"{run.name}\n{'first':>52}{'mean':>12}{'largest':>12}{'last':>12}")
     for name in sorted(events.Tags()["scalars"]):
         values = [event.value for event in events.Scalars(name)]
-        shown = values[0], sum(values) / len(values), values[-1]
+        shown = values[0], sum(values) / len(values), max(values), values[-1]
         print(f"{name:40}" + "".join(f"{value:12.4g}" for value in shown))
 
 
