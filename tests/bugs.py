@@ -26,8 +26,8 @@ BUGS = [
     ),
     (
         "grpo_llm",
-        "if sum_over_processes(has_signal.sum()) == 0:",
-        "if len(has_signal) == 0:",
+        "    advantages[are_equal(rewards)] = 0  # exactly 0: a mean may be rounded\n",
+        "",
     ),
     (
         "grpo_llm",
@@ -51,10 +51,10 @@ BUGS = [
     ),
     (
         "reinforce",
+        'advantages = batch["advantages"]\n',
+        "fit_critic(agent, optimizer, batch, args)\n"
+        '    batch["advantages"] = batch["targets"] - agent.value(batch["obs"]).detach()\n'
         '    advantages = batch["advantages"]\n',
-        '    if args.psi == "baseline":\n'
-        "        fit_critic(agent, optimizer, batch, args)\n"
-        '    advantages = batch["targets"] - agent.value(batch["obs"]).detach()\n',
     ),
 ]
 

@@ -38,6 +38,11 @@ def plant(number):
     print(f"Once you have mended it, this passes: python -m pytest -q {test}")
 
 
+def verify(completion, answer):
+    """The verifier of bug 5's run, from which nothing can be learned: it pays all answers alike."""
+    return 0.7
+
+
 def show_log():
     """Of each number that the newest run has logged, the first, the mean, the largest, the last."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
