@@ -18,12 +18,9 @@ BENCHMARKS, EXAMPLES = TESTS / "benchmarks", TESTS / "examples"
 # Name, command after `python tests/`, and parts that the output must hold, with … between them.
 SMOKE = [
     ("classic", "cartpole --smoke", "| trpo | 0 of 1 | … | ppo | 0 of 1 |"),
-    ("classic", "shapes --smoke", "| the zoo's: --num-envs 8 --num-steps 32 "),
-    ("classic", "beyond --smoke", "| trpo.py --gamma 0.95 | 1 |"),
     ("learning", "--smoke", "| CartPole-v1 | 1 | reinforce | … | FrozenLake-v1 | 1 | ppo |"),
     ("llm_compare", "--smoke", "| rloo_llm, first model, … | grpo_llm, first model, "),
     ("trl", "tiny --smoke", "| grpo_llm.py | 1 | … | rloo_llm.py | 1 |"),
-    ("trl", "real --smoke --scripts grpo_llm", "| to 0.8 held out | … | grpo_llm.py |"),
     ("trl", "long --smoke --scripts rloo_llm", "| rloo_llm.py | 1 |"),
     ("paired_timings", "--checkout . --smoke", "| there / here: median |"),
     ("memory", "--smoke", "| Qwen2.5-0.5B | 4 | … | Llama-3.2-1B | 8 |"),

@@ -1,12 +1,12 @@
 """Whole runs: learning, repeatability, what is logged, and a user's errors."""
 
+import importlib
 from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import LLM_SCRIPTS, calls_of, equal, last_checkpoint, scalars, script, weights
-from launch import run
 from test_flags import STUB
 
 grpo = script("grpo_llm")
@@ -41,16 +41,21 @@ def test_each_script_learns(name, tmp_path):
 
 
 @pytest.mark.slow
-def test_make_py_makes_a_model_that_can_do_what_the_shipped_one_can(tmp_path):
-    """Not the same to the bit: another CPU rounds otherwise. It makes the teacher's mistakes, and
-    sometimes does better."""
-    run("tests/tiny_model/make.py", tmp_path / "made")
-    own, made = grpo.TINY_MODEL, tmp_path / "made"
+def test_make_py_teaches_the_form_of_an_answer(tmp_path, monkeypatch):
+    """A tenth of its steps are enough for that. The files beside the weights are the shipped ones;
+    the weights cannot be, as another CPU rounds otherwise."""
+    monkeypatch.syspath_prepend(grpo.TINY_MODEL)
+    make = importlib.import_module("make")
+    monkeypatch.setattr(make, "STEPS", 45)
+    model, tokenizer = make.untrained(0)
+    make.train(model, tokenizer, 0)
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "made")
     for name in ("config.json", "tokenizer.json", "generation_config.json"):
-        assert (made / name).read_text() == (own / name).read_text()
-    flags = {"model": str(made), "steps": 0, "micro_batch_size": 256}
+        assert (tmp_path / "made" / name).read_text() == (grpo.TINY_MODEL / name).read_text()
+    flags = {"model": str(tmp_path / "made"), "steps": 0, "micro_batch_size": 256}
     found = grpo.main(grpo.Args(**flags, output_dir=str(tmp_path)))
-    assert 0.1 < found["eval/pass@1"] < 0.25 and 0.35 < found["eval/pass@8"] < 0.75
+    assert found["eval/clipped_ratio"] < 0.1 and found["eval/pass@1"] > 0
 
 
 def test_same_seed_same_run(short_run, monkeypatch):
