@@ -465,7 +465,7 @@ def verify(completion: str, answer: str) -> float:
     if not marker or not NUMBER.fullmatch(tail):
         return 0.0
     found, expected = (float(re.sub(r"[$,]|\.\s*$", "", text)) for text in (tail, answer))
-    return float(math.isclose(found, expected, rel_tol=1e-9))
+    return float(math.isclose(found, expected, rel_tol=1e-12))
 
 
 @functools.cache

@@ -61,8 +61,9 @@ def counted(page):
 
     page = re.sub(r"( -- )\d+( --> )(\w+)", edge, page)
     page = re.sub(r"^(\| \[(\w+)\.py\].*? \| .*? \|) .*? \|", row, page, flags=re.M)
-    own = lines_of_code(source("grpo_llm").partition("\n# From here on")[0])
-    page = re.sub(r"\d+( lines of code: flags)", rf"{own}\1", page)
+    own = source("grpo_llm").partition("\n# From here on")[0]
+    told = f"{own.count(chr(10))} lines, {lines_of_code(own)} of them code"
+    page = re.sub(r"\d+ lines, \d+ of them code", told, page)
     return re.sub(r"(\[(\w+)\.py\]\S* to the end of `(\w+)`, line )\d+", end, page)
 
 
