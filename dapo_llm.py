@@ -732,7 +732,8 @@ def check_args(args):
     for name, value in vars(args).items():
         least = 1e-9 if name in positive.split() else 0
         if type(value) in (int, float) and not least <= value <= 1e12:
-            stop(f"--{name.replace('_', '-')} {value}: must be from {least:g} to 1e12")
+            bound = "above 0" if least else "0 or more"
+            stop(f"--{name.replace('_', '-')} {value}: must be {bound}, and at most 1e12")
     if args.group_size < 2:
         stop("--group-size: must be 2 or more, to compare completions")
     if args.prompts_per_step % (args.minibatches * WORLD) != 0:
