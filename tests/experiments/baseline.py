@@ -85,9 +85,8 @@ TESTS = [
 
 
 def draw(runs):
-    page, (noise, learned) = figure(
-        "A baseline takes out noise if wrong answers\nare paid, too", 3.3, 1, 2
-    )
+    title = "A baseline takes out noise if wrong answers\nare paid, too"
+    page, (noise, learned) = figure(title, 3.3, 1, 2)
     noise.set(yscale="log", title="variance without it\nover variance with it", xlabel="rollouts")
     looks = {"R + 1": ("R + 1", SOLID), "R, best\nconstant": ("b*", DOTTED), "R": ("R", DASHED)}
     lines = {}
@@ -104,14 +103,8 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(
-    run,
-    JOBS,
-    TESTS,
-    draw,
-    small={"points": [0, 1], "groups": 4, "warm": 30, "steps": 2},
-    first="it depends",
-)
+SMALL = {"points": [0, 1], "groups": 4, "warm": 30, "steps": 2}
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, SMALL)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

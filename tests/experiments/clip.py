@@ -54,13 +54,8 @@ TESTS = [
 
 
 def draw(runs):
-    page, axes = figure(
-        "PPO: many epochs teach more than one;\nwithout the clip some runs fall far behind",
-        3.4,
-        1,
-        2,
-        sharey=True,
-    )
+    title = "PPO: many epochs teach more than one;\nwithout the clip some runs fall far behind"
+    page, axes = figure(title, 3.4, 1, 2, sharey=True)
     rows = {"1 epoch": ("clip", 1), "10 epochs": ("clip", 10), "10, no clip": ("no clip", 10)}
     rows |= {"20 epochs": ("clip", 20), "20, no clip": ("no clip", 20)}
     for panel, column in zip(axes, (LEARNED, "largest KL"), strict=True):
@@ -72,7 +67,7 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2500}, first="could not tell")
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2500})
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -116,9 +116,7 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(
-    run, JOBS, TESTS, draw, small={"steps": 1, "ahead": 1, "warm": 2}, first="it depends"
-)
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 1, "ahead": 1, "warm": 2})
 
 if __name__ == "__main__":
     EXPERIMENT.main()

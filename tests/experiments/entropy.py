@@ -48,13 +48,7 @@ STAIRS = ["Stairs10-v0", "Stairs11-v0"]
 WEIGHTS = [1.0, 0.0]
 JOBS = grid(16, place=[*STAIRS, "CartPole-v1"], weight=WEIGHTS)
 TESTS = [
-    [
-        Contrast(
-            "stairs, share that found the top: weight 1 − 0",
-            *arms("top found", "weight", WEIGHTS),
-            0.2,
-        )
-    ],
+    [Contrast("stairs, found the top: weight 1 − 0", *arms("top found", "weight", WEIGHTS), 0.2)],
     [Contrast("CartPole, return: weight 0 − 1", *arms("return", "weight", WEIGHTS[::-1]), 20)],
 ]
 
@@ -72,7 +66,7 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2500}, first="held up")
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2500})
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -58,9 +58,7 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(
-    run, JOBS, TESTS, draw, small={"steps": 2, "warm": 2}, first="no difference"
-)
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2, "warm": 2})
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -59,13 +59,8 @@ TESTS = [
 
 
 def draw(runs):
-    page, (best, fixed) = figure(
-        "The clip saves 16 epochs at a high rate;\nat the best rates it adds little",
-        3.3,
-        1,
-        2,
-        sharey=True,
-    )
+    title = "The clip saves 16 epochs at a high rate;\nat the best rates it adds little"
+    page, (best, fixed) = figure(title, 3.3, 1, 2, sharey=True)
     looks = {"clip, 16": SOLID, "no clip, 16": DASHED, "clip, 1": DOTTED}
     lines = {}
     for (label, dash), (settings, _) in zip(looks.items(), TUNED, strict=True):
@@ -81,14 +76,9 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(
-    run,
-    JOBS,
-    TESTS,
-    draw,
-    small={"steps": 1, "prompts": 4, "problems": 4, "warm": 30},
-    first="could not tell",
-)
+SMALL = {"steps": 1, "prompts": 4, "problems": 4, "warm": 30}
+POINTS = {"by rollout": {f"reward of rollout {i}": i - 1 for i in (3, 11, 20)}}
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, SMALL, POINTS)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

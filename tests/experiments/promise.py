@@ -49,9 +49,7 @@ def run(method, place, seed, steps=40_000, episodes=200):
 
 def contrast(place):
     arm = {"method": "TRPO", "place": place}
-    name = (
-        f"{place}: steps of TRPO that lower the return by 10 % − the same by noise of measurement"
-    )
+    name = f"{place}: steps of TRPO that lower the return by 10 % − those by noise of measurement"
     return Contrast(name, (arm, HARMS), (arm, "share by noise"), 0.05, equal=True)
 
 
@@ -64,13 +62,10 @@ TESTS = [[contrast(HOME)], [contrast(CORRIDOR)]]
 
 
 def draw(runs):
-    page, axes = figure(
-        "TRPO: no step harms on CartPole, some do in a noisy corridor\n(line: the limit of 0.05)",
-        2.7,
-        1,
-        2,
-        sharey=True,
+    title = (
+        "TRPO: no step harms on CartPole, some do in a noisy corridor\n(line: the limit of 0.05)"
     )
+    page, axes = figure(title, 2.7, 1, 2, sharey=True)
     for panel, (title, place) in zip(axes, PANELS.items(), strict=True):
         rows = {}
         for method, algorithm in zip(METHODS, ("TRPO", "PPO", "none"), strict=True):
@@ -83,9 +78,7 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(
-    run, JOBS, TESTS, draw, small={"steps": 8000, "episodes": 2}, first="held up"
-)
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 8000, "episodes": 2})
 
 if __name__ == "__main__":
     EXPERIMENT.main()

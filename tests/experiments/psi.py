@@ -111,14 +111,8 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(
-    run,
-    JOBS,
-    TESTS,
-    draw,
-    small={"steps": 2000, "half_trained": 2000, "rollouts": 4},
-    first="held up",
-)
+SMALL = {"steps": 2000, "half_trained": 2000, "rollouts": 4}
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, SMALL)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

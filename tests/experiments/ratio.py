@@ -153,9 +153,7 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(
-    run, JOBS, TESTS, draw, small={"steps": 2, "groups": 4, "warm": 30}, first="could not tell"
-)
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2, "groups": 4, "warm": 30})
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -82,9 +82,7 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(
-    run, JOBS, TESTS, draw, small={"steps": 2, "warm": 10, "epochs": 1}, first="held up"
-)
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2, "warm": 10, "epochs": 1})
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -81,7 +81,7 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={}, first="by formula")
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={})
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -54,9 +54,8 @@ TESTS = [
 
 
 def draw(runs):
-    page, axes = figure(
-        "At a low temperature the policy learns more slowly", 3.1, 1, 2, sharey=True
-    )
+    title = "At a low temperature the policy learns more slowly"
+    page, axes = figure(title, 3.1, 1, 2, sharey=True)
     dashes = dict(zip(TEMPERATURES, (DOTTED, DASHED, SOLID, MIXED), strict=True))
     for panel, column in zip(axes, ("sampled by look", "greedy by look"), strict=True):
         lines = {}
@@ -70,7 +69,7 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": EVERY, "warm": 2}, first="held up")
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": EVERY, "warm": 2})
 
 if __name__ == "__main__":
     EXPERIMENT.main()
