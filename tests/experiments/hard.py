@@ -52,7 +52,8 @@ def draw(runs):
         for std, dash in zip(STD, (SOLID, DASHED), strict=True):
             label = "with std" if std else "without"
             lines[label] = values(runs, ({"std": std}, kind)), "GRPO", dash
-        curves(panel, range(1, len(lines["without"][0][0]) + 1), lines)
+        at = {"without": ("with the std (solid)\nand without (dashed)", 12, 45, -48)}
+        curves(panel, range(1, len(lines["without"][0][0]) + 1), lines, at)
         panel.set(title=kind, xlabel="rollouts")
     axes[0].set_ylabel("reward")
     return page

@@ -242,7 +242,8 @@ class Experiment:
         """Draw the picture, and put the block on the page."""
         figure = self.draw(self.runs())
         label_lines(figure)
-        figure.savefig(HERE / f"results/{self.name}.png")
+        for kind in ("png", "svg"):
+            figure.savefig(HERE / f"results/{self.name}.{kind}")
         text = "\n".join([f"<!-- {self.name} -->", *self.block(), "<!-- end -->"])
         old = rf"<!-- {self.name} -->.*?<!-- end -->"
         PAGE.write_text(re.sub(old, lambda _: text, PAGE.read_text(), flags=re.S))
@@ -298,10 +299,6 @@ def means(runs, points):
     for (label, name), sample in found.items():
         low, high = map(told, interval(sample))
         spread = f" [{low}, {high}]" if low != high else ""
-        cells = [
-            label.replace("|", "\\|"),
-            name.replace("|", "\\|"),
-            told(np.mean(sample)) + spread,
-        ]
-        rows.append([*cells, len(sample)])
+        names = [each.replace("|", "\\|") for each in (label, name)]
+        rows.append([*names, told(np.mean(sample)) + spread, len(sample)])
     return table(["runs with", "not tested", "mean [95 %]", "runs"], rows)

@@ -76,7 +76,7 @@ TESTS = [
 
 
 def draw(runs):
-    title = "1/|o_i| makes wrong answers grow, and right ones shrink"
+    title = "1 / length makes wrong answers grow, and right ones shrink"
     page, axes = figure(title, 3.1, 1, 2, sharey=True)
     for panel, plus in zip(axes, ("wrong", "right"), strict=True):
         panel.set(yscale="log", title=f"answers with plus are {plus}", xlabel="rollouts")

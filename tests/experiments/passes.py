@@ -65,7 +65,9 @@ def draw(runs):
     lines = {}
     for (label, dash), (settings, _) in zip(looks.items(), TUNED, strict=True):
         lines[label] = values(runs, (settings, "by rollout")), "GRPO", dash
-    curves(best, range(1, len(lines["clip, 1"][0][0]) + 1), lines)
+    at = {"clip, 16": ("16, clip", 2, -6, 62), "no clip, 16": ("16, no clip", 3, 62, -12)}
+    at["clip, 1"] = "1 epoch", 3, 50, -22
+    curves(best, range(1, len(lines["clip, 1"][0][0]) + 1), lines, at)
     looks = [("GRPO", SOLID), ("GRPO", DASHED), ("GSPO", SOLID), ("CISPO", SOLID)]
     lines = {}
     for form, look, (settings, _) in zip(FORMS, looks, FIXED, strict=True):

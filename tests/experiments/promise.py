@@ -5,8 +5,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from classic_parts import PLACES, right_door, train
-from lab import Contrast, Experiment, grid, values
-from pictures import dots, figure
+from lab import Contrast, Experiment, grid, interval, values
+from pictures import COLORS, figure
 
 import ppo
 import trpo
@@ -62,19 +62,17 @@ TESTS = [[contrast(HOME)], [contrast(CORRIDOR)]]
 
 
 def draw(runs):
-    title = (
-        "TRPO: no step harms on CartPole, some do in a noisy corridor\n(line: the limit of 0.05)"
-    )
+    title = "TRPO: no step harms on CartPole, some do in a noisy corridor\n"
+    title += "(black: 95 % intervals; grey: the limit of 0.05)"
     page, axes = figure(title, 2.7, 1, 2, sharey=True)
     for panel, (title, place) in zip(axes, PANELS.items(), strict=True):
-        rows = {}
-        for method, algorithm in zip(METHODS, ("TRPO", "PPO", "none"), strict=True):
-            label = method.replace(" of", "\nof")
-            found = values(runs, ({"method": method, "place": place}, HARMS))
-            rows[label] = found, algorithm, True
-        dots(panel, rows)
+        for row, algorithm in enumerate(("TRPO", "PPO", "none")):
+            found = values(runs, ({"method": METHODS[row], "place": place}, HARMS))
+            panel.barh(row, found.mean(), 0.5, color=COLORS[algorithm])
+            panel.plot(interval(found), [row, row], color="black", linewidth=1.2)
+        panel.set_yticks(range(3), [method.replace(" of", "\nof") for method in METHODS])
         panel.axvline(0.05, color="#888888", linewidth=1)  # the limit
-        panel.set(title=title, xlabel="share of steps that\nlower the return by 10 %")
+        panel.set(title=title, ylim=(2.5, -0.5), xlabel="share that costs 10 % of return")
     return page
 
 

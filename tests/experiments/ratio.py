@@ -121,9 +121,7 @@ GRPO, GSPO, ONE = "GRPO, no clip", "GSPO, no clip", "weight 1"
 TESTS = [
     [
         Contrast("long answers: Var(r) / Var(s)", FACTORS["long"], None, log2(9), factor=True),
-        Contrast(
-            "this: long over short answers", FACTORS["long"], FACTORS["short"], 1, factor=True
-        ),
+        Contrast("this, over short answers'", FACTORS["long"], FACTORS["short"], 1, factor=True),
         Contrast("signal without a clip: GSPO − GRPO", SIGNALS[GSPO], SIGNALS[GRPO], 0.05),
         Contrast("signal without a clip: GSPO − weight 1", SIGNALS[GSPO], SIGNALS[ONE], 0.05),
     ],
@@ -138,11 +136,7 @@ TESTS = [
 def draw(runs):
     title = "Token ratios and their mean over an answer, without a clip"
     page, axes = figure(title, 3.1, 1, 2)
-    looks = {
-        "GSPO's mean": (GSPO, "GSPO"),
-        "weight 1": (ONE, "RLOO"),
-        "GRPO's ratio": (GRPO, "GRPO"),
-    }
+    looks = {"GSPO's s": (GSPO, "GSPO"), "weight 1": (ONE, "RLOO"), "GRPO's r": (GRPO, "GRPO")}
     for panel, (name, title) in zip(axes, TITLES.items(), strict=True):
         lines = {}
         for label, (form, algorithm) in looks.items():

@@ -62,8 +62,9 @@ def draw(runs):
         for temperature, dash in dashes.items():
             found = values(runs, ({"temperature": temperature}, column))
             lines[f"{temperature:g}"] = found, "GRPO", dash
-        curves(panel, [EVERY * (i + 1) for i in range(len(found[0]))], lines)
-        panel.set_xlabel("rollouts")
+        at = {"0.3": ("0.3", 1, 28, -22), "1.5": ("0.7, 1 and 1.5", 4, 0, 14)}
+        curves(panel, [EVERY * (i + 1) for i in range(len(found[0]))], lines, at)
+        panel.set(xlabel="rollouts", ylim=(0, 1.15))
     axes[0].set(title="right, sampled at 1", ylabel="share of held-out sums")
     axes[1].set_title("right, greedy")
     return page
