@@ -86,7 +86,7 @@ def signals(model, batch, now, args):
     return found
 
 
-def run(seed, start, steps=6, groups=256, warm=400):
+def run(seed, start, steps=6, groups=128, warm=400):
     """GRPO (β 0), on answers of many lengths. In its last rollout we look after 1, 4 and 16 epochs
     at new answers of the policy before this rollout, and at answers of the policy of that time."""
     args = grpo_llm.Args(beta=0.0, update_epochs=EPOCHS[-1], seed=seed, max_new_tokens=32)
@@ -113,7 +113,7 @@ def run(seed, start, steps=6, groups=256, warm=400):
     return found | {name: mean([each[name] for each in seen]) for name in seen[0]}
 
 
-JOBS = started(24)
+JOBS = started(16)
 FACTORS = {length: ({}, f"factor, {length}") for length in LENGTHS}
 SIGNALS = {form: ({}, f"signal, {form}") for form in SURROGATES}
 COSINES = {form: ({}, f"cosine, {form}") for form in SURROGATES}
