@@ -105,7 +105,7 @@ def draw(runs):
         label = f"TD error, critic\nafter {seen} rollouts"
         rows[label] = values(runs, arm), "actor-critic", seen == 2
     dots(bias, rows)
-    bias.set(xscale="symlog", title="Bias² over gradient² (linear up to 1, then logarithmic)")
+    bias.set(xscale="symlog", title="Bias² over gradient² (linear up to 2, then logarithmic)")
     plain(bias.xaxis, [0, 0.5, 1, 3, 10, 30])
     bias.axvline(1, color="#888888", linewidth=1)
     return page

@@ -88,7 +88,7 @@ def draw(runs):
         lines[label] = found, *looks.get(label, looks["no clip"])[1:]
     curves(longer, range(1, 21), lines)
     longer.axvspan(1, 10, color="#888888", alpha=0.12, linewidth=0)
-    longer.text(5.5, 0.2, "the rate\nwarms up", ha="center", fontsize=WORDS)
+    longer.text(5.5, 0.2, "rate\nwarms up", ha="center", fontsize=WORDS)
     longer.set(xlabel="rollouts", title="another task: reward")
     return page
 
