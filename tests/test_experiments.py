@@ -102,8 +102,8 @@ def test_a_bound_expects_skewed_pairs():
 
 
 def test_a_bound_errs_less_often_if_pairs_are_skewed():
-    """16 exponential pairs whose mean is the bound: p < 0.01 in 5 % of cases, p_bound in 3 %. That
-    is not 1 %, as the page says. With normal pairs it is."""
+    """16 exponential pairs whose mean is the bound: p < 0.01 in 5 % of cases, p_bound in 2 %, as
+    the page says. With normal pairs it is 1 %."""
     generator, below = np.random.default_rng(0), {}
     kinds = {"skewed": 1 - generator.exponential(size=(2000, 16))}
     kinds["normal"] = generator.standard_normal((2000, 16))
@@ -114,7 +114,7 @@ def test_a_bound_errs_less_often_if_pairs_are_skewed():
         for test in (lab.p_value, lab.p_bound):
             below[kind, test] = sum(test(pairs) < 0.01 for pairs in high) / 2000
     assert 0.04 < below["skewed", lab.p_value] < 0.065
-    assert 0.02 < below["skewed", lab.p_bound] < 0.04
+    assert 0.015 < below["skewed", lab.p_bound] < 0.035
     assert below["normal", lab.p_bound] < 0.015
 
 

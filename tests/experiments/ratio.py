@@ -49,10 +49,10 @@ def answers(model, tokenizer, name, groups, args):
 
 
 def group_gradients(model, batch, surrogates, args):
-    """The gradients of each of these surrogates, one for each group of answers."""
-    found = {name: [] for name in surrogates}
-    for i in range(0, len(batch["mask"]), args.group_size):
-        group = grpo_llm.take_rows(batch, slice(i, i + args.group_size))
+    """The gradients of each of these surrogates, one for every four groups of answers."""
+    found, size = {name: [] for name in surrogates}, 4 * args.group_size
+    for i in range(0, len(batch["mask"]), size):
+        group = grpo_llm.take_rows(batch, slice(i, i + size))
         logprobs = grpo_llm.token_logprobs(model, group, args.temperature)
         inputs = [group[name] for name in ("old_logprobs", "advantages", "mask")]
         weights = grpo_llm.token_weights(group["mask"], args)
@@ -65,10 +65,10 @@ def group_gradients(model, batch, surrogates, args):
 
 
 def square_and_noise(vectors):
-    """Of the gradient of a rollout of 32 questions: the square of its mean, without the noise of
-    this sample, and its variance."""
+    """Of the gradient of a rollout of 32 questions, which are eight fours: the square of its mean,
+    without the noise of this sample, and its variance."""
     variance = vectors.var(0).sum()
-    return vectors.mean(0).square().sum() - variance / len(vectors), variance / 32
+    return vectors.mean(0).square().sum() - variance / len(vectors), variance / 8
 
 
 def signals(model, batch, now, args):
@@ -86,7 +86,7 @@ def signals(model, batch, now, args):
     return found
 
 
-def run(seed, start, steps=6, groups=128, warm=400):
+def run(seed, start, steps=6, groups=256, warm=400):
     """GRPO (β 0), on answers of many lengths. In its last rollout we look after 1, 4 and 16 epochs
     at new answers of the policy before this rollout, and at answers of the policy of that time."""
     args = grpo_llm.Args(beta=0.0, update_epochs=EPOCHS[-1], seed=seed, max_new_tokens=32)
@@ -147,7 +147,7 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2, "groups": 4, "warm": 30})
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2, "groups": 8, "warm": 30})
 
 if __name__ == "__main__":
     EXPERIMENT.main()
