@@ -228,8 +228,7 @@ class Experiment:
             unit = " times" if contrast.factor else ""
             compared = contrast.name.replace("|", "\\|")
             cells = [number, compared, f"{said[0]}{unit} [{said[1]}, {said[2]}]", said[3] + unit]
-            words = [f"{word}, {p_text(p)}" for word, p in (sign, size)]
-            rows.append([*cells, len(pairs), *words])
+            rows.append([*cells, len(pairs), *(f"{word}, {p_text(p)}" for word, p in (sign, size))])
         tests = [*table([*header, "sign", "size"], rows), ""] if rows else []
         machine, days, revisions = zip(*(run["at"].rsplit(", ", 2) for run in runs), strict=True)
         days = ", ".join(sorted(set(days)))
