@@ -82,6 +82,7 @@ PLAIN = Contrast("a", ({}, "x"), ({}, "y"), smallest=2.0)
         (3 + 8 * SPREAD, NOT_SEEN, OPEN, NOT_SEEN),
         (2.1 + SPREAD, CLAIMED, OPEN, NOT_SEEN),
         (1.9 + SPREAD, CLAIMED, OPEN, NOT_SEEN),
+        (-1.9 + SPREAD, OPPOSITE, OPEN, NOT_SEEN),
         (4 + SPREAD[:8], NOT_SEEN, OPEN, NOT_SEEN),  # eight pairs are too few for the line
     ],
 )
@@ -97,7 +98,7 @@ def test_a_bound_expects_skewed_pairs():
     """Rare low pairs may be missing in a sample, so p is raised; rare high ones need no change."""
     low = np.array([1.0] * 14 + [0.5, -2.0])
     assert lab.p_bound(low) > 2 * lab.p_value(low)
-    for pairs in (4 - low, 1 + SPREAD / 2):
+    for pairs in (1.2 - low, 1 + SPREAD / 2):
         assert lab.p_bound(pairs) == pytest.approx(lab.p_value(pairs))
 
 
