@@ -35,7 +35,7 @@ for folder in ("tests/benchmarks", "tests/examples", "."):
 from bench import CPU, Enough, evaluate, footer, table, train  # noqa: E402, F401
 
 PAGE = HERE / "EXPERIMENTS.md"
-COMPARISONS = 56  # on the page; a test counts them
+COMPARISONS = 60  # on the page; a test counts them
 LINE = 0.01 / COMPARISONS  # they share 1 %, so that no verdict depends on another's p
 CLAIMED, OPPOSITE, NOT_SEEN = "as claimed", "opposite", "not seen"  # of the sign
 OF_INTEREST, TOO_SMALL, OPEN = "of interest", "too small", "open"  # of the size
@@ -287,17 +287,19 @@ def means(runs, points):
     found = {}
     for run in runs:
         arm = [(k, v) for k, v in run["settings"].items() if k not in ("seed", "start")]
-        label = ", ".join(f"{key} {value}" for key, value in arm)
+        label = ", ".join(f"{key} {value}" for key, value in arm).replace("|", "\\|")
         numbers = {k: v for k, v in run["result"].items() if not isinstance(v, list)}
         for series, places in points.items():
             listed = run["result"].get(series, [])
             numbers |= {name: listed[i] for name, i in places.items() if i < len(listed)}
         for name, value in numbers.items():
-            found.setdefault((label, name), []).append(value)
+            found.setdefault(label, {}).setdefault(name, []).append(value)
     rows = []
-    for (label, name), sample in found.items():
-        low, high = map(told, interval(sample))
-        spread = f" [{low}, {high}]" if low != high else ""
-        names = [each.replace("|", "\\|") for each in (label, name)]
-        rows.append([*names, told(np.mean(sample)) + spread, len(sample)])
-    return table(["runs with", "not tested", "mean [95 %]", "runs"], rows)
+    for label, columns in found.items():
+        lines = []
+        for name, sample in columns.items():
+            low, high = map(told, interval(sample))
+            spread = f" [{low}, {high}]" if low != high else ""
+            lines.append(f"{name}: {told(np.mean(sample))}{spread}")
+        rows.append([label, "<br>".join(lines), len(sample)])
+    return table(["runs with", "not tested: mean [95 %]", "runs"], rows)
