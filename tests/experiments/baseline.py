@@ -85,33 +85,28 @@ TESTS = [
 
 
 def draw(runs):
-    page, (noise, learned) = figure(
-        "A baseline takes out noise if wrong answers\nare paid, too", 3.3, 1, 2
-    )
+    title = "A baseline takes out noise if wrong answers\nare paid, too"
+    page, (noise, learned) = figure(title, 3.3, 1, 2)
     noise.set(yscale="log", title="variance without it\nover variance with it", xlabel="rollouts")
-    looks = {"R + 1": ("R + 1", SOLID), "R, best\nconstant": ("b*", DOTTED), "R": ("R", DASHED)}
-    lines = {}
-    for label, (column, dash) in looks.items():
-        lines[label] = 2 ** values(runs, ({}, column)), "RLOO", dash
-    curves(noise, POINTS[: len(lines["R"][0][0])], lines)
+    looks, lines = {"R + 1": SOLID, "b*": DOTTED, "R": DASHED}, {}
+    for column, dash in looks.items():
+        lines[column] = 2 ** values(runs, ({}, column)), "RLOO", dash
+    at = {"R + 1": ("R + 1", 2, 0, 14), "b*": ("R, best constant", 3, -10, 14)}
+    at["R"] = "R", 3, 0, -14
+    curves(noise, POINTS[: len(lines["R"][0][0])], lines, at)
     plain(noise.yaxis, [0.5, 1, 2, 4])
-    looks = [("baseline", "RLOO", SOLID), ("none", "none", SOLID), ("none,\nR + 1", "none", DASHED)]
-    lines = {}
-    for form, (label, algorithm, dash) in zip(FORMS, looks, strict=True):
-        lines[label] = values(runs, ({"form": form}, "by rollout")), algorithm, dash
-    curves(learned, range(1, len(lines["none"][0][0]) + 1), lines)
-    learned.set(title="share of right answers", xlabel="rollouts")
+    looks, lines = [("RLOO", SOLID), ("none", SOLID), ("none", DASHED)], {}
+    for form, look in zip(FORMS, looks, strict=True):
+        lines[form] = values(runs, ({"form": form}, "by rollout")), *look
+    at = {"none": ("R: none", 12, 0, 24), "leave-one-out": ("R: baseline", 42, 6, -14)}
+    at["none, R + 1"] = "R + 1: none", 40, 0, -24
+    curves(learned, range(1, len(lines["none"][0][0]) + 1), lines, at)
+    learned.set(title="share of right answers", xlabel="rollouts", ylim=(0, 1.15))
     return page
 
 
-EXPERIMENT = Experiment(
-    run,
-    JOBS,
-    TESTS,
-    draw,
-    small={"points": [0, 1], "groups": 4, "warm": 30, "steps": 2},
-    first="it depends",
-)
+SMALL = {"points": [0, 1], "groups": 4, "warm": 30, "steps": 2}
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, SMALL)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

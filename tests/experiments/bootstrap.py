@@ -62,7 +62,7 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2500}, first="could not tell")
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2500})
 
 if __name__ == "__main__":
     EXPERIMENT.main()

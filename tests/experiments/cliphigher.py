@@ -78,9 +78,7 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(
-    run, JOBS, TESTS, draw, small={"steps": 1, "warm": 10, "epochs": 1}, first="it depends"
-)
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 1, "warm": 10, "epochs": 1})
 
 if __name__ == "__main__":
     EXPERIMENT.main()

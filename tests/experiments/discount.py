@@ -18,9 +18,6 @@ def run(gamma, seed, start, steps=30, warm=400):
 
 
 GAMMAS = [1.0, 0.9]
-
-
-GAMMAS = [1.0, 0.9]
 JOBS = started(16, gamma=GAMMAS)
 TESTS = [[Contrast("tokens: γ 1 − γ 0.9", *arms("tokens", "gamma", GAMMAS), 1.0)]]
 
@@ -38,7 +35,7 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2, "warm": 2}, first="held up")
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2, "warm": 2})
 
 if __name__ == "__main__":
     EXPERIMENT.main()

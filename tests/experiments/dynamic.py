@@ -42,9 +42,8 @@ TESTS = [[contrast("one draw")], [contrast("large draw"), contrast("more steps")
 
 
 def draw(runs):
-    page, axes = figure(
-        "Redrawing: a step teaches more,\nand draws four times the answers", 2.8, 1, 2, sharey=True
-    )
+    title = "Redrawing: a step teaches more,\nand draws four times the answers"
+    page, axes = figure(title, 2.8, 1, 2, sharey=True)
     for panel, column in zip(axes, ("pass@1", "answers"), strict=True):
         found = {form: values(runs, ({"form": form}, column)) for form in FORMS}
         dots(panel, {form: (each, "DAPO", form == "DAPO") for form, each in found.items()})
@@ -53,9 +52,7 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(
-    run, JOBS, TESTS, draw, small={"shorter": 24, "warm": 10}, first="it depends"
-)
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"shorter": 24, "warm": 10})
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -76,13 +76,8 @@ TESTS = [
 
 
 def draw(runs):
-    page, axes = figure(
-        "A loophole is found; a KL penalty saves right answers,\nand costs where there is none",
-        3.1,
-        1,
-        3,
-        sharey=True,
-    )
+    title = "A loophole is found; a KL penalty saves right answers,\nand costs where there is none"
+    page, axes = figure(title, 3.1, 1, 3, sharey=True)
     panels = {"GRPO, loophole": ("GRPO", HOLE), "RLOO, loophole": ("RLOO", HOLE)}
     panels["GRPO, none"] = "GRPO", CLEAN
     for panel, (title, (method, reward)) in zip(axes, panels.items(), strict=True):
@@ -96,9 +91,8 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(
-    run, JOBS, TESTS, draw, small={"steps": 1, "every": 1, "number": 2, "warm": 30}, first="held up"
-)
+SMALL = {"steps": 1, "every": 1, "number": 2, "warm": 30}
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, SMALL, {"right": {"right, untrained": 0}})
 
 if __name__ == "__main__":
     EXPERIMENT.main()

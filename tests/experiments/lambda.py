@@ -81,10 +81,8 @@ TESTS = [
 
 
 def draw(runs):
-    page, axes = figure(
-        "λ trades bias for variance; which λ is best\ndepends on the noise", 5.2, 2, 2
-    )
-    bias, variance, corridor, cartpole = axes
+    title = "λ trades bias for variance; which λ is best\ndepends on the noise"
+    page, (bias, variance, corridor, cartpole) = figure(title, 5.2, 2, 2)
     variance.set(yscale="log", title="variance")
     bias.set(title="bias² of the advantages")
     for panel, column in ((bias, "bias²"), (variance, "variance")):
@@ -101,14 +99,8 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(
-    run,
-    JOBS,
-    TESTS,
-    draw,
-    small={"steps": 2500, "half_trained": 3000, "copies": 4, "horizon": 20},
-    first="it depends",
-)
+SMALL = {"steps": 2500, "half_trained": 3000, "copies": 4, "horizon": 20}
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, SMALL)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

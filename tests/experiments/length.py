@@ -5,7 +5,7 @@ from unittest.mock import patch
 import torch
 from lab import Contrast, Experiment, arms, mean, train, values
 from llm_parts import load, started, warm_start
-from pictures import DASHED, SOLID, curves, figure, plain
+from pictures import DASHED, DOTTED, MIXED, SOLID, curves, figure, plain
 
 import grpo_llm
 
@@ -27,6 +27,16 @@ def swapped(name):
     return lambda completion, answer: 1 - grpo_llm.verify(completion, answer)
 
 
+def weights_of(part, own=grpo_llm.token_weights):
+    """token_weights, but only an answer's first token has a gradient, or only the others have."""
+
+    def token_weights(mask, args):
+        first = torch.arange(mask.shape[1]) == 0
+        return own(mask, args) * (first if part == "first token" else ~first)
+
+    return token_weights if part else own
+
+
 def run(norm, plus, seed, start, steps=20, warm=400):
     """Rollouts from the habit of babbling. Plus is right: rewards of 0 and 1 are swapped."""
     folder = warm_start("babble", start, warm)
@@ -37,42 +47,50 @@ def run(norm, plus, seed, start, steps=20, warm=400):
         counts.append(plus_signs(policy, tokenizer))
 
     verifier = swapped if plus == "right" else grpo_llm.load_verifier
+    norm, _, part = norm.partition(", ")
     args = grpo_llm.Args(beta=0.0, max_new_tokens=60, length_norm=NORMS[norm], steps=40, seed=seed)
-    with patch.object(grpo_llm, "load_verifier", verifier):
+    change = {"load_verifier": verifier, "token_weights": weights_of(part)}
+    with patch.multiple(grpo_llm, **change):
         train(grpo_llm, args, steps, each_step, folder)
     return {"before": counts[0], "plus signs": mean(counts[1:]), "by rollout": counts}
 
 
-def contrast(plus, more, less):
+def contrast(plus, more, less, equal=False):
     """Of arms named after their norms, or before training."""
-    found = dict(zip(NORMS, arms("plus signs", "norm", NORMS, plus=plus), strict=True))
-    found["before"] = found["1/|o_i|"][0], "before"
-    return Contrast(f"plus is {plus}: {more} − {less}", found[more], found[less], 1)
+    found = dict(zip(ARMS, arms("plus signs", "norm", ARMS, plus=plus), strict=True))
+    found["before"] = found[less if more == "before" else more][0], "before"
+    return Contrast(f"plus is {plus}: {more} − {less}", found[more], found[less], 1, equal)
 
 
 NORMS = {"1/|o_i|": "response", "constant": "constant"}
+FIRST, OTHERS = PARTS = ["constant, first token", "constant, others"]
+ARMS = [*NORMS, *PARTS]
 JOBS = started(16, norm=list(NORMS), plus=["wrong", "right"])
+JOBS += started(16, norm=PARTS, plus=["wrong", "right"])
 TESTS = [
-    [contrast("wrong", "1/|o_i|", less) for less in ("constant", "before")],
-    [contrast("right", more, "1/|o_i|") for more in ("constant", "before")],
+    [contrast("wrong", "1/|o_i|", less) for less in ("constant", "before")]
+    + [contrast("wrong", "before", FIRST), contrast("wrong", OTHERS, "before", equal=True)],
+    [contrast("right", more, "1/|o_i|") for more in ("constant", "before")]
+    + [contrast("right", FIRST, "before"), contrast("right", OTHERS, "before", equal=True)],
 ]
 
 
 def draw(runs):
-    title = "1/|o_i| makes wrong answers grow, and right ones shrink"
+    title = "1 / length makes wrong answers grow, and right ones shrink"
     page, axes = figure(title, 3.1, 1, 2, sharey=True)
     for panel, plus in zip(axes, ("wrong", "right"), strict=True):
         panel.set(yscale="log", title=f"answers with plus are {plus}", xlabel="rollouts")
         lines = {}
-        for norm, dash in zip(NORMS, (SOLID, DASHED), strict=True):
-            lines[norm] = values(runs, ({"norm": norm, "plus": plus}, "by rollout")), "GRPO", dash
+        for norm, dash in zip(ARMS, (SOLID, DASHED, DOTTED, MIXED), strict=True):
+            label = norm.replace("1/|o_i|", "1 / length").replace(", ", ",\n")
+            lines[label] = values(runs, ({"norm": norm, "plus": plus}, "by rollout")), "GRPO", dash
         curves(panel, range(len(lines["constant"][0][0])), lines)
     plain(axes[0].yaxis, [2, 4, 8, 16, 32])
     axes[0].set_ylabel("plus signs in an answer")
     return page
 
 
-EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2, "warm": 10}, first="held up")
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2, "warm": 10})
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -59,18 +59,15 @@ TESTS = [
 
 
 def draw(runs):
-    page, (best, fixed) = figure(
-        "The clip saves 16 epochs at a high rate;\nat the best rates it adds little",
-        3.3,
-        1,
-        2,
-        sharey=True,
-    )
+    title = "The clip saves 16 epochs at a high rate;\nat the best rates it adds little"
+    page, (best, fixed) = figure(title, 3.3, 1, 2, sharey=True)
     looks = {"clip, 16": SOLID, "no clip, 16": DASHED, "clip, 1": DOTTED}
     lines = {}
     for (label, dash), (settings, _) in zip(looks.items(), TUNED, strict=True):
         lines[label] = values(runs, (settings, "by rollout")), "GRPO", dash
-    curves(best, range(1, len(lines["clip, 1"][0][0]) + 1), lines)
+    at = {"clip, 16": ("16, clip", 2, -6, 62), "no clip, 16": ("16, no clip", 3, 62, -12)}
+    at["clip, 1"] = "1 epoch", 3, 50, -22
+    curves(best, range(1, len(lines["clip, 1"][0][0]) + 1), lines, at)
     looks = [("GRPO", SOLID), ("GRPO", DASHED), ("GSPO", SOLID), ("CISPO", SOLID)]
     lines = {}
     for form, look, (settings, _) in zip(FORMS, looks, FIXED, strict=True):
@@ -81,14 +78,9 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(
-    run,
-    JOBS,
-    TESTS,
-    draw,
-    small={"steps": 1, "prompts": 4, "problems": 4, "warm": 30},
-    first="could not tell",
-)
+SMALL = {"steps": 1, "prompts": 4, "problems": 4, "warm": 30}
+POINTS = {"by rollout": {f"reward of rollout {i}": i - 1 for i in (3, 11)}}
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, SMALL, POINTS)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -44,14 +44,25 @@ def figure(title, height, *shape, **options):
     return page, page.subplots(*shape, squeeze=False, **options).flatten()
 
 
-def curves(axes, x, lines):
-    """Lines with bands. lines: {label: (values (runs, points), algorithm, dash)}."""
+def curves(axes, x, lines, at=None, band=True):
+    """Lines with bands. lines: {label: (values (runs, points), algorithm, dash)}. A label stands
+    where its line ends. With `at`, {label: (text, point, right, up)}, the text stands there, so
+    many points from a point of the line."""
     axes.ends = []  # for label_lines
     for label, (runs, algorithm, dash) in lines.items():
-        low, high = np.percentile(runs, [10, 90], axis=0)
-        axes.fill_between(x, low, high, color=COLORS[algorithm], alpha=0.13, linewidth=0)
-        axes.plot(x, runs.mean(0), color=COLORS[algorithm], linestyle=dash)
-        axes.ends.append((runs.mean(0)[-1], label, COLORS[algorithm]))
+        y, color = runs.mean(0), COLORS[algorithm]
+        if band:
+            low, high = np.percentile(runs, [10, 90], axis=0)
+            axes.fill_between(x, low, high, color=color, alpha=0.13, linewidth=0)
+        axes.plot(x, y, color=color, linestyle=dash)
+        if not at:
+            axes.ends.append((y[-1], label, color))
+        elif label in at:
+            text, i, *off = at[label]
+            i = min(i, len(x) - 1)  # smoke runs are short
+            place = {"xytext": off, "textcoords": "offset points", "ha": "center", "va": "center"}
+            place |= {"arrowprops": {"arrowstyle": "-", "color": color, "lw": 0.8}}
+            axes.annotate(text, (x[i], y[i]), color=color, fontsize=WORDS, **place)
 
 
 def label_lines(page):

@@ -5,8 +5,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from classic_parts import PLACES, right_door, train
-from lab import Contrast, Experiment, grid, values
-from pictures import dots, figure
+from lab import Contrast, Experiment, grid, interval, values
+from pictures import COLORS, figure
 
 import ppo
 import trpo
@@ -49,9 +49,7 @@ def run(method, place, seed, steps=40_000, episodes=200):
 
 def contrast(place):
     arm = {"method": "TRPO", "place": place}
-    name = (
-        f"{place}: steps of TRPO that lower the return by 10 % − the same by noise of measurement"
-    )
+    name = f"{place}: steps of TRPO that lower the return by 10 % − those by noise of measurement"
     return Contrast(name, (arm, HARMS), (arm, "share by noise"), 0.05, equal=True)
 
 
@@ -64,28 +62,21 @@ TESTS = [[contrast(HOME)], [contrast(CORRIDOR)]]
 
 
 def draw(runs):
-    page, axes = figure(
-        "TRPO: no step harms on CartPole, some do in a noisy corridor\n(line: the limit of 0.05)",
-        2.7,
-        1,
-        2,
-        sharey=True,
-    )
+    title = "TRPO: no step harms on CartPole, some do in a noisy corridor\n"
+    title += "(black: 95 % intervals; grey: the limit of 0.05)"
+    page, axes = figure(title, 2.7, 1, 2, sharey=True)
     for panel, (title, place) in zip(axes, PANELS.items(), strict=True):
-        rows = {}
-        for method, algorithm in zip(METHODS, ("TRPO", "PPO", "none"), strict=True):
-            label = method.replace(" of", "\nof")
-            found = values(runs, ({"method": method, "place": place}, HARMS))
-            rows[label] = found, algorithm, True
-        dots(panel, rows)
+        for row, algorithm in enumerate(("TRPO", "PPO", "none")):
+            found = values(runs, ({"method": METHODS[row], "place": place}, HARMS))
+            panel.barh(row, found.mean(), 0.5, color=COLORS[algorithm])
+            panel.plot(interval(found), [row, row], color="black", linewidth=1.2)
+        panel.set_yticks(range(3), [method.replace(" of", "\nof") for method in METHODS])
         panel.axvline(0.05, color="#888888", linewidth=1)  # the limit
-        panel.set(title=title, xlabel="share of steps that\nlower the return by 10 %")
+        panel.set(title=title, ylim=(2.5, -0.5), xlabel="share that costs 10 % of return")
     return page
 
 
-EXPERIMENT = Experiment(
-    run, JOBS, TESTS, draw, small={"steps": 8000, "episodes": 2}, first="held up"
-)
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 8000, "episodes": 2})
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -105,20 +105,14 @@ def draw(runs):
         label = f"TD error, critic\nafter {seen} rollouts"
         rows[label] = values(runs, arm), "actor-critic", seen == 2
     dots(bias, rows)
-    bias.set(xscale="symlog", title="Bias² over gradient²")
+    bias.set(xscale="symlog", title="Bias² over gradient² (linear up to 2, then logarithmic)")
     plain(bias.xaxis, [0, 0.5, 1, 3, 10, 30])
     bias.axvline(1, color="#888888", linewidth=1)
     return page
 
 
-EXPERIMENT = Experiment(
-    run,
-    JOBS,
-    TESTS,
-    draw,
-    small={"steps": 2000, "half_trained": 2000, "rollouts": 4},
-    first="held up",
-)
+SMALL = {"steps": 2000, "half_trained": 2000, "rollouts": 4}
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, SMALL)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -103,8 +103,8 @@ TESTS = [
 
 
 def draw(runs):
-    title = "The mean of an answer's ratios varies far less;\n"
-    title += "without a clip it keeps more of the signal"
+    title = "The mean of an answer's ratios varies far less, as a mean does;\n"
+    title += "without a clip its gradient repeats itself better"
     page, (factor, signal) = figure(title, 3.3, 1, 2)
     for panel, title in ((factor, "Var(r) over Var(s)"), (signal, "signal in the gradient")):
         panel.set(xscale="log", title=title, xlabel="epochs over the rollout")
@@ -125,9 +125,7 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(
-    run, JOBS, TESTS, draw, small={"steps": 2, "groups": 4, "warm": 30}, first="could not tell"
-)
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2, "groups": 4, "warm": 30})
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -64,9 +64,8 @@ TESTS = [
 
 
 def draw(runs):
-    page, axes = figure(
-        "With PPO's clip and with TRPO more step sizes work", 3.1, 1, 2, sharey=True
-    )
+    title = "With PPO's clip and with TRPO more step sizes work"
+    page, axes = figure(title, 3.1, 1, 2, sharey=True)
     looks = {"PPO": ("PPO's clip", "PPO", SOLID), "no clip": ("no clip", "none", DASHED)}
     looks |= {"TRPO": ("TRPO", "TRPO", SOLID), "plain step": ("Adam", "none", DASHED)}
     titles = {"16 steps of Adam a rollout": ["PPO", "no clip"], "one step": ["TRPO", "plain step"]}
@@ -82,7 +81,7 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2500}, first="held up")
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2500})
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -15,13 +15,8 @@ import rloo_llm
 
 RATIOS = torch.linspace(0.02, 2.5, 125, dtype=torch.float64).tolist()
 MARKS = [0.5, 2.0]  # ratios that the sentences name
-WEIGHTS = {
-    "RLOO": rloo_llm,
-    "GRPO": grpo_llm,
-    "DAPO": dapo_llm,
-    "GSPO": gspo_llm,
-    "CISPO": cispo_llm,
-}
+LLM = [rloo_llm, grpo_llm, dapo_llm, gspo_llm, cispo_llm]
+WEIGHTS = dict(zip(["RLOO", "GRPO", "DAPO", "GSPO", "CISPO"], LLM, strict=True))
 
 
 def objective(method, ratio, advantage):
@@ -81,7 +76,7 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={}, first="by formula")
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={})
 
 if __name__ == "__main__":
     EXPERIMENT.main()
