@@ -102,6 +102,7 @@ def test_a_bound_expects_skewed_pairs():
         assert lab.p_bound(pairs) == pytest.approx(lab.p_value(pairs))
 
 
+@pytest.mark.slow
 def test_a_bound_errs_less_often_if_pairs_are_skewed():
     """16 exponential pairs whose mean is the bound: p < 0.01 in 5 % of cases, p_bound in 2 %, as
     the page says. With normal pairs it is 1 %."""
