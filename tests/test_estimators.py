@@ -59,28 +59,34 @@ def test_plus_signs_are_those_of_samples():
     length.grpo_llm = grpo
 
 
-def test_signals_of_known_gradients(monkeypatch):
+def test_signals_and_cosines_of_known_gradients(monkeypatch):
     """Groups whose gradients are all g have a signal of 1; g and −g in turn have none; and half of
-    the gradient's square per rollout of 32 where the noise of a group is 32 times its square."""
+    the gradient's square per rollout of 32 where the noise of four groups is 8 times its square.
+    The cosine with fresh gradients is that of the two means, and is smaller by the noise."""
     weight = torch.nn.Parameter(torch.zeros(2))
     model = SimpleNamespace(parameters=lambda: [weight])
     monkeypatch.setattr(grpo, "token_weights", lambda mask, args: mask)
     monkeypatch.setattr(
         grpo, "token_logprobs", lambda model, group, temperature: group["g"] @ weight[:, None]
     )
-    flat = {"plain": (SimpleNamespace(surrogate=lambda logprobs, *_: (logprobs, None)), None)}
-    monkeypatch.setattr(ratio, "SURROGATES", flat)
+    flat = SimpleNamespace(surrogate=lambda logprobs, *_: (logprobs, None)), None
+    monkeypatch.setattr(ratio, "SURROGATES", {"weight 1": flat})
 
-    def signal(gradients):
-        n = len(gradients)
-        batch = {name: torch.ones(n, 1) for name in ("mask", "old_logprobs", "advantages")}
-        batch["g"] = torch.tensor(gradients)
-        return ratio.signals(model, batch, grpo.Args(group_size=1))["signal, plain"]
+    def fours(gradients):
+        rows = torch.tensor(gradients).repeat_interleave(4, 0)  # four groups share a gradient
+        batch = {name: torch.ones(len(rows), 1) for name in ("mask", "old_logprobs", "advantages")}
+        return batch | {"g": rows}
 
-    assert signal([[1.0, 2.0]] * 8) == pytest.approx(1)
-    assert signal([[1.0, 2.0], [-1.0, -2.0]] * 500) == pytest.approx(0, abs=0.1)
-    noisy = [[1.0 + s * 32**0.5, 0.0] for s in (1, -1)] * 500
-    assert signal(noisy) == pytest.approx(0.5, abs=0.02)
+    def signal(gradients, fresh=((3.0, 4.0),) * 8):
+        args = grpo.Args(group_size=1)
+        found = ratio.signals(model, fours(gradients), fours(fresh), args)
+        return found["signal, weight 1"], found["cosine, weight 1"]
+
+    assert signal([[3.0, 4.0]] * 8) == pytest.approx((1, 1))
+    assert signal([[4.0, -3.0]] * 8) == pytest.approx((1, 0), abs=1e-6)
+    assert signal([[1.0, 2.0], [-1.0, -2.0]] * 500)[0] == pytest.approx(0, abs=0.1)
+    noisy = [[1.0 + s * 8**0.5, 0.0] for s in (1, -1)] * 500
+    assert signal(noisy) == pytest.approx((0.5, 0.6 * 0.5**0.5), abs=0.02)
 
 
 @pytest.mark.parametrize("place", ["seen, 0.5", "hidden"])
