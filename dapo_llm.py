@@ -340,7 +340,7 @@ def main(args: Args) -> dict:
         if not math.isfinite(sum(metrics.values())):
             stop(f"step {step}: not finite, try a lower --learning-rate: {metrics}")
         if metrics["sampling/sampling_logp_difference/mean"] > 0.1:
-            stop("--model: sampler and loss disagree on log π: no exact cache? Try --dtype float32")
+            stop("--model: sampler and loss disagree on log π (inexact cache); try --dtype float32")
         log(writer, metrics, step, bar)
         if step % args.eval_every == 0 or step == args.steps:
             save_checkpoint(model, tokenizer, optimizer, folder, step)

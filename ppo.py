@@ -6,7 +6,7 @@ minibatches maximize
 
     L = mean_t min(r_t A_t, clip(r_t, 1 − ε, 1 + ε) A_t)                         (--clip-coef)
     r_t = π(a_t | s_t) / π_old(a_t | s_t)
-    A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)   (up to done, or T)
+    A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)   (to the episode's end or T)
 
 If A_t > 0, L grows with r_t up to r_t = 1 + ε, and is flat beyond. If A_t < 0, L grows as r_t falls
 to 1 − ε, and is flat below. If r_t has moved the other way, against A_t, there is no bound: the min

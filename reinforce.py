@@ -40,7 +40,7 @@ as usual, because late actions would hardly count. What reward-to-go and baselin
 in general not the gradient of any function (Nota & Thomas 2020, arXiv:1906.07073).
 
     python reinforce.py --psi return             # compare its noise with the default's (baseline)
-Williams 1992, doi:10.1007/BF00992696; their variance: Greensmith, Bartlett & Baxter 2004, JMLR 5
+Williams 1992, doi:10.1007/BF00992696; best baselines: Greensmith, Bartlett & Baxter 2004, JMLR 5
 """
 
 import math

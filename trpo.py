@@ -5,7 +5,7 @@ rewards into advantages A_t, how much better than expected an action was. A step
 
     max_θ L = mean_t r_t A_t   subject to   mean_t KL(π_old ‖ π) ≤ δ             (--max-kl)
     r_t = π(a_t | s_t) / π_old(a_t | s_t)
-    A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)   (up to done, or T)
+    A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)   (to the episode's end or T)
     KL(π_old ‖ π) = Σ_a π_old log(π_old / π)     0 if both are equal, otherwise positive
 
 What changes from actor_critic.py                Where
