@@ -7,7 +7,7 @@ one reward and the next state. Then π takes one step, and V several epochs over
     δ_t = R_t + γ V(s_{t+1}) − V(s_t)            the temporal-difference (TD) error
     mean_t ½ δ_t²                                the loss of the critic, γ V(s_{t+1}) held fixed
 
-Over many episodes the mean over steps is their mean sum, divided by their mean length: hence the ∝.
+(∝: a mean over steps is an episode's mean sum by its mean length. If γ < 1, γ^t is left out.)
 If R_t = 1, γ = 0.99, V(s_t) = 40 and V(s_{t+1}) = 41, then δ_t = 1 + 40.59 − 40 = 1.59, a push
 towards a_t. If V is right, Q(s, a) = E[ R_t + γ V(s_{t+1}) | s, a ] is the value of a in s,
 and A = Q − V its advantage, so δ_t is one sample of A(s_t, a_t). Then V is the mean of Q:
@@ -22,14 +22,14 @@ What changes from reinforce.py                   Where
 Why: REINFORCE waits for whole episodes and credits every action with all that came after it. The TD
 error depends on one reward and one step of the environment, so it varies far less. In the target,
 R_t + γ V(s_{t+1}), V stands for the rewards to come. This is called bootstrapping. No gradient
-flows through the target: V(s_t) is pulled towards it, and it is not pulled towards V(s_t).
+flows through the target, so V(s_t) moves towards it, but not it towards V(s_t): a semi-gradient.
 
 Weakness: δ_t is unbiased if V is right. As it rarely is, V should learn faster than the policy
 (--update-epochs). And nothing limits how far a step moves the policy.
 
-Differs from the paper: there π and V learn after every step of one environment, and eligibility
-traces spread δ_t over past states. Here they learn from T steps of N environments, as in A2C, the
-synchronous A3C (Mnih et al. 2016, arXiv:1602.01783), but from one-step errors, and with Adam.
+Differs from the paper: there the actor's rule is not yet ∇log π, both learn after every step of one
+environment, and eligibility traces spread δ_t over past states. Here they learn from T steps of N
+environments, as in A2C, the synchronous A3C (arXiv:1602.01783), but from one-step errors by Adam.
 
     python actor_critic.py --env-id Acrobot-v1
 Barto, Sutton & Anderson 1983, doi:10.1109/TSMC.1983.6313077; Sutton & Barto 2018, section 13.5

@@ -11,7 +11,7 @@ optimizer steps up J(θ), on minibatches of groups. A_i, π_old and π_ref are c
     k3_it = e^d − d − 1, d = log π_ref − log π_θ     see kl_k3; π_ref is the first model
     o_it is one of the |o_i| tokens of o_i; π(o_it) is its probability, given all text before it
 
-The value of J means nothing; its gradient points roughly along ∇E[R_i], so the mean reward rises.
+The value of J means nothing; its gradient points roughly along ∇E[R_i]: small steps raise E[R_i].
 
 What changes from grpo_llm.py                        Where
     the clipped ratio is only a weight of log π      surrogate, --clip-high
@@ -32,7 +32,7 @@ Differs from the paper: a minibatch takes no step if the rewards are equal in ea
 The mean is over a minibatch (paper: over a question's group), and no group is drawn again. The
 paper does not print its ε_high: 0.2 is GRPO's, and TRL recommends a cap of 5, --clip-high 4
 
-Without flags a tiny model learns, in two minutes on a laptop. For a real model, on a GPU, add
+Without flags a tiny model learns, in a minute or two on a laptop. For a real model, on a GPU, add
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
 MiniMax 2025, MiniMax-M1, arXiv:2506.13585
 """
@@ -90,7 +90,7 @@ class Args:
     max_new_tokens: int | None = None  # longest completion; default: 32 for sums, else 256
     model: str = "tiny"  # hub id, local folder, or "tiny": the model in tests/tiny_model
     dataset: str = "arithmetic"  # sums; or a JSONL file with "question" and "answer" per line
-    eval_dataset: str = ""  # JSONL file to evaluate on; default: a tenth of --dataset
+    eval_dataset: str = ""  # JSONL file to evaluate on; default: a tenth of the file
     verifier: str = ""  # FILE.py with verify(completion, answer) → reward; default: see verify
     prompt: str | None = None  # text around {question}; the default depends on data and verifier
     device: str = "auto"  # cpu, cuda, mps …; auto: the CPU for the tiny model, else a GPU if any
@@ -120,12 +120,12 @@ class Args:
 
 
 def compute_advantages(rewards, args):
-    """A_i, how much better than its group a completion is: rewards (P, G) → advantages (P, G).
+    """A_i = (R_i − mean R) / std R in each group: rewards (P, G) → advantages (P, G).
 
-    R_i − mean R is RLOO's advantage times (G − 1)/G, so subtracting the mean adds no bias where all
-    tokens have the same weight. Dividing by the std adds bias: questions that are nearly always or
-    hardly ever solved have a small std and so get more weight, and a tiny difference in reward
-    counts as much as right against wrong. (1e-4 avoids a division by 0.)
+    R_i − mean R is RLOO's advantage times (G − 1)/G, so with equal token weights the mean adds no
+    bias. Dividing by the std does: questions that are nearly always or hardly ever solved have a
+    small std and so get more weight, and a tiny difference in reward counts as much as right
+    against wrong. (1e-4 avoids a division by 0.)
     """
     advantages = rewards - rewards.mean(1, keepdim=True)
     if args.scale_rewards:
@@ -161,8 +161,8 @@ def kl_k3(logprobs, other_logprobs):
         ∇k3 = (1 − e^d) ∇log π    with the mean −Σ other ∇log π = ∇KL(other ‖ π)
 
     So k3 estimates KL(π ‖ other), but as a loss it has the gradient of KL(other ‖ π), which pulls π
-    towards the other, too. (This is exact while π is the policy that drew the tokens, and for
-    tokens of equal weight.)
+    towards the other, too. (This is exact at the first step after drawing, and for tokens of
+    equal weight.)
     """
     d = other_logprobs - logprobs
     return d.exp() - d - 1
@@ -182,8 +182,8 @@ def train_minibatch(model, optimizer, batch, args):
     that the loss is computed from.
 
     A group of equal rewards has advantages of 0. If β = 0, its rows have no gradient and are left
-    out. A minibatch of such groups alone takes no step, not even with β > 0: near π_ref the KL's
-    gradient is rounding noise, which Adam would scale up to a full step. The price: far from π_ref
+    out. A minibatch of such groups alone takes no step, not even with β > 0: at π_ref the KL's
+    gradient is rounding noise, which a fresh Adam scales up to a full step. The price: far from it
     a useful pull of the KL is missed.
     """
     # Computed for the whole minibatch, so that splitting it into parts changes no gradient.
@@ -296,8 +296,8 @@ def main(args: Args) -> dict:
 
 
 def autocast(model, args):
-    """In bf16, matrix products are rounded, and what follows on them. The weights stay float32, so
-    that small updates are not lost."""
+    """In bf16, matrix products are rounded, and what follows on them. The weights stay float32, in
+    which small updates add up until bf16 sees them."""
     return torch.autocast(model.device.type, torch.bfloat16, args.dtype == "bfloat16")
 
 
@@ -342,9 +342,9 @@ def take_rows(batch, rows):
 def generate(model, prompts, num_samples, max_new_tokens, temperature):
     """Draw num_samples completions of each prompt, a list of token ids; temperature 0 is greedy. A
     completion ends with an eos_token_id of the generation config. There is no top-k and no top-p:
-    they draw from the likeliest tokens alone, so that samples would not be π's."""
+    with them the samples would not be π's."""
     device = model.device
-    # Token ids and mask are padded together, on the left, with pairs of 0.
+    # Rows of (token id, 1), padded on the left with (0, 0).
     rows = [torch.tensor([(token, 1) for token in prompt], device=device) for prompt in prompts]
     padded = pad_sequence(rows, batch_first=True, padding_side="left")
     prompt_ids, prompt_mask = padded.unbind(2)
@@ -395,7 +395,7 @@ def rollout(model, tokenizer, problems, num_samples, temperature, args):
     rows = zip(batch["completion_ids"].tolist(), lengths, strict=True)
     completions = [tokenizer.decode(ids[:n], skip_special_tokens=True) for ids, n in rows]
     answers = [answer for _, answer in problems for _ in range(num_samples)]
-    failure = f"--verifier {args.verifier}: verify must return a finite number"
+    failure = f"--verifier {args.verifier}: no finite number from its verify(completion, answer)"
     with stop_on_error(failure, show_traceback=True):
         verifier = load_verifier(args.verifier)
         rewards = [float(verifier(*pair)) for pair in zip(completions, answers, strict=True)]
@@ -452,7 +452,7 @@ def evaluate(model, tokenizer, problems, args, writer, step):
         records.append(record)
     scores = global_means(records, model.device)
     log(writer, scores, step)
-    advantages = compute_advantages(rewards, args)  # in all processes: it may sum over them
+    advantages = compute_advantages(rewards, args)  # in all processes, as RLOO's may sum over them
     if RANK == 0:
         numbers = ", ".join(f"{name} {score:.3f}" for name, score in scores.items())
         tqdm.write(f"step {step}: {numbers}")
@@ -474,7 +474,7 @@ NUMBER = re.compile(r"\s*-?\$?([0-9]{1,3}(,[0-9]{3})+|[0-9]+)(\.[0-9]+)?\.?\s*")
 
 def verify(completion: str, answer: str) -> float:
     """The reward: 1.0 if the right number, and nothing else, stands after the last `#`, as in
-    GSM8K's `#### 1,234`. A completion is hostile text: it is never evaluated."""
+    GSM8K's `#### 1,234`. A completion is hostile text: never eval() it."""
     _, marker, tail = completion.rpartition("#")
     if not marker or not NUMBER.fullmatch(tail):
         return 0.0
@@ -498,10 +498,9 @@ def load_verifier(name):
 def make_sum(rng, held_out=False):
     """A chain of 2 to 6 one-digit numbers and its sum: ("3+8+5", "16")."""
     while True:
-        num_terms = rng.randint(2, 6)
-        terms = [rng.randint(0, 9) for _ in range(num_terms)]
+        terms = [rng.randint(0, 9) for _ in range(rng.randint(2, 6))]
         question = "+".join(map(str, terms))
-        # Its checksum decides on which side a question is, so that none is on both.
+        # The prompt's checksum decides the side, so that no question is on both.
         if held_out == (checksum(f"{question}=") % 10 == 0):
             return question, str(sum(terms))
 
@@ -518,8 +517,6 @@ def load_jsonl(flag, path, args):
         with stop_on_error(f'{flag} {path}, line {number}: needs a "question" and an "answer"'):
             row = json.loads(line)
             question, answer = row["question"].strip(), row["answer"]
-            if not question.encode() or answer is None or not str(answer).strip():
-                raise ValueError("one is empty")
             if not args.verifier:
                 answer = str(answer).rpartition("#")[2].strip()
                 if not NUMBER.fullmatch(answer):
@@ -548,7 +545,7 @@ def load_data(args):
         tenth = sum(checksum(question) < 2**32 / 10 for question, _ in train)
         held_out, train = train[: max(1, tenth)], train[max(1, tenth) :]
     if not train:
-        stop(f"--dataset {args.dataset}: needs two different questions, or give --eval-dataset")
+        stop(f"--dataset {args.dataset}: no question is left to train on; give --eval-dataset")
     return train, held_out[: args.eval_problems]
 
 
@@ -580,7 +577,7 @@ def load_policy(args, device):
         parameter.data = parameter.data.clone()
     if args.dtype == "bfloat16" and not args.resume:
         spread(model)
-    # A hub's other settings are for sampling, and transformers may refuse to save them.
+    # Its other settings are for sampling, and transformers may refuse to save them.
     hub = model.generation_config
     tokens = {"pad_token_id": hub.pad_token_id, "bos_token_id": hub.bos_token_id}
     tokens["eos_token_id"] = stop_tokens(tokenizer, hub.eos_token_id)
@@ -591,9 +588,9 @@ def load_policy(args, device):
 @torch.no_grad()
 def spread(model):
     """Move each weight to a random place among the float32 numbers that bf16 rounds to the same
-    number. bf16 sees the same model, but a small step soon moves some weights to the next one."""
+    number. bf16 sees the same model, but even a small step changes some of what it sees."""
     generator = torch.Generator().manual_seed(0)  # the same in the reference and in all processes
-    embedding = model.get_input_embeddings().weight  # if tied: as embedding it is not rounded
+    embedding = model.get_input_embeddings().weight  # if tied: it is used unrounded, too
     for layer in model.modules():
         if isinstance(layer, torch.nn.Linear) and layer.weight is not embedding:
             bits = layer.weight.bfloat16().float().view(torch.int32)
@@ -610,10 +607,8 @@ def stop_tokens(tokenizer, eos_token_id):
     if tokenizer.chat_template:
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "§"}]
         _, _, end = tokenizer.apply_chat_template(chat, tokenize=False).partition("§")
-        added = tokenizer.added_tokens_decoder  # Gemma's line breaks are among these
-        for token in tokenizer(end, add_special_tokens=False)["input_ids"]:
-            if token in added and added[token].content.strip():
-                return sorted(ids | {token})
+        first = tokenizer(end.strip(), add_special_tokens=False)["input_ids"][:1]
+        ids |= tokenizer.added_tokens_decoder.keys() & first
     return sorted(ids) or None
 
 
@@ -645,14 +640,14 @@ def check_prompts(problems, model, tokenizer, args):
 
 
 def stop(message):
-    """End a run that cannot succeed: one line that names the flag and the fix, exit status 2."""
+    """End a run that cannot succeed, with one line and exit status 2."""
     print("error:", " ".join(message.split())[:400], file=sys.stderr)
     sys.exit(2)
 
 
 @contextmanager
 def stop_on_error(what, show_traceback=False):
-    """An exception in this block ends the run with one line that says what failed and why."""
+    """An exception in this block ends the run; its last line says what failed and why."""
     try:
         yield
     except (Exception, SystemExit) as error:

@@ -6,7 +6,7 @@ minibatches maximize
 
     L = mean_t min(r_t A_t, clip(r_t, 1 − ε, 1 + ε) A_t)                         (--clip-coef)
     r_t = π(a_t | s_t) / π_old(a_t | s_t)
-    A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)   (to the episode's end or T)
+    A_t = Σ_l (γλ)^l (R_{t+l} + γ V(s_{t+l+1}) − V(s_{t+l}))        to the episode's end or T
 
 If A_t > 0, L grows with r_t up to r_t = 1 + ε, and is flat beyond. If A_t < 0, L grows as r_t falls
 to 1 − ε, and is flat below. If r_t has moved the other way, against A_t, there is no bound: the min
@@ -29,8 +29,9 @@ bound may be long, and momentum and other samples still push it. So nothing boun
 bound (Ye et al. 2020, arXiv:1912.09729).
 
 Differs from many implementations (Huang et al. 2022, The 37 Implementation Details of PPO): many
-share layers between policy and critic, weigh the critic's loss by c₁ and clip it, scale A_t to
-std 1 in each minibatch, and initialize the weights orthogonally.
+share layers between policy and critic, weigh the critic's loss and clip it, scale A_t to std 1 in
+each minibatch, and initialize orthogonally. Here only the mean of A_t over the rollout is
+subtracted. Rewards are rescaled (see main).
 
     python ppo.py --env-id Pendulum-v1 --gamma 0.95 --total-timesteps 300000   # continuous actions
 Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347

@@ -8,7 +8,7 @@ a_0, R_0, s_1, a_1, R_1, … Then θ takes a step that should raise the expected
     J(θ) = E[ R(τ) ] = Σ_τ p(τ) R(τ)             over all episodes τ that π could play
     R(τ) = R_0 + γ R_1 + γ² R_2 + …              the return; with γ < 1 late rewards count less
 
-Nobody can differentiate the environment, but θ acts only through p(τ), the probability of an
+The environment need not be differentiated: θ acts only through p(τ), the probability of an
 episode. Since ∇p = p ∇log p, ∇J is a mean over episodes, too, and those played can estimate it:
 
     ∇J = Σ_τ ∇p(τ) R(τ) = Σ_τ p(τ) ∇log p(τ) R(τ) = E[ R(τ) ∇log p(τ) ]
@@ -35,9 +35,9 @@ first, and only then is V fitted to the G_t: fitted earlier, V would know what f
 Weakness: one lucky episode stands for all that might have followed an action, and an episode must
 end before anything is learned.
 
-Differs from the formula if γ < 1: R(τ) counts the rewards from t on as γ^t G_t. G_t leaves out γ^t,
-as usual, because late actions would hardly count. What reward-to-go and baseline then estimate is
-in general not the gradient of any function (Nota & Thomas 2020, arXiv:1906.07073).
+Differs from the formula: rewards are rescaled (see main), and π's entropy has a bonus. If γ < 1,
+R(τ) counts the rewards from t on as γ^t G_t. G_t leaves out γ^t, as usual, because late actions
+would hardly count. Then it estimates no function's gradient (Nota & Thomas 2020, arXiv:1906.07073).
 
     python reinforce.py --psi return             # compare its noise with the default's (baseline)
 Williams 1992, doi:10.1007/BF00992696; best baselines: Greensmith, Bartlett & Baxter 2004, JMLR 5
@@ -90,12 +90,12 @@ class Args:
 
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
-    """Ψ_t, later called the advantage, and the critic's targets, for a rollout (see `rollouts`):
-    all (T, N). Only --psi baseline trains and uses the critic.
+    """Ψ_t, with a baseline called the advantage, and the critic's targets, for a rollout (see
+    `rollouts`): all (T, N). Only --psi baseline trains and uses the critic.
 
-    If a time limit cut an episode off, the critic's V(s_{t+1}) supplies the rewards that are
-    missing, and here its errors add a bias. Otherwise G_t would shrink near the limit, which V
-    cannot foresee, because s_t contains no clock.
+    There, if a time limit cut an episode off, V(s_{t+1}) stands for the missing rewards, and its
+    errors add a bias. Without it G_t would shrink near the limit, which V cannot foresee, because
+    s_t contains no clock. (The other choices of --psi take a time limit for the end.)
     """
     rewards = rollout["rewards"]
     if args.psi == "baseline":
@@ -166,8 +166,8 @@ def rollouts(envs, agent, args):
     of the episodes that ended in it.
 
     `done` marks the last step of an episode. A terminated episode is over, so no reward could
-    follow; a truncated one would have gone on, but the time limit cut it off. Then `mask` is False:
-    the environment plays on, unused, until the longest episode, of T steps, has ended.
+    follow; a truncated one would have gone on, but the time limit cut it off. After both, `mask` is
+    False: the environment plays on, unused, until the longest episode, of T steps, has ended.
     """
     limit = envs.spec.max_episode_steps or 1000  # without a limit an episode might never end
     obs, _ = envs.reset(seed=args.seed)

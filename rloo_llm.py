@@ -10,7 +10,7 @@ optimizer steps up J(θ), on minibatches of groups. A_i, π_old and π_ref are c
     R'_i = R_i − β Σ_t (log π_old − log π_ref)       π_ref is the model before training
     o_it is one of the |o_i| tokens of o_i; π(o_it) is its probability, given all text before it
 
-The value of J means nothing; its gradient points roughly along ∇E[R_i], so the mean reward rises.
+The value of J means nothing; its gradient points roughly along ∇E[R_i]: small steps raise E[R_i].
 
 What changes from reinforce.py                       Where
     a state is the question and the tokens so far    token_logprobs
@@ -35,7 +35,7 @@ Differs from the paper: a minibatch takes no step if the rewards are equal in ea
 The paper takes a completion as one action, whose log π is the sum over its tokens. Here J divides
 by Σ_i |o_i|, which depends on the samples. This adds a little bias.
 
-Without flags a tiny model learns, in two minutes on a laptop. For a real model, on a GPU, add
+Without flags a tiny model learns, in a minute or two on a laptop. For a real model, on a GPU, add
 --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
 Ahmadian et al. 2024, arXiv:2402.14740; Kool et al. 2019, Buy 4 REINFORCE Samples
 """
@@ -93,7 +93,7 @@ class Args:
     max_new_tokens: int | None = None  # longest completion; default: 32 for sums, else 256
     model: str = "tiny"  # hub id, local folder, or "tiny": the model in tests/tiny_model
     dataset: str = "arithmetic"  # sums; or a JSONL file with "question" and "answer" per line
-    eval_dataset: str = ""  # JSONL file to evaluate on; default: a tenth of --dataset
+    eval_dataset: str = ""  # JSONL file to evaluate on; default: a tenth of the file
     verifier: str = ""  # FILE.py with verify(completion, answer) → reward; default: see verify
     prompt: str | None = None  # text around {question}; the default depends on data and verifier
     device: str = "auto"  # cpu, cuda, mps …; auto: the CPU for the tiny model, else a GPU if any
@@ -282,8 +282,8 @@ def main(args: Args) -> dict:
 
 
 def autocast(model, args):
-    """In bf16, matrix products are rounded, and what follows on them. The weights stay float32, so
-    that small updates are not lost."""
+    """In bf16, matrix products are rounded, and what follows on them. The weights stay float32, in
+    which small updates add up until bf16 sees them."""
     return torch.autocast(model.device.type, torch.bfloat16, args.dtype == "bfloat16")
 
 
@@ -328,9 +328,9 @@ def take_rows(batch, rows):
 def generate(model, prompts, num_samples, max_new_tokens, temperature):
     """Draw num_samples completions of each prompt, a list of token ids; temperature 0 is greedy. A
     completion ends with an eos_token_id of the generation config. There is no top-k and no top-p:
-    they draw from the likeliest tokens alone, so that samples would not be π's."""
+    with them the samples would not be π's."""
     device = model.device
-    # Token ids and mask are padded together, on the left, with pairs of 0.
+    # Rows of (token id, 1), padded on the left with (0, 0).
     rows = [torch.tensor([(token, 1) for token in prompt], device=device) for prompt in prompts]
     padded = pad_sequence(rows, batch_first=True, padding_side="left")
     prompt_ids, prompt_mask = padded.unbind(2)
@@ -381,7 +381,7 @@ def rollout(model, tokenizer, problems, num_samples, temperature, args):
     rows = zip(batch["completion_ids"].tolist(), lengths, strict=True)
     completions = [tokenizer.decode(ids[:n], skip_special_tokens=True) for ids, n in rows]
     answers = [answer for _, answer in problems for _ in range(num_samples)]
-    failure = f"--verifier {args.verifier}: verify must return a finite number"
+    failure = f"--verifier {args.verifier}: no finite number from its verify(completion, answer)"
     with stop_on_error(failure, show_traceback=True):
         verifier = load_verifier(args.verifier)
         rewards = [float(verifier(*pair)) for pair in zip(completions, answers, strict=True)]
@@ -438,7 +438,7 @@ def evaluate(model, tokenizer, problems, args, writer, step):
         records.append(record)
     scores = global_means(records, model.device)
     log(writer, scores, step)
-    advantages = compute_advantages(rewards, args)  # in all processes: it may sum over them
+    advantages = compute_advantages(rewards, args)  # in all processes, as RLOO's may sum over them
     if RANK == 0:
         numbers = ", ".join(f"{name} {score:.3f}" for name, score in scores.items())
         tqdm.write(f"step {step}: {numbers}")
@@ -460,7 +460,7 @@ NUMBER = re.compile(r"\s*-?\$?([0-9]{1,3}(,[0-9]{3})+|[0-9]+)(\.[0-9]+)?\.?\s*")
 
 def verify(completion: str, answer: str) -> float:
     """The reward: 1.0 if the right number, and nothing else, stands after the last `#`, as in
-    GSM8K's `#### 1,234`. A completion is hostile text: it is never evaluated."""
+    GSM8K's `#### 1,234`. A completion is hostile text: never eval() it."""
     _, marker, tail = completion.rpartition("#")
     if not marker or not NUMBER.fullmatch(tail):
         return 0.0
@@ -484,10 +484,9 @@ def load_verifier(name):
 def make_sum(rng, held_out=False):
     """A chain of 2 to 6 one-digit numbers and its sum: ("3+8+5", "16")."""
     while True:
-        num_terms = rng.randint(2, 6)
-        terms = [rng.randint(0, 9) for _ in range(num_terms)]
+        terms = [rng.randint(0, 9) for _ in range(rng.randint(2, 6))]
         question = "+".join(map(str, terms))
-        # Its checksum decides on which side a question is, so that none is on both.
+        # The prompt's checksum decides the side, so that no question is on both.
         if held_out == (checksum(f"{question}=") % 10 == 0):
             return question, str(sum(terms))
 
@@ -504,8 +503,6 @@ def load_jsonl(flag, path, args):
         with stop_on_error(f'{flag} {path}, line {number}: needs a "question" and an "answer"'):
             row = json.loads(line)
             question, answer = row["question"].strip(), row["answer"]
-            if not question.encode() or answer is None or not str(answer).strip():
-                raise ValueError("one is empty")
             if not args.verifier:
                 answer = str(answer).rpartition("#")[2].strip()
                 if not NUMBER.fullmatch(answer):
@@ -534,7 +531,7 @@ def load_data(args):
         tenth = sum(checksum(question) < 2**32 / 10 for question, _ in train)
         held_out, train = train[: max(1, tenth)], train[max(1, tenth) :]
     if not train:
-        stop(f"--dataset {args.dataset}: needs two different questions, or give --eval-dataset")
+        stop(f"--dataset {args.dataset}: no question is left to train on; give --eval-dataset")
     return train, held_out[: args.eval_problems]
 
 
@@ -566,7 +563,7 @@ def load_policy(args, device):
         parameter.data = parameter.data.clone()
     if args.dtype == "bfloat16" and not args.resume:
         spread(model)
-    # A hub's other settings are for sampling, and transformers may refuse to save them.
+    # Its other settings are for sampling, and transformers may refuse to save them.
     hub = model.generation_config
     tokens = {"pad_token_id": hub.pad_token_id, "bos_token_id": hub.bos_token_id}
     tokens["eos_token_id"] = stop_tokens(tokenizer, hub.eos_token_id)
@@ -577,9 +574,9 @@ def load_policy(args, device):
 @torch.no_grad()
 def spread(model):
     """Move each weight to a random place among the float32 numbers that bf16 rounds to the same
-    number. bf16 sees the same model, but a small step soon moves some weights to the next one."""
+    number. bf16 sees the same model, but even a small step changes some of what it sees."""
     generator = torch.Generator().manual_seed(0)  # the same in the reference and in all processes
-    embedding = model.get_input_embeddings().weight  # if tied: as embedding it is not rounded
+    embedding = model.get_input_embeddings().weight  # if tied: it is used unrounded, too
     for layer in model.modules():
         if isinstance(layer, torch.nn.Linear) and layer.weight is not embedding:
             bits = layer.weight.bfloat16().float().view(torch.int32)
@@ -596,10 +593,8 @@ def stop_tokens(tokenizer, eos_token_id):
     if tokenizer.chat_template:
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "§"}]
         _, _, end = tokenizer.apply_chat_template(chat, tokenize=False).partition("§")
-        added = tokenizer.added_tokens_decoder  # Gemma's line breaks are among these
-        for token in tokenizer(end, add_special_tokens=False)["input_ids"]:
-            if token in added and added[token].content.strip():
-                return sorted(ids | {token})
+        first = tokenizer(end.strip(), add_special_tokens=False)["input_ids"][:1]
+        ids |= tokenizer.added_tokens_decoder.keys() & first
     return sorted(ids) or None
 
 
@@ -631,14 +626,14 @@ def check_prompts(problems, model, tokenizer, args):
 
 
 def stop(message):
-    """End a run that cannot succeed: one line that names the flag and the fix, exit status 2."""
+    """End a run that cannot succeed, with one line and exit status 2."""
     print("error:", " ".join(message.split())[:400], file=sys.stderr)
     sys.exit(2)
 
 
 @contextmanager
 def stop_on_error(what, show_traceback=False):
-    """An exception in this block ends the run with one line that says what failed and why."""
+    """An exception in this block ends the run; its last line says what failed and why."""
     try:
         yield
     except (Exception, SystemExit) as error:

@@ -5,7 +5,7 @@ rewards into advantages A_t, how much better than expected an action was. A step
 
     max_θ L = mean_t r_t A_t   subject to   mean_t KL(π_old ‖ π) ≤ δ             (--max-kl)
     r_t = π(a_t | s_t) / π_old(a_t | s_t)
-    A_t = Σ_l (γλ)^l δ_{t+l},   δ_t = R_t + γ V(s_{t+1}) − V(s_t)   (to the episode's end or T)
+    A_t = Σ_l (γλ)^l (R_{t+l} + γ V(s_{t+l+1}) − V(s_{t+l}))        to the episode's end or T
     KL(π_old ‖ π) = Σ_a π_old log(π_old / π)     0 if both are equal, otherwise positive
 
 What changes from actor_critic.py                Where
@@ -29,14 +29,14 @@ built. A line search then halves d until L has grown and the KL is at most δ. (
 of observations takes in the rollout, which moves π, too: on CartPole up to a KL of 0.02.)
 
 GAE, generalized advantage estimation: A_t is the mean of all k-step estimates, R_t + … + γ^k
-V(s_{t+k}) − V(s_t), with weights (1 − λ) λ^(k−1). λ = 0 leaves the TD error, biased by V's errors;
-λ = 1 leaves REINFORCE's noisy G_t − V(s_t), up to the rollout's end. V + A is called the λ-return.
+V(s_{t+k}) − V(s_t), with weights (1 − λ) λ^(k−1), the last one λ^(k−1). λ = 0 leaves the TD error,
+biased by V's errors; λ = 1 leaves REINFORCE's noisy G_t − V(s_t), up to the rollout's end.
 
-Why: Adam's learning rate roughly bounds each weight's change, but of two steps of one length one
+Why: Adam's learning rate roughly bounds each weight's change, but of two equally long steps one
 may hardly change the policy and the other ruin it. TRPO bounds the KL of its step.
 
 Weakness: one step takes some twenty passes over a rollout. L is valid only near π_old, whose states
-it uses. The proof that no step harms needs exact A_t, a KL bounded in every state, smaller steps.
+it uses. The proof that no step harms needs exact A_t and a far smaller KL, in every state.
 
 The paper uses Monte Carlo returns instead of GAE, and no --damping.
     python trpo.py --env-id Pendulum-v1 --gamma 0.95                   # continuous actions
@@ -67,7 +67,7 @@ from tqdm import tqdm
 
 @dataclass
 class Args:
-    max_kl: float = 0.01  # δ, most that a step may change π: mean KL divergence from π_old, in nats
+    max_kl: float = 0.01  # δ, a step's bound on the mean KL(π_old ‖ π), in nats
     cg_steps: int = 10  # iterations of conjugate gradients, at most
     damping: float = 0.1  # added to the diagonal of the Fisher matrix F
     update_epochs: int = 4  # the critic's epochs: its passes over the steps of each rollout
@@ -126,8 +126,8 @@ def flat_gradient(scalar, parameters, twice=False):
 
 def conjugate_gradient(product, g, steps, tolerance=1e-10):
     """Solve F x = g, where F v is product(v): `steps` steps, or fewer if the residual's square is
-    small. Each step goes to the minimum of ½ xᵀF x − gᵀx along one direction. For any two
-    directions uᵀF v = 0, so no step undoes another: P steps are exact, ten come close."""
+    small. Each step goes to the minimum of ½ xᵀF x − gᵀx along one direction. Any two
+    directions u, v have uᵀF v = 0, so no step undoes another: P are exact, ten come close."""
     x = torch.zeros_like(g)
     residual = direction = g
     square = residual @ residual
@@ -184,8 +184,7 @@ def update(agent, optimizer, batch, progress_remaining, args):
         """(F + damping I) v without ever writing down F: the gradient of ∇KL · v."""
         return flat_gradient(kl_gradient @ v, parameters) + args.damping * v
 
-    # The search direction is x, with damping: (F + damping I)⁻¹ g. After a step of this size the
-    # KL's estimate, ½ dᵀ(F + damping I) d, is δ.
+    # x = (F + damping I)⁻¹ g. By step_size the KL's estimate, ½ dᵀ(F + damping I) d, becomes δ.
     search_direction = conjugate_gradient(fisher_vector_product, g, args.cg_steps)
     curvature = search_direction @ fisher_vector_product(search_direction)
     step_size = (2 * args.max_kl / (curvature + 1e-20)).sqrt()

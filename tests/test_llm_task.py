@@ -113,7 +113,6 @@ def test_eval_dataset_takes_nothing_out_of_training(tmp_path, capsys):
 
 BAD = ["{", "7", "[]", '{"question": "q"}', '{"question": "q", "answer": "no number"}']
 BAD += ['{"question": null, "answer": "#### 5"}', '{"question": "q", "answer": "#### five"}']
-BAD += ['{"question": "half an emoji: \\ud83d", "answer": 1}', '{"question": " ", "answer": 1}']
 BAD += ['{"question": "q", "answer": null}', '{"question": "q", "answer": " "}']
 BAD += ["[" * 100_000, '{"question": "' + "\udce9" * 5000 + '", "answer": 1}']  # é in Latin-1
 
@@ -137,4 +136,4 @@ def test_files_that_are_not_there_or_have_too_few_questions(tmp_path, refused):
             args = grpo.Args(eval_dataset=path)
             assert f"--eval-dataset {path}" in refused(grpo.load_data, args)
     same = write(tmp_path / "same.jsonl", gsm(1) * 20)
-    assert "two different questions" in refused(grpo.load_data, grpo.Args(dataset=same))
+    assert "no question is left" in refused(grpo.load_data, grpo.Args(dataset=same))

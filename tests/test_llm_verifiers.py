@@ -162,7 +162,7 @@ def test_what_a_verifier_raises_is_shown_and_blamed_on_it(source, shown, own, ca
     said = capsys.readouterr().err
     assert caught.value.code == 2 and shown in said
     last = said.splitlines()[-1]
-    assert last.startswith(f"error: --verifier {name}: verify must return a finite")
+    assert last.startswith(f"error: --verifier {name}: no finite number from its verify")
 
 
 def test_a_file_that_is_not_there_or_has_another_module_s_name(tmp_path, refused, monkeypatch):
