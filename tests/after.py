@@ -19,10 +19,7 @@ def applied(name, folder=ROOT):
     command = ["patch", "-F0", "-r-", "-o-", folder / parent]
     done = subprocess.run(command, input=block, capture_output=True, text=True)
     if done.returncode != 0:
-        heads = re.findall(r"^@@ .+ @@ (.+)$", block, re.M)
-        failed = re.findall(r"Hunk #(\d+) FAILED", done.stdout + done.stderr)
-        where = ", ".join(heads[int(number) - 1] for number in failed)
-        sys.exit(f"error: AFTER.md: the block of {name} no longer fits {parent} in: {where}")
+        sys.exit(f"error: AFTER.md: the block of {name} no longer fits {parent}\n{done.stderr}")
     return done.stdout
 
 

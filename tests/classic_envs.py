@@ -1,7 +1,4 @@
-"""Small environments whose right answers are known; importing this registers them with
-gymnasium."""
-
-import random
+"""Small environments whose right answers are known; importing this registers them."""
 
 import gymnasium as gym
 import numpy as np
@@ -9,19 +6,11 @@ import numpy as np
 
 class Diary(gym.Env):
     """Says in every observation which episode and which step of it this is; ends at random, or
-    after 6 steps by TimeLimit. Counts those that are not closed."""
+    after 6 steps by TimeLimit."""
 
-    opened = 0
-
+    episode = -1
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
-
-    def __init__(self):
-        self.episode = -1
-        Diary.opened += 1
-
-    def close(self):
-        Diary.opened -= 1
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -55,10 +44,10 @@ class Guess(gym.Env):
     and `more` for any action; a new coin each step, `steps` to the end."""
 
     observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
 
     def __init__(self, continuous=False, more=0.0, steps=8):
         self.more, self.steps = more, steps
-        self.action_space = gym.spaces.Discrete(2)
         if continuous:
             self.action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
 
@@ -77,29 +66,6 @@ class Guess(gym.Env):
         return self._coin(), self.more + reward, self.t == self.steps, False, {}
 
 
-class Endless(gym.Env):
-    """A point for every step, for ever; only the time limit, 10 steps, cuts it off. V is 1 / (1 -
-    γ). What its infos call an episode is something of its own."""
-
-    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.ones(1, np.float32), {}
-
-    def step(self, action):
-        return np.ones(1, np.float32), 1.0, False, False, {"episode": "of its own"}
-
-
-class Lucky(Diary):
-    """Draws its rewards from the dice of random and numpy."""
-
-    def step(self, action):
-        obs, _, *rest = super().step(action)
-        return obs, random.random() + np.random.random(), *rest
-
-
 class Spaces(gym.Env):
     """Whatever spaces are asked for; an observation is any of its space."""
 
@@ -115,8 +81,15 @@ class Spaces(gym.Env):
         return self.reset()[0], 0.0, True, False, {}
 
 
+class Endless(Spaces):
+    """A point for every step, for ever; only the time limit, 10 steps, cuts it off. What its infos
+    call an episode is something of its own."""
+
+    def step(self, action):
+        return self.reset()[0], 1.0, False, False, {"episode": "of its own"}
+
+
 gym.register("Diary-v0", Diary, max_episode_steps=6)
-gym.register("Lucky-v0", Lucky, max_episode_steps=6)
 gym.register("Mirror-v0", Mirror, max_episode_steps=5)
 gym.register("Guess-v0", Guess)
 gym.register("GuessBox-v0", Guess, kwargs={"continuous": True})

@@ -1,14 +1,4 @@
-"""Small models, tokenizers and helpers that the tests share.
-
-A test marked slow is a whole run, or the real command. pytest.ini leaves these out: `-m slow` runs
-them, and -m "" runs everything.
-
-What would be paid in every test is paid once: the imports of the scripts' processes (launch.py).
-If pytest-xdist is installed, with -n 2 two workers share the tests.
-
-SEED_SHIFT=1000 shifts every seed of torch's, as another machine's rounding would shift what is
-drawn. A test that then fails hopes for a lucky draw.
-"""
+"""Small models, tokenizers and helpers that the tests share."""
 
 import importlib
 import json
@@ -30,8 +20,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 for room in (".", "tests/benchmarks", "tests/examples", "tests/experiments"):
     sys.path.insert(0, str(ROOT / room))
 
-
-SEED_SHIFT = int(os.environ.get("SEED_SHIFT", 0))
+SEED_SHIFT = int(os.environ.get("SEED_SHIFT", 0))  # see tests/README.md
 if SEED_SHIFT:
     manual_seed = torch.manual_seed
     torch.manual_seed = lambda seed: manual_seed(int(seed) + SEED_SHIFT)

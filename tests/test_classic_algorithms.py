@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import classic_envs  # noqa: F401
 import gymnasium as gym
-import numpy as np
 import pytest
 import torch
 from conftest import script
@@ -71,28 +70,6 @@ def flat(tensors):
 
 def gradient(value, network):
     return flat(torch.autograd.grad(value, list(network.parameters())))
-
-
-# ------------------------------------------------------------------------------------- the policies
-
-
-def test_gaussian_policy():
-    agent = make_agent(ppo, ACTIONS[1])
-    obs, actions = torch.randn(7, 3).double(), torch.randn(7, 2).double()
-    mean, std = agent.actor(agent.obs_norm(obs)), agent.actor.log_std.exp()
-    log_prob = (-0.5 * ((actions - mean) / std) ** 2 - std.log() - 0.5 * np.log(2 * np.pi)).sum(-1)
-    entropy = (std.log() + 0.5 * np.log(2 * np.pi * np.e)).sum().expand(7)
-    assert torch.allclose(agent.policy(obs).log_prob(actions), log_prob)
-    assert torch.allclose(agent.policy(obs).entropy(), entropy)
-    assert np.allclose(agent.act(obs.numpy(), greedy=True), mean.detach())
-
-
-def test_an_agent_begins_with_the_deviation_of_the_flag():
-    agent, obs = ppo.Agent(ppo.make_envs("Pendulum-v1", 2), 0.37), torch.randn(5, 3)
-    torch.testing.assert_close(agent.policy(obs).stddev, torch.full((5, 1), 0.37))
-
-
-# --------------------------------------------------------------------------------------------- TRPO
 
 
 def kl_from(agent, obs):
@@ -172,9 +149,6 @@ def test_a_search_that_finds_nothing_leaves_the_parameters(measured):
     assert found == (0.0, 10) and parameters[0].tolist() == [0, 1, 2]
 
 
-# ---------------------------------------------------------------------------------------------- PPO
-
-
 @pytest.mark.parametrize("advantage,bound", [(1.0, 1.3), (-2.0, 0.7)])
 def test_the_clip_silences_exactly_what_it_says(advantage, bound):
     """Flat beyond 1 + ε where A > 0 and below 1 − ε where A < 0, else r A."""
@@ -226,9 +200,6 @@ def test_the_kl_is_that_of_the_whole_rollout(form, monkeypatch):
     kl = (log_ratio.exp() - 1 - log_ratio).mean().item()
     assert stats["approx_kl"] == pytest.approx(kl, rel=1e-4) and kl > 1e-3
     assert stats.get("clipfrac") == (4 / 16 if form == "clip" else None)
-
-
-# ----------------------------------------------------------------------------------------- all four
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -285,3 +256,8 @@ def test_each_pass_shows_the_critic_every_row_once_in_a_new_order(module):
     passes = [sum(parts[i : i + 4], []) for i in (0, 4, 8)]
     assert [len(part) for part in parts] == [16] * 12 and passes[0] != passes[1] != passes[2]
     assert all(sorted(rows) == list(range(64)) for rows in passes)
+
+
+def test_an_agent_begins_with_the_deviation_of_the_flag():
+    agent, obs = ppo.Agent(ppo.make_envs("Pendulum-v1", 2), 0.37), torch.randn(5, 3)
+    torch.testing.assert_close(agent.policy(obs).stddev, torch.full((5, 1), 0.37))

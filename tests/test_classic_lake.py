@@ -1,9 +1,5 @@
-"""The classic scripts on the 4 × 4 FrozenLake, not slippery, against dynamic programming.
-
-Its transitions are known, so V, Q and the policy gradient of a fixed policy can be computed. Here
-every walk of a few steps is enumerated, and what a script makes of them all is compared with that,
-to the last digits but a few.
-"""
+"""The classic scripts on the 4 × 4 FrozenLake, not slippery. Every walk of a few steps is
+enumerated, and what a script makes of them all is compared with dynamic programming."""
 
 from functools import cache
 from itertools import product
@@ -31,7 +27,6 @@ def lake():
         ((_, state, reward, terminated),) = env.unwrapped.P[s][a]
         states[s, a], rewards[s, a] = int(state), float(reward)
         terminal[state] |= terminated
-    assert terminal.sum() == 5
     return states, rewards * ~terminal[:, None], terminal
 
 
@@ -59,8 +54,6 @@ def exact_values(gamma):
     """V of the policy, by its linear equations."""
     _, rewards, terminal = lake()
     V = torch.linalg.solve(torch.eye(16) - gamma * transitions(), (rewards * policy()[1]).sum(1))
-    assert torch.allclose(V, (bellman(V, gamma) * policy()[1]).sum(1))
-    assert len(V[~terminal].unique()) == 11
     return torch.where(terminal, OF_A_TERMINAL_STATE, V)
 
 

@@ -18,13 +18,10 @@ grpo, actor_critic = script("grpo_llm"), script("actor_critic")
 
 
 def test_the_square_of_a_mean_is_unbiased():
-    """Of normals with the mean (1, 2) and a std of 3 it is 5; the plain square, of four, has 4.5
-    more."""
-    g = torch.Generator().manual_seed(0)
-    drawn = torch.tensor([1.0, 2.0]) + 3 * torch.randn(20_000, 4, 2, generator=g)
-    found = [psi.square_of_mean(vectors) for vectors in drawn]
-    assert sum(found) / len(found) == pytest.approx(5, abs=0.2)
-    assert psi.square_of_mean(torch.tensor([[1.0, 2.0], [3.0, 4.0]])) == 1 * 3 + 2 * 4
+    """A mean of products of two independent rows: here of three pairs of rows."""
+    found = psi.square_of_mean(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 7.0]]))
+    products = [1 * 3 + 2 * 4, 1 * 5 + 2 * 7, 3 * 5 + 4 * 7]
+    assert found == pytest.approx(sum(products) / 3)
 
 
 def test_monte_carlo_sums_the_rewards_to_the_episode_s_or_the_rollout_s_end():
@@ -41,7 +38,7 @@ def test_monte_carlo_sums_the_rewards_to_the_episode_s_or_the_rollout_s_end():
     assert torch.allclose(targets, rollout["rewards"] + 8 * ~rollout["done"])
 
 
-def test_plus_signs_are_those_of_samples():
+def test_plus_signs_are_those_of_samples(monkeypatch):
     """A model without memory that says + with the probability p says on average 1 / (1 − p), once
     it has begun with one."""
     model, tokenizer = grpo.load_policy(grpo.Args(), torch.device("cpu"))
@@ -52,11 +49,8 @@ def test_plus_signs_are_those_of_samples():
         assert (batch["completion_ids"] == plus).all() and temperature == 1
         return torch.full(batch["mask"].shape, p).log()
 
-    length.grpo_llm = SimpleNamespace(
-        load_data=grpo.load_data, Args=grpo.Args, token_logprobs=token_logprobs
-    )
+    monkeypatch.setattr(grpo, "token_logprobs", token_logprobs)
     assert length.plus_signs(model, tokenizer) == pytest.approx(1 / (1 - p), rel=1e-4)
-    length.grpo_llm = grpo
 
 
 def test_signals_and_cosines_of_known_gradients(monkeypatch):
@@ -69,8 +63,6 @@ def test_signals_and_cosines_of_known_gradients(monkeypatch):
     monkeypatch.setattr(
         grpo, "token_logprobs", lambda model, group, temperature: group["g"] @ weight[:, None]
     )
-    flat = SimpleNamespace(surrogate=lambda logprobs, *_: (logprobs, None)), None
-    monkeypatch.setattr(ratio, "SURROGATES", {"weight 1": flat})
 
     def fours(gradients):
         rows = torch.tensor(gradients).repeat_interleave(4, 0)  # four groups share a gradient
@@ -104,7 +96,7 @@ def test_a_corridor_pays_the_right_door_alone(place):
         assert total == right
 
 
-def test_a_learning_curve_is_of_the_returns_told(monkeypatch):
+def test_a_learning_curve_is_of_the_returns_told():
     """The mean return of the episodes told in each of its parts; where none ended, the part before
     counts. A rollout belongs to the part in which its last step lies."""
     told = [[], [4.0, 6.0], [], [10.0]] * 10
@@ -113,14 +105,12 @@ def test_a_learning_curve_is_of_the_returns_told(monkeypatch):
         for returns in told:
             yield {"mask": torch.ones(args.total_timesteps // 40).bool()}, returns
 
-    stub = SimpleNamespace(Args=actor_critic.Args, rollouts=rollouts, update=None)
-
     def main(args):
         for _ in stub.rollouts(None, None, args):
             pass
         return {"eval/return": 7.0}
 
-    stub.main = main
+    stub = SimpleNamespace(Args=actor_critic.Args, rollouts=rollouts, update=None, main=main)
     run = classic_parts.train(stub, total_timesteps=400)
     assert run.greedy_return == 7.0 and run.curve[:6] == [0.0, 0.0, 5.0, 5.0, 10.0, 10.0]
 

@@ -13,30 +13,18 @@ import pytest
 import tyro
 from conftest import ROOT, script
 from launch import Launched
-from lineage import CLASSIC, FAMILY, LLM, PATHS
+from lineage import FAMILY, PATHS
 
 README, WALK = ROOT / "README.md", ROOT / "tests/WALK.md"
-EXAMPLES = ROOT / "tests/examples/README.md"
-EXERCISES, CONTRIBUTING = ROOT / "tests/EXERCISES.md", ROOT / ".github/CONTRIBUTING.md"
-QUESTIONS = ROOT / "tests/QUESTIONS.md"
-READ = (README, WALK, EXAMPLES, EXERCISES, QUESTIONS, CONTRIBUTING)
+EXAMPLES, RESULTS = ROOT / "tests/examples/README.md", ROOT / "tests/benchmarks/results"
+OTHERS = ("tests/EXERCISES.md", "tests/QUESTIONS.md", ".github/CONTRIBUTING.md")
+READ = (README, WALK, EXAMPLES, *(ROOT / name for name in OTHERS))
 PAGES = {page: page.read_text() for page in READ}
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", "".join(PAGES.values()), re.S | re.M)
 STEPS = re.findall(r"^`diff (\S+) (\S+)`(.*?)(?=^## |\Z)", PAGES[WALK], re.S | re.M)
-HUNKS = [
-    (parent, child, hunk)
-    for parent, child, text in STEPS
-    for hunk in re.findall(r"^```diff\n(.*?)^```$", text, re.S | re.M)
-]
-HUNKS += [
-    ("rloo_llm.py", "grpo_llm.py", hunk)
-    for hunk in re.findall(r"^```diff\n(.*?)^```$", PAGES[README], re.S | re.M)
-]
-
-
-# -------------------------------------------------------------------------------------- Numbers
-
-RESULTS = ROOT / "tests/benchmarks/results"
+HUNK = re.compile(r"^```diff\n(.*?)^```$", re.S | re.M)
+STEPS.append(("rloo_llm.py", "grpo_llm.py", PAGES[README]))
+HUNKS = [(*pair, hunk) for *pair, text in STEPS for hunk in HUNK.findall(text)]
 
 
 def cells(name: str) -> dict[str, dict[str, str]]:
@@ -68,26 +56,15 @@ def test_the_real_model_s_numbers_are_those_measured():
     assert "The worst seed ends at {} and {}".format(*worst) in PAGES[README]
 
 
-def test_the_tables_of_the_algorithms_have_every_script():
+def test_tables_and_graph_of_the_algorithms_have_every_script():
     rows = re.findall(r"^\| \[(\w+)\.py\]\((.+?)\)", PAGES[README], re.M)
     assert dict(rows) == PATHS
     map_of_all = PAGES[WALK].partition("## The map")[2]
     assert all(f"| {name} |" in map_of_all for name in PATHS)
-
-
-def test_the_graph_and_the_loops_that_carry_edits_have_every_script():
     graph = PAGES[README].partition("```mermaid")[2].partition("```")[0]
     edges = re.findall(r"(?=\b(\w+) -- \d+ --> (\w+))", graph)
     expected = {(parent, child) for child, parent in FAMILY.items() if parent}
     assert {*edges, ("grpo_llm", "ppo_llm")} == expected  # ppo_llm is an example
-    classes = re.findall(r"^ *class (\S+) ", graph, re.M)
-    assert {*",".join(classes).split(","), "ppo_llm"} == set(FAMILY)
-    (names,) = re.findall(
-        r"for s in \{(.+)\}_llm\.py tests/examples/ppo_llm\.py; do", PAGES[CONTRIBUTING]
-    )
-    assert {f"{name}_llm" for name in [*names.split(","), "grpo", "ppo"]} == set(LLM)
-    (names,) = re.findall(r"for s in (\w+\.py [\w. ]+); do", PAGES[CONTRIBUTING])
-    assert {*names.split(), "ppo.py"} == {PATHS[name] for name in CLASSIC}
 
 
 def test_tables_are_those_measured():
@@ -117,9 +94,6 @@ def test_the_examples_computed_are_right():
     shown = "".join(text for kind, text in BLOCKS if kind == "pycon")
     parsed = doctest.DocTestParser().get_doctest(shown, {}, "README", None, 0)
     assert doctest.DocTestRunner().run(parsed).failed == 0
-
-
-# ------------------------------------------------------------------------ Lines, flags, commands
 
 
 @pytest.mark.parametrize("parent,child,hunk", HUNKS)
@@ -194,36 +168,26 @@ def test_the_page_shows_the_code_of_exact_text():
 LLM_SMOKE = "--steps 2 --prompts-per-step 8 --group-size 4 --eval-problems 4"
 LLM_SMOKE += " --max-new-tokens 6 --eval-every 1"
 SMOKE = {"grpo_llm.py": LLM_SMOKE, "ppo.py": "--total-timesteps 4096"}
-EARLIER = {"runs/…/agent.pt": "ppo__*/agent.pt"}
+EARLIER = "runs/…/agent.pt"  # what the command before has made
 
 
 @pytest.mark.slow
 def test_every_command_runs(pretrained, gsm_file, tmp_path):
-    """Run the commands of README and the examples' page in their order, each as a user starts it,
-    at toy size.
-
-    A small local model stands in for the hub's models, and small files for GSM8K's.
-    """
+    """Those of README and the examples' page in their order, each as a user starts it, at toy size.
+    A small local model stands in for the hub's models, and a small file for GSM8K's."""
     assert INSTALL.endswith("&& pip install -r requirements.txt && python grpo_llm.py")
     assert EXPORT.startswith("export ") and TEST == "python -m pytest -q tests"
-    test_file = tmp_path / "test.jsonl"
-    test_file.write_text('{"question": "What is 2 + 2?", "answer": "2 + 2 = 4\\n#### 4"}\n')
-    stand_ins = {
-        "train.jsonl": gsm_file,
-        "test.jsonl": str(test_file),
-        "--nproc-per-node 8": "--standalone --nproc-per-node 2",
-        "--steps 25": "--steps 2",
-    }
+    stand_ins = {"train.jsonl": gsm_file, "test.jsonl": gsm_file}
+    stand_ins["--steps 25"] = "--steps 2"
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
     for command in ["python grpo_llm.py", *TRAINING]:
         command = re.sub(r"(?:Qwen|HuggingFaceTB)/\S+", pretrained, command)
         for known, stand_in in stand_ins.items():
             command = command.replace(known, stand_in)
-        for known, made in EARLIER.items():
-            if known in command:  # an earlier command made it; the newest is torchrun's
-                found = sorted(tmp_path.glob(made), key=os.path.getmtime)
-                command = command.replace(known, str(found[-2:][0]))
+        if EARLIER in command:
+            (made,) = tmp_path.glob("ppo__*/agent.pt")
+            command = command.replace(EARLIER, str(made))
         file = next(word for word in command.split() if word.endswith(".py"))
         command = command.replace(file, f"{file} {SMOKE[file]} --output-dir {tmp_path}")
         options = {"shell": True, "cwd": ROOT, "capture_output": True, "text": True}

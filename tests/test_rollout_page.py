@@ -10,7 +10,7 @@ import shutil
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, calls_of
 from oracles import clipped_tokens, oracle, row_by_row, tokens
 
 import rollout_page
@@ -26,90 +26,59 @@ def close(found, expected):
 
 @pytest.fixture(scope="module")
 def made():
-    """A page, and what it was made of: a list of calls of train, and one of calls of look, with
-    log π by plain passes and with the number of steps that had been taken."""
-    trainings, looks, steps = [], [], []
+    """A page; the calls of train that made it; and for each frame its script, answers and flags,
+    log π by plain passes, and how many steps had been taken."""
+    looks, look = [], rollout_page.look
     with pytest.MonkeyPatch.context() as patch:
-        train, look = rollout_page.train, rollout_page.look
+        trainings = calls_of(patch, rollout_page, "train")
+        steps = {each: calls_of(patch, each, "train_minibatch") for each in rollout_page.SCRIPTS}
 
-        def watched_look(script, policy, batch, args):
+        def watched(script, policy, batch, args):
             with torch.no_grad():
                 logprobs = row_by_row(policy, batch)
-            frame = look(script, policy, batch, args)
-            looks.append((script.__name__, batch, args, logprobs, len(steps), frame))
-            return frame
+            looks.append((script, batch, args, logprobs, len(steps[script])))
+            return look(script, policy, batch, args)
 
-        def watched_train(script, *others):
-            step = script.train_minibatch
-            counted = lambda *args: (steps.append(1), step(*args))  # noqa: E731
-            patch.setattr(script, "train_minibatch", counted)
-            steps.clear()
-            trainings.append((script.__name__, *others[1:4]))
-            return train(script, *others)
-
-        patch.setattr(rollout_page, "train", watched_train)
-        patch.setattr(rollout_page, "look", watched_look)
+        patch.setattr(rollout_page, "look", watched)
         page = rollout_page.make_page(rollout_page.Args(**SMALL))
     return page, trainings, looks
 
 
 def test_numbers_are_those_of_plain_loops(made):
+    """Advantages and weights of answers; and at each of three epochs what is told of each token."""
     page, trainings, looks = made
     seen = set()
-    for name, batch, args, logprobs, _, frame in looks:
-        whole = next(rollout for script, rollout, _, _ in trainings if script == name)
-        lengths = whole["mask"].sum(1).int().tolist()
-        old, advantages, mask = (batch[key] for key in ("old_logprobs", "advantages", "mask"))
-        clipped = clipped_tokens(name, logprobs, old, advantages, mask, args)
-        for i, t, (r, s, logprob, A) in tokens(logprobs, old, advantages, mask):
-            length = int(mask[i].sum())
-            weight = oracle(name).share(length, lengths, args) * sum(lengths)
-            _, slope = oracle(name).token(r, s, logprob, A, args)
-            expected = {"p": math.exp(logprob), "r": r, "gradient": weight * slope}
-            assert all(close(frame[key][i][t], value) for key, value in expected.items()), name
-            assert frame["clipped"][i][t] == clipped[i, t] and close(frame["s"][i][0], s)
-            seen.add((name, bool(clipped[i, t])))
-    assert {("grpo_llm", True), ("gspo_llm", True), ("cispo_llm", True)} < seen
-    assert [algorithm["name"] + "_LLM" for algorithm in page["algorithms"]] == [
-        name.upper() for name, *_ in trainings
-    ]
-
-
-def test_advantages_and_weights_are_those_of_plain_loops(made):
-    page, trainings, looks = made
-    for algorithm, (name, batch, rewards, shown) in zip(page["algorithms"], trainings, strict=True):
-        args = next(args for script, _, args, *_ in looks if script == name)
-        lengths = batch["mask"].sum(1).int().tolist()
+    for algorithm, (inputs, _) in zip(page["algorithms"], trainings, strict=True):
+        script, _, whole, rewards, shown, _ = inputs
+        name = script.__name__
+        frames = [frame for frame in looks if frame[0] is script]
+        assert algorithm["name"] + "_LLM" == name.upper()
+        assert [steps for *_, steps in frames] == [0, 2, 4]
+        args, lengths = frames[0][2], whole["mask"].sum(1).int().tolist()
         if name == "dapo_llm":
-            given = batch["mask"].sum(1), batch["ended"], args
-            rewards = rewards + rollout_page.dapo_llm.overlong_penalty(*given).view_as(rewards)
+            given = whole["mask"].sum(1), whole["ended"], args
+            rewards = rewards + script.overlong_penalty(*given).view_as(rewards)
         A = [a for group in rewards.tolist() for a in oracle(name).advantages(group, args)]
+        weights = [oracle(name).share(each, lengths, args) * sum(lengths) for each in lengths]
         for k, i in enumerate(shown.tolist()):
-            weight = oracle(name).share(lengths[i], lengths, args) * sum(lengths)
-            assert close(algorithm["A"][k][0], A[i]) and close(algorithm["weight"][k][0], weight)
+            assert close(algorithm["A"][k][0], A[i])
+            assert close(algorithm["weight"][k][0], weights[i])
+        for (_, batch, _, logprobs, _), told in zip(frames, algorithm["frames"], strict=True):
+            old, advantages, mask = (batch[key] for key in ("old_logprobs", "advantages", "mask"))
+            clipped = clipped_tokens(name, logprobs, old, advantages, mask, args)
+            for k, t, (r, s, logprob, a) in tokens(logprobs, old, advantages, mask):
+                _, slope = oracle(name).token(r, s, logprob, a, args)
+                gradient = weights[shown[k]] * slope
+                expected = {"p": math.exp(logprob), "r": r, "gradient": gradient}
+                assert all(close(told[key][k][t], value) for key, value in expected.items()), name
+                assert told["clipped"][k][t] == clipped[k, t]
+                assert close(told["s"][k][0], s)
+                seen.add((name, bool(clipped[k, t])))
+        assert {r for row in algorithm["frames"][0]["r"] for r in row} == {1}
+    assert {("grpo_llm", True), ("gspo_llm", True), ("cispo_llm", True)} < seen
 
 
-def test_each_frame_stands_at_its_epoch(made):
-    page, _, looks = made
-    for algorithm in page["algorithms"]:
-        name = algorithm["name"].lower() + "_llm"
-        frames = [(steps, frame) for script, *_, steps, frame in looks if script == name]
-        assert frames == list(zip([0, 2, 4], algorithm["frames"], strict=True))
-        assert {r for row in frames[0][1]["r"] for r in row} == {1}
-
-
-def drive(page, tmp_path, monkeypatch, script):
-    """Write this page, append a script to it, open it in a browser; returns the script's report."""
-    monkeypatch.setattr(rollout_page, "make_page", lambda args: page)
-    path = rollout_page.main(rollout_page.Args(output_dir=str(tmp_path)))
-    assert path.stat().st_size < 500_000
-    report = "<pre id=report></pre><script>$('report').textContent = JSON.stringify(%s)</script>"
-    path.write_text(path.read_text() + report % script)
-    done = rollout_page.browse(path, "--dump-dom")
-    assert "CONSOLE" not in done.stderr
-    return json.loads(html.unescape(re.search('id="report">(.*?)</pre>', done.stdout, re.S)[1]))
-
-
+REPORT = "<pre id=report></pre><script>$('report').textContent = JSON.stringify(%s)</script>"
 SCRIPT = """(() => {
     const all = (where, what) => [...where.querySelectorAll(what)];
     const see = () => ({
@@ -155,7 +124,14 @@ def test_slider_click_and_keys_change_what_is_drawn(made, tmp_path, monkeypatch)
         for answer in group["answers"]:
             answer["tokens"][: len(HOSTILE)] = HOSTILE[: len(answer["tokens"])]
     page["command"] = "python rollout_page.py --prompt '{question}</script><b>'"
-    views = drive(page, tmp_path, monkeypatch, SCRIPT)
+    monkeypatch.setattr(rollout_page, "make_page", lambda args: page)
+    path = rollout_page.main(rollout_page.Args(output_dir=str(tmp_path)))
+    assert path.stat().st_size < 500_000
+    path.write_text(path.read_text() + REPORT % SCRIPT)
+    done = rollout_page.browse(path, "--dump-dom")
+    assert "CONSOLE" not in done.stderr
+    report = re.search('id="report">(.*?)</pre>', done.stdout, re.S)[1]
+    views = json.loads(html.unescape(report))
     places = [page["pick"]] * 2 + [(0, 1)] * 2
     for view, epoch, place in zip(views, (0, 2, 2, 1), places, strict=True):
         check_view(view, page, epoch, *place)
