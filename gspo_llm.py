@@ -11,7 +11,7 @@ optimizer steps up J(θ), on minibatches of groups. A_i, π_old and π_ref are c
     k3_it = e^d − d − 1, d = log π_ref − log π_θ     see kl_k3; π_ref is the first model
     o_it is one of the |o_i| tokens of o_i; π(o_it) is its probability, given all text before it
 
-The value of J means nothing; its gradient points roughly along ∇E[R_i]: small steps raise E[R_i].
+J is not reinforce.py's E[ R(τ) ]: only its gradient counts, which points roughly along ∇E[R_i].
 
 What changes from grpo_llm.py                        Where
     one ratio per completion, not one per token      surrogate
@@ -187,7 +187,7 @@ def kl_k3(logprobs, other_logprobs):
 
 # A batch is a dict of tensors about B completions of up to T tokens, to prompts of up to S tokens:
 #     prompt_ids, prompt_mask (B, S), completion_ids, mask (B, T): token ids; 0 in a mask is padding
-#     sampled_logprobs, old_logprobs (B, T): log π_old, by the sampler and by token_logprobs
+#     sampled_logprobs, old_logprobs (B, T): log π_old, by generate and by token_logprobs
 #     ref_logprobs (B, T): log π_ref, if β > 0; all log-probs are 0 on padding
 #     advantages (B,); ended (B,): False where a completion was cut off
 
@@ -235,7 +235,7 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
     """Sample completions for this step's problems, train on them, return the means to log."""
     problems = next_problems(train, step, args)
     batch, _, rewards = rollout(model, tokenizer, problems, args.group_size, args.temperature, args)
-    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # as in the loss: r begins at 1
+    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # rounded as in the loss
     record = rollout_metrics(batch, rewards)
     if args.beta > 0:
         batch["ref_logprobs"] = batch_logprobs(reference, batch, args)

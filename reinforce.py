@@ -13,12 +13,12 @@ episode. Since ∇p = p ∇log p, ∇J is a mean over episodes, too, and those p
 
     ∇J = Σ_τ ∇p(τ) R(τ) = Σ_τ p(τ) ∇log p(τ) R(τ) = E[ R(τ) ∇log p(τ) ]
     log p(τ) = Σ_t log π(a_t | s_t) + log-probabilities of the environment, without θ
-    ∇J = E[ Σ_t Ψ_t ∇log π(a_t | s_t) ],   where Ψ_t is R(τ), or another choice by --psi:
+    ∇J = E[ Σ_t Ψ_t ∇log π(a_t | s_t) ],   where Ψ_t, the credit, is R(τ) or, by --psi:
 
     return          R(τ)                         the whole return, for each of its actions
     reward-to-go    G_t = R_t + γ R_{t+1} + …    without the rewards from before the action
-    baseline        G_t − V(s_t)                 minus the baseline V(s) = E[ G_t | s_t = s ], which
-                                                 a second network, the critic, learns from the G_t
+    baseline        G_t − V(s_t)                 the advantage: minus V(s) = E[ G_t | s_t = s ],
+                                                 which a network, the critic, learns from the G_t
 
 If γ = 1, these differ by past rewards or by V(s_t): a number b that is fixed before a_t is chosen.
 On average over the actions, b ∇log π(a_t | s_t) is 0:

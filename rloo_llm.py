@@ -10,23 +10,23 @@ optimizer steps up J(θ), on minibatches of groups. A_i, π_old and π_ref are c
     R'_i = R_i − β Σ_t (log π_old − log π_ref)       π_ref is the model before training
     o_it is one of the |o_i| tokens of o_i; π(o_it) is its probability, given all text before it
 
-The value of J means nothing; its gradient points roughly along ∇E[R_i]: small steps raise E[R_i].
+J is not reinforce.py's E[ R(τ) ]: only its gradient counts, which points roughly along ∇E[R'_i].
 
 What changes from reinforce.py                       Where
     a state is the question and the tokens so far    token_logprobs
     an action is a token, a step appends it          generate
     an episode is a completion, its return R_i       rollout, verify
-    the baseline is the mean reward of the others    compute_advantages, --baseline
+    Ψ_t is A_i: the baseline is the others' mean     compute_advantages, --baseline
     one mean over all tokens, not over episodes      token_weights
     a KL penalty in the reward                       train_step, --beta
 
 Why: PPO (see ppo.py), the usual method, takes several clipped steps on a rollout. But it needs a
 critic, a second language model, though the only reward comes at the end. The mean reward of the
 others says how hard the question is, and adds no bias, as o_i has no part in it. The sum in R'_i
-has the mean KL(π_old ‖ π_ref), which is 0 if the two agree, and otherwise positive. So the penalty
-keeps the policy near π_ref, with its language and out of a verifier's loopholes. (At
-sampling π_old is π_θ, so R'_i depends on θ, too. That adds nothing to ∇E[R'_i], as the mean of ∇log
-π is 0.) γ is 1: with less, the reward of a long completion would count less.
+has the mean E[ log π_old − log π_ref ], which is KL(π_old ‖ π_ref): 0 if the two agree, otherwise
+positive. So the penalty keeps the policy near π_ref, with its language and out of a verifier's
+loopholes. (R'_i has log π in it, so it depends on θ, too. But this adds E[ ∇log π ] to ∇E[R'_i],
+which is 0.) γ is 1: with less, the reward of a long completion would count less.
 
 Weakness: after one step the samples are an older policy's. No ratio corrects for that and no clip
 limits the push on a token, so a rollout serves one step, or a few small ones.
@@ -161,7 +161,7 @@ def kl_k3(logprobs, other_logprobs):
 
 # A batch is a dict of tensors about B completions of up to T tokens, to prompts of up to S tokens:
 #     prompt_ids, prompt_mask (B, S), completion_ids, mask (B, T): token ids; 0 in a mask is padding
-#     sampled_logprobs, old_logprobs (B, T): log π_old, by the sampler and by token_logprobs;
+#     sampled_logprobs, old_logprobs (B, T): log π_old, by generate and by token_logprobs;
 #     all log-probs are 0 on padding
 #     advantages (B,); ended (B,): False where a completion was cut off
 
@@ -205,12 +205,12 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
     """Sample completions for this step's problems, train on them, return the means to log."""
     problems = next_problems(train, step, args)
     batch, _, rewards = rollout(model, tokenizer, problems, args.group_size, args.temperature, args)
-    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # as in the loss: r begins at 1
+    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # rounded as in the loss
     record = rollout_metrics(batch, rewards)
     if args.beta > 0:
-        log_ratio = batch["old_logprobs"] - batch_logprobs(reference, batch, args)
-        rewards = rewards - args.beta * log_ratio.sum(1).view_as(rewards)  # R'_i
-        record["kl"] = log_ratio[batch["mask"] > 0]
+        kl = batch["old_logprobs"] - batch_logprobs(reference, batch, args)
+        rewards = rewards - args.beta * kl.sum(1).view_as(rewards)  # R'_i
+        record["kl"] = kl[batch["mask"] > 0]
     advantages = compute_advantages(rewards, args)
     rounding = 1e-6 * rewards.abs().max().clamp(min=1)  # what equal rewards may leave
     advantages[advantages.abs() < rounding] = 0

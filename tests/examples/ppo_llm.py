@@ -12,7 +12,7 @@ optimizer steps up J(θ), on minibatches of groups. A_i, π_old and π_ref are c
     r_it = π_θ(o_it) / π_old(o_it)                   1 at first; each step on a rollout moves it
     o_it is one of the |o_i| tokens of o_i; π(o_it) is its probability, given all text before it
 
-The value of J means nothing; its gradient points roughly along ∇E[R_i]: small steps raise E[R_i].
+J is not reinforce.py's E[ R(τ) ]: only its gradient counts, which points roughly along ∇E[R_i].
 
 What changes from grpo_llm.py                        Where
     a critic V, a copy of the model with one output  add_critic, token_values, --vf-coef
@@ -199,7 +199,7 @@ def kl_k3(logprobs, other_logprobs):
 
 # A batch is a dict of tensors about B completions of up to T tokens, to prompts of up to S tokens:
 #     prompt_ids, prompt_mask (B, S), completion_ids, mask (B, T): token ids; 0 in a mask is padding
-#     sampled_logprobs, old_logprobs (B, T): log π_old, by the sampler and by token_logprobs
+#     sampled_logprobs, old_logprobs (B, T): log π_old, by generate and by token_logprobs
 #     advantages, targets (B, T): of each token; targets are the critic's
 #     ended (B,): False where a completion was cut off
 
@@ -244,7 +244,7 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
     """Sample completions for this step's problems, train on them, return the means to log."""
     problems = next_problems(train, step, args)
     batch, _, rewards = rollout(model, tokenizer, problems, args.group_size, args.temperature, args)
-    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # as in the loss: r begins at 1
+    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # rounded as in the loss
     record = rollout_metrics(batch, rewards)
     record["reward_std"] = rewards.std(1, correction=0)  # a group may be of one
     mask = batch["mask"]
