@@ -87,7 +87,6 @@ MISTAKES = {  # what the solution has, and what a learner might write
 
 def test_every_exercise_has_its_mistakes_and_the_course_s_are_among_them():
     assert {f"{file} {function}" for function, file, _ in ROWS} == set(MISTAKES)
-    assert len(ROWS) >= 10 and min(map(len, MISTAKES.values())) >= 2
     named = re.findall(
         r"\| `(\w+)` in (\w+)\.py \| `(tests/[^`]+)` \| \d.*\|$", exercise.PAGE, re.M
     )

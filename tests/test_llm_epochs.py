@@ -68,8 +68,9 @@ def test_each_group_is_used_once_in_a_pass(monkeypatch, name, G, sizes):
     """Groups stay whole, also where their number is no multiple of --minibatches, or less. Each
     epoch has an order of its own."""
     rewards, (model, _) = itertools.count(), model_and_reference(name)
-    step, flags = Mock(return_value={}), {"beta": 0.0, "minibatches": 5, "update_epochs": 3}
+    step = Mock(return_value={})
     monkeypatch.setattr(script(name), "train_minibatch", step)
+    flags = {"beta": 0.0, "minibatches": 5, "update_epochs": 3}
     given = (lambda *_: next(rewards), model, None, None)
     assert "loss" not in take_step(name, monkeypatch, *given, G=G, **flags)
     found = [call.args[2]["row"].tolist() for call in step.call_args_list]

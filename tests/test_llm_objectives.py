@@ -8,7 +8,6 @@ from conftest import LLM_SCRIPTS, script
 from oracles import clipped_tokens, oracle, value_and_gradient
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
-GROUPED = [name for name in LLM_SCRIPTS if name != "ppo_llm"]  # PPO: test_llm_ppo.py
 # Every script as it comes, and with the flags that change its three functions.
 CASES = [(name, {}) for name in LLM_SCRIPTS]
 CASES += [("grpo_llm", {"length_norm": "constant", "max_new_tokens": 5, "scale_rewards": False})]
@@ -35,18 +34,10 @@ def case(name, seed, B=7, T=9):
     return logprobs.requires_grad_(), old, advantages, mask
 
 
-def objective(name, logprobs, old, advantages, mask, args):
-    weights = script(name).token_weights(mask, args)
-    return (weights * script(name).surrogate(logprobs, old, advantages, mask, args)[0]).sum()
-
-
-def gradient(name, tensors, args):
-    return torch.autograd.grad(objective(name, *tensors, args), tensors[0])[0]
-
-
-@pytest.mark.parametrize("name,flags", [each for each in CASES if each[0] in GROUPED])
+@pytest.mark.parametrize("name,flags", [each for each in CASES if each[0] != "ppo_llm"])
 def test_advantages_against_the_oracle(name, flags):
-    """Of 5 groups of 4, each by itself: a mean over the wrong axis changes every number."""
+    """Of 5 groups of 4, each by itself: a mean over the wrong axis changes every number. PPO's are
+    in test_llm_ppo.py."""
     rewards = torch.rand(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.double)
     args = args_of(name, **flags)
     expected = [oracle(name).advantages(group, args) for group in rewards.tolist()]
@@ -68,13 +59,15 @@ def test_baselines_of_rloo_llm_by_hand():
 @pytest.mark.parametrize("name,flags", CASES)
 def test_value_and_gradient_against_the_oracle(name, flags):
     """Of six cases, with tokens on both sides of the clip; padding counts nowhere."""
-    args, clipped = args_of(name, **flags), []
+    module, args, clipped = script(name), args_of(name, **flags), []
     for seed in range(6):
-        tensors = case(name, seed, B=3 + seed)
+        logprobs, _, _, mask = tensors = case(name, seed, B=3 + seed)
         value, expected = value_and_gradient(name, *tensors, args)
-        assert objective(name, *tensors, args).item() == pytest.approx(value, abs=1e-12)
-        torch.testing.assert_close(gradient(name, tensors, args), expected, **EXACT)
-        _, found = script(name).surrogate(*tensors, args)
-        assert torch.equal(found, clipped_tokens(name, *tensors, args))
-        clipped += found[tensors[-1] > 0].tolist()
+        objective, beyond = module.surrogate(*tensors, args)
+        found = (module.token_weights(mask, args) * objective).sum()
+        assert found.item() == pytest.approx(value, abs=1e-12)
+        (gradient,) = torch.autograd.grad(found, logprobs)
+        torch.testing.assert_close(gradient, expected, **EXACT)
+        assert torch.equal(beyond, clipped_tokens(name, *tensors, args))
+        clipped += beyond[mask > 0].tolist()
     assert set(clipped) == ({False} if name == "rloo_llm" else {False, True})

@@ -4,7 +4,6 @@ each token, an entropy bonus. And what only a critic allows: a single completion
 
 import pytest
 import torch
-import transformers
 from conftest import calls_of, last_checkpoint, random_model, script, with_critic
 from oracles import gae
 from test_llm_epochs import LENGTHS, by_length, take_step
@@ -80,7 +79,7 @@ def test_a_critic_is_a_copy_that_says_0(kind):
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
 
 
-def test_the_saved_model_is_the_policy_alone(pretrained, short_run, capfd, monkeypatch):
+def test_the_saved_model_is_the_policy_alone(pretrained, short_run, monkeypatch):
     """The critic is in the optimizer and in the checkpoint's state; the reference has none. And a
     group may be of one completion: every metric stays a number, or the run would end."""
     own = {"steps": 1, "minibatches": 1, "learning_rate": 1e-2, "max_new_tokens": 4}
@@ -93,10 +92,6 @@ def test_the_saved_model_is_the_policy_alone(pretrained, short_run, capfd, monke
     trained = {p.data_ptr() for p in optimizer.param_groups[0]["params"]}
     assert trained == {p.data_ptr() for p in model.parameters()}
     assert {p.data_ptr() for p in model.critic.parameters()} < trained
-    capfd.readouterr()
-    saved = transformers.AutoModelForCausalLM.from_pretrained(last_checkpoint(folder))
-    assert "critic" not in capfd.readouterr().err
-    assert not [name for name in saved.state_dict() if "critic" in name]
     file = last_checkpoint(folder) / "model.safetensors"
     assert b"critic" not in file.read_bytes()
     critic = torch.load(file.with_name("trainer.pt"), weights_only=True)["critic"]

@@ -43,8 +43,21 @@ def test_right_wrong_and_hostile_completions(cases, reward):
             assert grpo.verify(completion, answer) == reward, (completion, answer)
 
 
-LONG = ["7", "#7", "1,", " ", "7.", "2003-", "\\boxed{"]
-LONG += ["[", '{"answer":', '"', "9\\,", "1 234", "- "]
+LONG = [
+    "7",
+    "#7",
+    "1,",
+    " ",
+    "\\boxed{",
+    "7.",
+    "2003-",
+    "[",
+    '{"answer":',
+    '"',
+    "9\\,",
+    "1 234",
+    "- ",
+]
 
 
 @pytest.mark.parametrize("piece", LONG)
@@ -118,8 +131,6 @@ BROKEN = {  # source, and what the traceback shows
     "raises": ("def verify(completion, answer):\n    return 1 / 0", "line 2, in verify"),
     "exits": ("def verify(completion, answer):\n    exit()", "line 2, in verify"),
     "no number": ("def verify(completion, answer):\n    return 'right'", "could not convert"),
-    "too large": ("def verify(completion, answer):\n    return 10**400", "too large"),
-    "a typo": ("import jsn", "No module named 'jsn'"),
     "exits at import": ("import sys\nsys.exit(0)", "line 2, in <module>"),
     "NaN": ("def verify(completion, answer):\n    return float('nan')", ""),
     "too large for float32": ("def verify(completion, answer):\n    return 1e39", ""),
@@ -153,7 +164,6 @@ CASES = {
         ("Yes", 1.0, "Yes~yes~YES~Yes.~ Yes \n~\tyes."),
         ("Yes.", 1.0, "Yes~Yes."),
         ("Yes", 0.0, "~No~Yes!~Yes, it is~Yes No~Yes..~'Yes'~Y es~Үes~__import__('os').abort()"),
-        ("63", 1.0, "63~63.~ 63"),
         ("63", 0.0, "063~63.0~6 3~٦٣~The answer is 63."),
         ("caf\u00e9", 1.0, "caf\u00e9~cafe\u0301~CAFE\u0301."),  # composed or not
     ],
