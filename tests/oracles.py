@@ -150,12 +150,14 @@ def row_by_row(model, batch, temperature=1.0):
     return torch.stack(found)
 
 
-def check_logprobs(module, model, batch, temperature=1.0, atol=5e-5):
-    """A script's token_logprobs, and the gradient through them, are those of plain passes."""
+def check_logprobs(module, model, batch, temperature=1.0):
+    """What the sampler wrote down and a script's token_logprobs are those of plain passes, and the
+    gradient through the latter is, too."""
     weights = torch.randn(batch["mask"].shape, generator=torch.Generator().manual_seed(0))
     alone, gradients = row_by_row(model, batch, temperature), []
     found = module.token_logprobs(model, batch, temperature)
-    torch.testing.assert_close(found, alone, rtol=0, atol=atol)
+    torch.testing.assert_close(found, alone, rtol=0, atol=5e-5)
+    torch.testing.assert_close(batch["sampled_logprobs"], alone.detach(), rtol=0, atol=5e-5)
     for values in (found, alone):
         parameters, total = list(model.parameters()), (values * weights).sum()
         parts = torch.autograd.grad(total, parameters, materialize_grads=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from conftest import equal, scalars, script, weights
-from oracles import check_logprobs, row_by_row
+from oracles import check_logprobs
 
 grpo = script("grpo_llm")
 V = 23  # tokens
@@ -115,9 +115,6 @@ def test_values_and_gradients_are_those_of_single_rows(kind):
     torch.manual_seed(1)
     batch = grpo.generate(model, PROMPTS, 3, 12, 1.5)
     check_logprobs(grpo, model, batch, 1.5)
-    with torch.no_grad():
-        alone = row_by_row(model, batch, 1.5)
-    torch.testing.assert_close(batch["sampled_logprobs"], alone, rtol=0, atol=5e-5)
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 a rollout without a signal moves nothing. And what is in bf16, run on the CPU."""
 
 import copy
+import itertools
 import math
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,48 +21,6 @@ from conftest import (
 grpo = script("grpo_llm")
 GAP = "sampling/sampling_logp_difference/mean"
 PROMPTS = [[3, 4], [5, 6, 7, 8, 9], [10]]
-
-
-def rows_of_minibatches(name, monkeypatch, num_groups, **flags):
-    """The row numbers of each minibatch that has any, in a training step."""
-    module, found = script(name), []
-    real = module.rollout
-
-    def rollout(*given):
-        batch, completions, rewards = real(*given)
-        rows = torch.arange(rewards.numel())
-        return batch | {"row": rows[:, None]}, completions, 1.0 * rows.view_as(rewards)
-
-    def train_minibatch(model, optimizer, batch, args):
-        if len(batch["row"]) > 0:
-            found.append(batch["row"].flatten().tolist())
-        return {}
-
-    args = module.Args(group_size=3, prompts_per_step=num_groups, beta=0.0, **flags)
-    given = (with_critic(name, random_model()), None, Characters(), None)
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "rollout", rollout)
-        patch.setattr(module, "train_minibatch", train_minibatch)
-        assert "loss" not in module.train_step(*given, [("1+2", "3")], 1, args)
-    return found
-
-
-@pytest.mark.parametrize("num_groups,sizes", [(9, [3, 2, 2, 2]), (3, [1] * 3)])
-@pytest.mark.parametrize("name", OWN_STEPS)
-def test_each_group_is_used_once_in_a_pass(monkeypatch, name, num_groups, sizes):
-    """Groups stay whole, also where their number is no multiple of --minibatches, or less. Each
-    epoch has an order of its own."""
-    flags = {"minibatches": 4, "update_epochs": 3}
-    found = rows_of_minibatches(name, monkeypatch, num_groups, **flags)
-    assert [len(rows) // 3 for rows in found] == sizes * 3
-    for rows in found:
-        for i in range(0, len(rows), 3):
-            assert rows[i] % 3 == 0 and rows[i : i + 3] == list(range(rows[i], rows[i] + 3))
-    epochs = [sum(found[i : i + len(sizes)], []) for i in range(0, len(found), len(sizes))]
-    for rows in epochs:
-        assert sorted(rows) == list(range(3 * num_groups))
-    if num_groups > 3:  # two of 9! orders are alike once in 100,000 runs; of 3! they may well be
-        assert len(set(map(tuple, epochs))) == 3 and list(range(3 * num_groups)) not in epochs
 
 
 # Of 24 completions, in groups of G; each is right if its length is odd.
@@ -86,7 +46,8 @@ def take_step(name, monkeypatch, verify, model, reference, optimizer, nats=0.0, 
     def generate(model, prompts, num_samples, max_new_tokens, temperature):
         batch = batch_of(model, prompts, LENGTHS)
         logprobs = module.token_logprobs(model, batch, temperature).detach()
-        return batch | {"sampled_logprobs": logprobs - nats * batch["mask"]}
+        batch["sampled_logprobs"] = logprobs - nats * batch["mask"]
+        return batch | {"row": torch.arange(24)}
 
     monkeypatch.setattr(module, "generate", generate)
     monkeypatch.setattr(module, "load_verifier", lambda name: verify)
@@ -99,6 +60,30 @@ def take_step(name, monkeypatch, verify, model, reference, optimizer, nats=0.0, 
 def model_and_reference(name="grpo_llm"):
     """A random model, and the same once more as its reference."""
     return with_critic(name, random_model("qwen2", 50)), random_model("qwen2", 50)
+
+
+@pytest.mark.parametrize("G,sizes", [(2, [3, 3, 2, 2, 2]), (8, [1] * 3)])
+@pytest.mark.parametrize("name", OWN_STEPS)
+def test_each_group_is_used_once_in_a_pass(monkeypatch, name, G, sizes):
+    """Groups stay whole, also where their number is no multiple of --minibatches, or less. Each
+    epoch has an order of its own."""
+    rewards, (model, _) = itertools.count(), model_and_reference(name)
+    step = Mock(return_value={})
+    monkeypatch.setattr(script(name), "train_minibatch", step)
+    flags = {"beta": 0.0, "minibatches": 5, "update_epochs": 3}
+    given = (lambda *_: next(rewards), model, None, None)
+    assert "loss" not in take_step(name, monkeypatch, *given, G=G, **flags)
+    found = [call.args[2]["row"].tolist() for call in step.call_args_list]
+    found = [rows for rows in found if rows]
+    assert [len(rows) // G for rows in found] == sizes * 3
+    for rows in found:
+        for i in range(0, len(rows), G):
+            assert rows[i] % G == 0 and rows[i : i + G] == list(range(rows[i], rows[i] + G))
+    epochs = [sum(found[i : i + len(sizes)], []) for i in range(0, len(found), len(sizes))]
+    for rows in epochs:
+        assert sorted(rows) == list(range(24))
+    if G == 2:  # two of 12! orders are hardly ever alike; of 3! they may well be
+        assert len(set(map(tuple, epochs))) == 3 and list(range(24)) not in epochs
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -202,31 +187,22 @@ def test_minibatches_without_a_step_are_not_in_the_averages(monkeypatch, name):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_sampler_and_training_pass_multiply_in_it(dtype):
+def test_sampler_and_training_pass_multiply_in_it_and_all_else_is_float32(dtype):
     """Every layer does, or a GPU would take twice the time."""
-    (model, _), seen, args = model_and_reference(), [], grpo.Args(dtype=dtype, max_new_tokens=4)
-    batch = batch_of(model, PROMPTS, [3, 4, 2])
+    (model, _), args = model_and_reference(), grpo.Args(dtype=dtype, beta=0.0, max_new_tokens=4)
+    batch, products = batch_of(model, PROMPTS, LENGTHS), set()
     for layer in model.modules():
         if isinstance(layer, torch.nn.Linear):
-            layer.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
-    grpo.rollout(model, Characters(), [("1+2", "3")], 2, 1.0, args)
-    grpo.batch_logprobs(model, batch, args)
-    batch["advantages"] = torch.ones(3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    grpo.train_minibatch(model, optimizer, batch, grpo.Args(dtype=dtype, beta=0.0))
-    assert set(seen) == {getattr(torch, dtype)}
-
-
-def test_all_else_stays_in_float32():
-    (model, _), args = model_and_reference(), grpo.Args(dtype="bfloat16", beta=0.0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    batch = batch_of(model, PROMPTS, LENGTHS)
+            layer.register_forward_hook(lambda module, inputs, output: products.add(output.dtype))
+    sampled, *_ = grpo.rollout(model, Characters(), [("1+2", "3")], 2, 1.0, args)
     logprobs = grpo.batch_logprobs(model, batch, args)
     torch.testing.assert_close(logprobs.exp().bfloat16().float(), logprobs.exp(), rtol=0.01, atol=0)
     assert (logprobs.bfloat16().float() != logprobs).any(), "float32 in type, yet rounded to bf16"
-    tensors = [logprobs, batch["old_logprobs"], batch["mask"]]
     batch["advantages"] = torch.ones(24)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     grpo.train_minibatch(model, optimizer, batch, args)
+    assert products == {getattr(torch, dtype)}
+    tensors = [logprobs, sampled["sampled_logprobs"], sampled["mask"]]
     tensors += [tensor for p in model.parameters() for tensor in (p, p.grad)]
     tensors += [tensor for state in optimizer.state.values() for tensor in state.values()]
     assert {tensor.dtype for tensor in tensors} == {torch.float32}

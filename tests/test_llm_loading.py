@@ -34,14 +34,21 @@ def change_json(path, **change):
 # ------------------------------------------------------------------------------------- The model
 
 
-def test_stop_ids_and_dropout(pretrained):
+def test_stop_ids_dropout_and_what_a_verifier_sees(pretrained, monkeypatch):
+    """Dropout is off. No verifier sees special tokens, such as the one that ends a completion."""
     args = grpo.Args(model=pretrained)
     model, tokenizer = grpo.load_policy(args, CPU)
     assert model.generation_config.eos_token_id == [0, 2]
-    prompts = grpo.encode_prompts([("1+1", "2")], tokenizer, args)
-    batch = grpo.generate(model, prompts, 2, 4, 1.0)
+
+    def generate(model, prompts, *_):
+        return batch_of(model, prompts, [3, 1, 2, 4])
+
+    monkeypatch.setattr(grpo, "generate", generate)
+    batch, completions, _ = grpo.rollout(model, tokenizer, [("1+2", "3")], 4, 1.0, args)
     a, b = (grpo.token_logprobs(model, batch, 1.0) for _ in range(2))
-    assert torch.equal(a, b), "dropout is on"
+    assert torch.equal(a, b)
+    assert "<|" in tokenizer.decode(batch["completion_ids"][0])
+    assert completions[1] == "" and not any("<|" in text for text in completions)
 
 
 # What stands behind an assistant's text, and the tokens there that end a completion.
@@ -132,20 +139,6 @@ def test_tensors_of_any_file_begin_alike_in_memory(copied, monkeypatch):
         assert tokenizer.call_args.kwargs == {"mistral_format": False}
 
 
-def test_a_verifier_sees_no_special_tokens(pretrained, monkeypatch):
-    """Such as the one that ends a completion."""
-    args = grpo.Args(model=pretrained)
-    model, tokenizer = grpo.load_policy(args, CPU)
-
-    def generate(model, prompts, *_):
-        return batch_of(model, prompts, [3, 1, 2, 4])
-
-    monkeypatch.setattr(grpo, "generate", generate)
-    batch, completions, _ = grpo.rollout(model, tokenizer, [("1+2", "3")], 4, 1.0, args)
-    assert "<|" in tokenizer.decode(batch["completion_ids"][0])
-    assert completions[1] == "" and not any("<|" in text for text in completions)
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_in_bf16_weights_are_spread_inside_their_cells(copied, tied):
     """bf16 sees the model of the file; yet a step of a quarter of the gap to the next number moves
@@ -179,25 +172,19 @@ def test_in_bf16_weights_are_spread_inside_their_cells(copied, tied):
 # ------------------------------------------------------------------------------------ The prompts
 
 
-def test_default_prompts(pretrained):
+def test_prompts(pretrained):
     """`3+8=` for sums; of a file the question, and for the built-in verifier its instruction."""
+    assert grpo.Args().prompt == grpo.Args(verifier="own.py").prompt == "{question}="
+    assert grpo.Args(dataset="d.jsonl", verifier="own.py").prompt == "{question}"
+    reasons = "{question}\nReason step by step, then end with #### and the number."
+    assert grpo.Args(dataset="d.jsonl").prompt == reasons
     _, tokenizer = grpo.load_policy(grpo.Args(model=pretrained), CPU)
-
-    def asked(**flags):
-        (ids,) = grpo.encode_prompts([("3+8", "11")], tokenizer, grpo.Args(**flags))
-        text = tokenizer.decode(ids)
-        question = text.removeprefix("<|im_start|>user\n")
-        question = question.removesuffix("<|im_end|>\n<|im_start|>assistant\n")
-        assert (question != text) == bool(tokenizer.chat_template)
-        return question
-
-    reasons = "3+8\nReason step by step, then end with #### and the number."
-    for template in (tokenizer.chat_template, None):
+    turns = "<|im_start|>user\nQ: 3+8 {A}:<|im_end|>\n<|im_start|>assistant\n"
+    for template, expected in ((tokenizer.chat_template, turns), (None, "Q: 3+8 {A}:")):
         tokenizer.chat_template = template
-        assert asked() == asked(verifier="own.py") == "3+8="
-        assert asked(dataset="d.jsonl") == reasons
-        assert asked(dataset="d.jsonl", verifier="own.py") == "3+8"
-        assert asked(prompt="Q: {question} {A}:") == "Q: 3+8 {A}:"
+        args = grpo.Args(prompt="Q: {question} {A}:")
+        (ids,) = grpo.encode_prompts([("3+8", "11")], tokenizer, args)
+        assert tokenizer.decode(ids) == expected
 
 
 def test_bos_comes_once_and_no_end(pretrained):

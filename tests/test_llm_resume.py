@@ -23,41 +23,22 @@ def files(folder):
     return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
 
 
-RUNS = {}  # name and flags of a run → its args, and what main returned
-
-
 def by_text(completion, answer):
     """Different completions have different rewards, and a verifier may draw."""
     return zlib.crc32(completion.encode()) / 2**32 + 0.1 * random.random()
 
 
-@pytest.fixture
-def straight_run(short_run, tmp_path_factory, monkeypatch):
-    """Call it for a run of four steps with flags of its own, made once: its args, what main
-    returned, and the path of its checkpoint after two steps."""
-
-    def begin(name="grpo_llm", **more):
-        own = {"steps": 4, "eval_every": 2, "minibatches": 2, "learning_rate": 1e-3, "seed": 7}
-        module, key = script(name), (name, *more.items())
-        monkeypatch.setattr(module, "load_verifier", lambda _: by_text)
-        if key not in RUNS:
-            own["output_dir"] = str(tmp_path_factory.mktemp("runs"))
-            args = module.Args(**short_run | own | more)
-            RUNS[key] = args, module.main(args)
-        args, straight = RUNS[key]
-        return args, straight, str(Path(straight["folder"], "step-000002"))
-
-    return begin
-
-
 @pytest.mark.parametrize("name", ["dapo_llm", "ppo_llm"])
-def test_resumed_is_straight(name, straight_run):
+def test_resumed_is_straight(name, short_run, monkeypatch):
     """Four steps of two epochs, and two, a resume and two more, end in the same bits. The resumed
     run has a folder of its own, and leaves the other as it was."""
     module = script(name)
-    args, straight, path = straight_run(name, update_epochs=2, beta=0.1)
+    monkeypatch.setattr(module, "load_verifier", lambda _: by_text)
+    own = {"steps": 4, "eval_every": 2, "minibatches": 2, "update_epochs": 2, "beta": 0.1}
+    args = module.Args(**short_run | own, learning_rate=1e-3, seed=7)
+    straight = module.main(args)
     before = files(straight["folder"])
-    resumed = module.main(replace(args, resume=path))
+    resumed = module.main(replace(args, resume=f"{straight['folder']}/step-000002"))
     assert files(straight["folder"]) == before and resumed["folder"] != straight["folder"]
     assert [path.name for path in Path(resumed["folder"]).glob("step-*")] == ["step-000004"]
     for key in straight.keys() - {"eval/pass@1_initial", "folder"}:
@@ -92,9 +73,10 @@ def test_a_run_deletes_nothing_but_its_own_checkpoints(short_run, monkeypatch):
     assert (Path(result["folder"]) / kept[0] / "model.safetensors").exists()
 
 
-def test_what_is_no_checkpoint(straight_run, tmp_path, refused):
+def test_what_is_no_checkpoint(short_run, tmp_path, refused):
     """A torn file, one that lacks something, none."""
-    args, _, path = straight_run()
+    args = grpo.Args(**short_run)
+    path = last_checkpoint(grpo.main(args)["folder"])
     torn = ["trainer.pt", "model.safetensors", "config.json"]
     for name in (*torn, "lacks"):
         file = Path(shutil.copytree(path, tmp_path / name), name)

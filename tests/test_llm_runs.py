@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import LLM_SCRIPTS, calls_of, equal, last_checkpoint, scalars, script, weights
-from test_flags import STUB
 
 grpo = script("grpo_llm")
 
@@ -59,8 +58,10 @@ def test_make_py_teaches_the_form_of_an_answer(tmp_path, monkeypatch):
 
 
 def test_same_seed_same_run(short_run, monkeypatch):
-    """The third has another seed."""
+    """The third has another seed. Each step has randomness of its own, or the same question would
+    get the same completions at every step."""
     monkeypatch.setattr(grpo, "load_verifier", lambda _: lambda text, _: sum(map(ord, text)) % 7)
+    seeded = calls_of(monkeypatch, torch, "manual_seed")
     own = short_run | {"max_new_tokens": 6}
     runs = [grpo.main(grpo.Args(**own, seed=seed)) for seed in (1, 1, 2)]
     first, second, other = runs
@@ -69,41 +70,18 @@ def test_same_seed_same_run(short_run, monkeypatch):
     for name in ("loss", "reward", "clip_ratio", "kl", "eval/pass@1"):
         assert scalars(first["folder"], name) == scalars(second["folder"], name)
     assert first["eval/pass@1_initial"] == other["eval/pass@1_initial"]
-
-
-def test_each_step_and_each_seed_has_randomness_of_its_own(short_run, monkeypatch):
-    """Otherwise the same question would get the same completions at every step."""
-    seen = []
-
-    def train_step(*_):
-        seen.append(torch.initial_seed())
-        return STUB
-
-    monkeypatch.setattr(grpo, "train_step", train_step)
-    for seed in (1, 2):
-        grpo.main(
-            grpo.Args(**short_run | {"steps": 4, "eval_every": 100, "seed": seed, "beta": 0.0})
-        )
-    assert len(set(seen)) == 8
+    assert len({seed for (seed,), _ in seeded}) == 1 + 2 * 2, "evaluations, and each seed's steps"
 
 
 def test_reference_stays_and_is_not_loaded_without_kl(short_run, monkeypatch):
-    seen, real, rewards = [], grpo.batch_logprobs, count()
+    """The fourth model that is loaded is the first once more, for an evaluation alone."""
+    rewards, loaded = count(), calls_of(monkeypatch, grpo, "load_policy")
     monkeypatch.setattr(grpo, "load_verifier", lambda _: lambda *_: next(rewards) % 3)
-    loaded = calls_of(monkeypatch, grpo, "load_policy")
-
-    def look(model, batch, args):
-        seen.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
-        return real(model, batch, args)
-
-    monkeypatch.setattr(grpo, "batch_logprobs", look)
-    result = grpo.main(grpo.Args(**short_run | {"steps": 3}))
-    policies, references = seen[::2], seen[1::2]
-    assert len(references) == 3 and equal(references[0], references[2]) and len(loaded) == 2
-    assert equal(policies[0], references[0]) and not equal(policies[2], references[2])
-    assert not equal(references[0], weights(result["folder"]))
-    grpo.main(grpo.Args(**short_run | {"beta": 0.0, "output_dir": short_run["output_dir"] + "2"}))
-    assert len(seen) == 6 + 2 and len(loaded) == 3
+    for own in ({}, {"beta": 0.0}, {"steps": 0}):
+        grpo.main(grpo.Args(**short_run | own))
+    policy, reference, trained, first = (model.state_dict() for _, (model, _) in loaded)
+    assert equal(reference, first)
+    assert not equal(policy, first) and not equal(trained, first)
 
 
 def test_non_finite_loss_stops_with_the_step_and_keeps_the_model(short_run, monkeypatch, refused):
