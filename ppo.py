@@ -115,9 +115,9 @@ def prepare(agent, rollout, args):
 
 
 def surrogate(logprobs, old_logprobs, advantages, args):
-    """Each step's objective, a surrogate for J to be maximized, and whether the clip removes its
-    gradient, as the ratio has passed its bound in the direction of A: all (B,). With --surrogate
-    penalty the objective is r A − β (r − 1 − log r), with mean_kl's estimate of the KL."""
+    """Each step's term of L, and whether the clip removes its gradient, as the ratio has passed its
+    bound in the direction of A: all (B,). With --surrogate penalty it is r A − β (r − 1 − log r),
+    with mean_kl's estimate of the KL."""
     log_ratio = logprobs - old_logprobs
     ratio = log_ratio.exp()
     unclipped = ratio * advantages
@@ -130,16 +130,16 @@ def surrogate(logprobs, old_logprobs, advantages, args):
 
 
 def mean_kl(agent, batch):
-    """KL(π_old ‖ π), the mean of −log r. As E[r] is Σ_a π_old π / π_old = 1, adding r − 1 does not
-    change the expectation, and leaves no term negative, because log r ≤ r − 1. Often called k3."""
+    """KL(π_old ‖ π), the mean of −log r. As E[r] = Σ_a π = 1, adding r − 1 does not change the
+    expectation, and leaves no term negative, because log r ≤ r − 1. Often called k3."""
     logprobs = agent.policy(batch["obs"]).log_prob(batch["actions"])
     log_ratio = logprobs - batch["logprobs"]
     return (log_ratio.exp() - 1 - log_ratio).mean().item()
 
 
 def update(agent, optimizer, batch, progress_remaining, args):
-    """Epochs over the batch in minibatches, one step of actor and critic on each; returns what to
-    log, of the last step but for approx_kl."""
+    """Epochs over the batch in minibatches, one step of actor and critic on each; returns
+    approx_kl and the last step's numbers, to log."""
     optimizer.param_groups[0]["lr"] = args.learning_rate * progress_remaining
     ent_coef = args.ent_coef * progress_remaining
     obs, actions = batch["obs"], batch["actions"]

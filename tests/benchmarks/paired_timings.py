@@ -1,7 +1,7 @@
 """Is a training step faster than it was in another revision, by how much, and how sure is that?
 
     python tests/benchmarks/paired_timings.py --checkout FOLDER [--script dapo_llm]
-    … --model FOLDER --prompt-tokens 150 --max-new-tokens 124    # bf16, a prompt of so many words
+    … --model FOLDER --prompt-tokens 150 --max-new-tokens 124    # a prompt of so many words
 
 The checkout is of that revision. The two sides take turns, so that a slow minute of the machine
 slows both. The table is printed. With --smoke all sizes are tiny.
@@ -30,7 +30,7 @@ def trained_tiny_model(script: str, steps: int, folder: Path) -> list:
 
 
 def real_model(model: Path, prompt_tokens: int, max_new_tokens: int, folder: Path) -> list:
-    """Flags of 3 steps of 16 completions in bf16, each of which gets an advantage: its reward is
+    """Flags of 3 steps of 16 completions in float32, each of which gets an advantage: its reward is
     the checksum of its text."""
     (folder / "arbitrary.py").write_text(
         "import zlib\ndef verify(text, answer):\n    return zlib.crc32(text.encode()) / 2**32\n"
@@ -38,7 +38,7 @@ def real_model(model: Path, prompt_tokens: int, max_new_tokens: int, folder: Pat
     words = " the" * (prompt_tokens - 40)  # some 40 tokens are the chat template's
     rows = [json.dumps({"question": f"{i}{words}", "answer": "1"}) for i in range(40)]
     (folder / "questions.jsonl").write_text("\n".join(rows))
-    flags = ["--model", model, "--dtype", "bfloat16", "--beta", 0, "--steps", 3]
+    flags = ["--model", model, "--dtype", "float32", "--beta", 0, "--steps", 3]
     flags += ["--dataset", folder / "questions.jsonl", "--verifier", folder / "arbitrary.py"]
     flags += ["--prompts-per-step", 2, "--minibatches", 2, "--max-new-tokens", max_new_tokens]
     return flags

@@ -5,11 +5,11 @@
     python tests/benchmarks/trl.py long --model FOLDER --gsm8k train.jsonl   # four rollouts
 
 `tiny` takes minutes, `real` half an hour, `long` hours. FOLDER has SmolLM2-135M-Instruct in Hugging
-Face's format; its matrix products are computed in bf16. Both sides have the same weights, prompts
-(token by token), batch, optimizer steps, KL weight and learning rate. They take turns, and each run
-is a process of its own. After every second rollout the clock stops, and the run is scored on
-held-out questions, the same for both sides. The table goes into results/trl_….md. With --smoke a
-run has one seed, two rollouts and toy sizes, and nothing is written.
+Face's format. Both sides have the same weights, prompts (token by token), batch, optimizer steps,
+KL weight and learning rate. They take turns, and each run is a process of its own. After every
+second rollout the clock stops, and the run is scored on held-out questions, the same for both
+sides. The table goes into results/trl_….md. With --smoke a run has one seed, two rollouts and toy
+sizes, and nothing is written.
 
 The share trained on counts the completions that go through the forward and backward pass. Without a
 KL term our scripts leave out completions whose advantage is 0. `long` asks the questions of GSM8K
@@ -49,7 +49,7 @@ TRL = {  # the trainer, and settings where TRL's defaults differ from the publis
 }
 # Flags of our scripts for real and long.
 VERIFIER = str(ROOT / "tests/examples/verifiers/last_number.py")
-REAL = {"dtype": "bfloat16", "verifier": VERIFIER, "beta": 0.0, "warmup_steps": 3, "steps": 40}
+REAL = {"verifier": VERIFIER, "beta": 0.0, "warmup_steps": 3, "steps": 40}
 REAL |= {"prompts_per_step": 8, "minibatches": 2, "max_new_tokens": 16, "learning_rate": 1e-5}
 TOY = {"model": "tiny", "max_new_tokens": 4, "prompts_per_step": 4, "group_size": 4}
 # The reward depends on the text alone: different completions have different rewards.
@@ -63,6 +63,7 @@ class Options:
     what: Annotated[Literal["tiny", "real", "long"], tyro.conf.Positional]  # the task
     model: str = "tiny"  # the folder of the model, for real and long
     gsm8k: str = ""  # a JSONL file of GSM8K's questions, for long
+    dtype: str = "bfloat16"  # of real and long; float32 is faster on a CPU without avx512_bf16
     scripts: tuple[str, ...] = ("grpo_llm", "rloo_llm")  # our scripts to measure
     seeds: tuple[int, ...] = (11, 12, 13)  # one run for each
     rollouts: int = 0  # rollouts of a run, which is then not scored; 0: until the target; long: 4
@@ -80,7 +81,7 @@ def task(options: Options, folder: Path) -> dict:
     random.Random(0).shuffle(rows)
     (folder / "train").write_text("".join(rows[16:]))
     (folder / "test").write_text("".join(rows[:16]))
-    found = REAL | {"model": options.model}
+    found = REAL | {"model": options.model, "dtype": options.dtype}
     found |= {"dataset": str(folder / "train"), "eval_dataset": str(folder / "test")}
     if options.what == "long":
         (folder / "verifier.py").write_text(ARBITRARY)
@@ -275,7 +276,7 @@ def main(options: Options):
     header += ["seconds: this / ours", "completions per second: ours / this"]
     lines = table(header, [cells(*key, runs) for key in runs])
     note = f"seeds {options.seeds}, micro-batches of {micro[0]} and {micro[1]}, "
-    note += f"OMP_NUM_THREADS {THREADS or 'not set'}"
+    note += f"OMP_NUM_THREADS {THREADS or 'not set'}, {flags.get('dtype', 'float32')}"
     name = f"trl_{options.what}" + "_rate" * bool(options.rollouts)
     name += f"_{THREADS}_threads" * bool(THREADS)
     write_table(name, lines, "transformers", "trl", note=note, smoke=options.smoke)
