@@ -36,8 +36,8 @@ Weakness: one lucky episode stands for all that might have followed an action, a
 end before anything is learned.
 
 Differs from the formula: rewards are rescaled (see main), and π's entropy has a bonus. If γ < 1,
-R(τ) counts the rewards from t on as γ^t G_t. G_t leaves out γ^t, as usual, because late actions
-would hardly count. Then it estimates no function's gradient (Nota & Thomas 2020, arXiv:1906.07073).
+R(τ) counts the rewards from t on as γ^t G_t. G_t leaves out γ^t, because late actions would hardly
+count. What is estimated is then in general no gradient (Nota & Thomas 2020, arXiv:1906.07073).
 
     python reinforce.py --psi return             # compare its noise with the default's (baseline)
 Williams 1992, doi:10.1007/BF00992696; best baselines: Greensmith, Bartlett & Baxter 2004, JMLR 5
