@@ -503,6 +503,8 @@ def load_jsonl(flag, path, args):
         with stop_on_error(f'{flag} {path}, line {number}: needs a "question" and an "answer"'):
             row = json.loads(line)
             question, answer = row["question"].strip(), row["answer"]
+            if not question or answer is None:
+                raise ValueError("one is empty")
             if not args.verifier:
                 answer = str(answer).rpartition("#")[2].strip()
                 if not NUMBER.fullmatch(answer):

@@ -89,7 +89,7 @@ def test_eval_dataset_takes_nothing_out_of_training(tmp_path, capsys):
 
 BAD = ["{", "7", "[]", '{"question": "q"}', '{"question": "q", "answer": "no number"}']
 BAD += ['{"question": null, "answer": "#### 5"}', '{"question": "q", "answer": "#### five"}']
-BAD += ['{"question": "q", "answer": null}', '{"question": "q", "answer": " "}']
+BAD += ['{"question": "q", "answer": " "}', '{"question": " ", "answer": 1}']
 BAD += ["[" * 100_000, '{"question": "' + "\udce9" * 5000 + '", "answer": 1}']  # é in Latin-1
 
 
@@ -115,3 +115,5 @@ def test_files_that_are_not_there_or_have_too_few_questions(tmp_path, refused):
     assert "no question is left" in refused(grpo.load_data, grpo.Args(dataset=same))
     two = write(tmp_path / "two.jsonl", gsm(2))
     assert [len(side) for side in grpo.load_data(grpo.Args(dataset=two))] == [1, 1]
+    null = write(tmp_path / "null.jsonl", ['{"question": "q", "answer": null}'])
+    assert "line 1" in refused(grpo.load_data, grpo.Args(dataset=null, verifier="any.py"))
