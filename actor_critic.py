@@ -7,7 +7,7 @@ one reward and the next state. Then π takes one step, and V several epochs over
     δ_t = R_t + γ V(s_{t+1}) − V(s_t)            the temporal-difference (TD) error
     mean_t ½ δ_t²                                the loss of the critic, γ V(s_{t+1}) held fixed
 
-(∝: a mean over steps is an episode's mean sum by its mean length. If γ < 1, γ^t is left out.)
+The ∝: a mean over steps is an episode's mean sum, divided by its mean length. γ^t is left out.
 If R_t = 1, γ = 0.99, V(s_t) = 40 and V(s_{t+1}) = 41, then δ_t = 1 + 40.59 − 40 = 1.59, a push
 towards a_t. If V is right, Q(s, a) = E[ R_t + γ V(s_{t+1}) | s, a ] is the value of a in s,
 and A = Q − V its advantage, so δ_t is one sample of A(s_t, a_t). Then V is the mean of Q:
@@ -22,7 +22,7 @@ What changes from reinforce.py                   Where
 Why: REINFORCE waits for whole episodes and credits every action with all that came after it. The TD
 error depends on one reward and one step of the environment, so it varies far less. In the target,
 R_t + γ V(s_{t+1}), V stands for the rewards to come. This is called bootstrapping. No gradient
-flows through the target, so V(s_t) moves towards it, but not it towards V(s_t): a semi-gradient.
+flows through the target, so V(s_t) is pulled towards it alone: this is called a semi-gradient.
 
 Weakness: δ_t is unbiased if V is right. As it rarely is, V should learn faster than the policy
 (--update-epochs). And nothing limits how far a step moves the policy.

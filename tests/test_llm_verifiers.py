@@ -102,6 +102,7 @@ def test_a_file_gets_answers_of_any_json_type_unchanged(own, tmp_path):
     seen = grpo.load_verifier(args.verifier).__globals__["seen"]
     expected = [answer for _, answer in problems for _ in range(2)]
     assert seen == expected and list(map(type, seen)) == list(map(type, expected))
+    assert sys.path.count(str(tmp_path)) == 1  # loaded once, though asked for twice
 
 
 def rollout(name):
