@@ -29,7 +29,8 @@ SMOKE = [
     ("memory", "--smoke", "| Qwen2.5-0.5B | 4 | … | Llama-3.2-1B | 4 |"),
     ("real_model", "--smoke --model PRETRAINED", "| products, GRPO | 1 | … right answer"),
     ("gpu", f"--smoke {KEPT_NOWHERE} --skip tiny compiling", '"ranks", … "done", "ok": true}'),
-    ("gpu", f"--smoke {KEPT_NOWHERE} --only tiny compiling", '"static", … "done", "ok": true}'),
+    ("gpu", f"--smoke {KEPT_NOWHERE} --only tiny", '"cispo_llm.py, … "done", "ok": true}'),
+    ("gpu", f"--smoke {KEPT_NOWHERE} --only compiling", '"static", … "done", "ok": true}'),
 ]
 SMOKE = [(name, f"benchmarks/{name}.py {flags}", expected) for name, flags, expected in SMOKE]
 SMOKE += [(name, f"experiments/{name}.py --smoke", name) for name in NAMES]

@@ -1,7 +1,7 @@
 """Nobody has run this on a GPU yet. Is a GPU right, does a model fit, how fast is it, and why?
 
     python tests/benchmarks/gpu.py                       # an NVIDIA card; 5 to 8 minutes
-    python tests/benchmarks/gpu.py --smoke               # toy sizes, any machine; a minute
+    python tests/benchmarks/gpu.py --smoke               # toy sizes, any machine; 1 to 2 minutes
     python tests/benchmarks/gpu.py --only right decode   # some parts; or --skip compiling
 
 No hub is needed: the large model is a random one of Qwen2.5-0.5B's shape. Results are lines of

@@ -172,7 +172,8 @@ def profiled(function, *inputs):
     kernels, counts = Counter(), Counter()
     time_of = "self_device_time_total" if DEVICE.type == "cuda" else "self_cpu_time_total"
     for event in profiler.key_averages():
-        if event.device_type.name == DEVICE.type.upper() and not event.is_user_annotation:
+        foreign = event.is_user_annotation or event.key == "Activity Buffer Request"
+        if event.device_type.name == DEVICE.type.upper() and not foreign:
             kernels[event.key[:80]] += getattr(event, time_of) / 1e3
             counts["kernels"] += event.count
         if re.match(r"cu(da)?Launch", event.key):
