@@ -192,12 +192,12 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 
 
 def kl_k3(logprobs, other_logprobs):
-    """Schulman's k3 of each token, an estimate of KL(π ‖ other): (B, T), not negative.
+    """Schulman's k3 of each token, an estimate of KL(π ‖ other): (B, T), never negative.
 
     KL(π ‖ other) is the mean of −d = log π − log other over tokens drawn from π. Why not take −d?
     Because as a loss it pulls nowhere: its gradient is ∇log π, whose mean is 0 (see reinforce.py).
     k3, the third estimate in Schulman's note, adds e^d − 1, whose mean is Σ other − 1 = 0. So its
-    mean is the KL, too, it is never below 0 (but for rounding), and its gradient does pull:
+    mean is the KL, too, it is never negative, and its gradient does pull:
 
         ∇k3 = (1 − e^d) ∇log π    with the mean −Σ other ∇log π = ∇KL(other ‖ π), as Σ π ∇log π = 0
 
@@ -207,7 +207,7 @@ def kl_k3(logprobs, other_logprobs):
     so the KL of later tokens. The loss leaves that out; a KL in the reward, as in RLOO, has it.
     """
     d = other_logprobs - logprobs
-    return d.exp() - d - 1
+    return d.expm1() - d
 
 
 def overlong_penalty(lengths, ended, args):

@@ -209,7 +209,7 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
 def kl_k3(logprobs, other_logprobs):
     """An estimate of KL(π ‖ other) by each token of π: (B, T), never negative. Only logged here."""
     d = other_logprobs - logprobs
-    return d.exp() - d - 1
+    return d.expm1() - d
 
 
 # ---------------------------------------------------------------------------------------- Update
