@@ -1,8 +1,8 @@
 """RLOO, REINFORCE Leave-One-Out: the mean reward of the other answers is the baseline.
 
 For each question the model writes a group of G answers, and a program, the verifier, rewards each
-one: 1 if it is right, otherwise 0. Then the model is trained on these answers, which are called the
-rollout. The tokens of answers above their group's average become likelier, the other tokens rarer.
+one: 1 if it is right, otherwise 0. Then the model is trained on these answers, the rollout. Tokens
+of answers above their group's average become likelier, and tokens of answers below it rarer.
 
 In letters: π_old is the model, or policy, that wrote the answers, o_i is answer i (in the code, a
 completion), and R_i is its reward. One optimizer step turns the model into π_θ and increases J. All
@@ -12,7 +12,7 @@ else in J is constant: A_i, and in it π_old and π_ref, the first model.
     L_it = A_i log π_θ(o_it)
     A_i  = R'_i − mean of the group's other R'_j     the advantage: R'_i beside the others'
     R'_i = R_i − β Σ_t (log π_old − log π_ref)       the reward, less a price for leaving π_ref
-    o_it is one of the |o_i| tokens of o_i; π(o_it) is its probability, given all text before it
+    o_it is token t of o_i, which has |o_i|; π(o_it) is its probability, given all text before it
 
 What changes from reinforce.py                       Where
     a state is the question and the tokens so far    token_logprobs
@@ -73,9 +73,9 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 TINY_MODEL = Path(__file__).parent / "tests/tiny_model"
-# With several GPUs, torchrun starts one process for each and sets these two variables: how many
-# there are, and its number. Each process draws, scores and trains on groups of its own, and then
-# the gradients of all processes are added up.
+# With several GPUs, torchrun starts one process for each. It sets WORLD_SIZE, how many there are,
+# and RANK, the number of this one. Each process draws, scores and trains on groups of its own, and
+# then the gradients of all processes are added up.
 WORLD = int(os.environ.get("WORLD_SIZE", 1))
 RANK = int(os.environ["RANK"]) if WORLD > 1 else 0
 
@@ -225,7 +225,7 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
     """One step of training: draw completions, reward them, train on them. Returns means to log."""
     problems = next_problems(train, step, args)
     batch, _, rewards = rollout(model, tokenizer, problems, args.group_size, args.temperature, args)
-    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # as in the loss
+    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # computed as in the loss
     record = rollout_metrics(batch, rewards)
     if args.beta > 0:
         kl = batch["old_logprobs"] - batch_logprobs(reference, batch, args)
@@ -425,7 +425,7 @@ def rollout_metrics(batch, rewards):
         "reward_std": rewards.std(1),  # within a group
         "frac_reward_zero_std": are_equal(rewards),  # the share of groups that teach nothing
         "completions/mean_length": mask.sum(1),
-        "completions/clipped_ratio": ~batch["ended"],  # cut off at max_new_tokens
+        "completions/clipped_ratio": ~batch["ended"],  # cut off at max_new_tokens; not clip_ratio
         "entropy": -batch["old_logprobs"][mask > 0],  # an estimate, in nats per token
         "sampling/sampling_logp_difference/mean": gap[mask > 0].abs(),
     }
@@ -487,7 +487,7 @@ def load_verifier(path):
 
 
 def make_sum(rng, held_out=False):
-    """A chain of 2 to 6 one-digit numbers and its sum: ("3+8+5", "16")."""
+    """A chain of 2 to 6 one-digit numbers and its sum: ("3+8+5", "16"). `#16` is right."""
     while True:
         length = rng.randint(2, 6)
         terms = [rng.randint(0, 9) for _ in range(length)]
@@ -538,10 +538,11 @@ def load_data(args):
         held_out = load_jsonl(args.eval_dataset, args)
     questions = dict(held_out)
     train = [problem for problem in train if problem[0] not in questions]
+    held_out = held_out[: args.eval_problems]
     if not held_out or (args.steps > 0 and len(train) < args.prompts_per_step):
         counts = f"{len(train)} questions to train on and {len(held_out)} to evaluate on"
         sys.exit(f"--dataset {args.dataset}: {counts}; a step needs {args.prompts_per_step}")
-    return train, held_out[: args.eval_problems]
+    return train, held_out
 
 
 def next_problems(train, step, args, draw=0):

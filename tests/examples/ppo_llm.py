@@ -1,9 +1,9 @@
 """PPO, Proximal Policy Optimization, for language models: a critic judges every token.
 
 For each question the model writes a group of G answers, and a program, the verifier, rewards each
-one: 1 if it is right, otherwise 0. Then the model is trained on these answers, which are called the
-rollout. A second model, the critic, predicts before each token what reward the answer will get. The
-tokens after which the outlook is better than before become likelier, and the others rarer.
+one: 1 if it is right, otherwise 0. Then the model is trained on these answers, the rollout. And a
+second model, the critic, predicts before each token what reward the answer will get. Tokens after
+which the outlook is better than before become likelier, and the others rarer.
 
 In letters: π_old is the model, or policy, that wrote the answers, o_i is answer i (in the code, a
 completion), and R_i is its reward. A few optimizer steps, each on a minibatch of groups, turn the
@@ -15,7 +15,7 @@ model into π_θ and increase J. All else in J is constant: A_it, π_old, and π
     δ_it = R_it + γ V_i,t+1 − V_it                   V_it: the reward that the critic still expects
     R_it = −β (log π_old − log π_ref)                and, for the last token, plus R_i
     r_it = π_θ(o_it) / π_old(o_it)                   the ratio: 1 at first, then each step moves it
-    o_it is one of the |o_i| tokens of o_i; π(o_it) is its probability, given all text before it
+    o_it is token t of o_i, which has |o_i|; π(o_it) is its probability, given all text before it
 
 What changes from grpo_llm.py                        Where
     a critic V, a copy of the model with one output  add_critic, token_values, --vf-coef
@@ -262,7 +262,7 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
     """One step of training: draw completions, reward them, train on them. Returns means to log."""
     problems = next_problems(train, step, args)
     batch, _, rewards = rollout(model, tokenizer, problems, args.group_size, args.temperature, args)
-    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # as in the loss: r starts at 1
+    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # computed as in the loss
     record = rollout_metrics(batch, rewards)
     record["reward_std"] = rewards.std(1, correction=0)  # a group may be of one
     mask = batch["mask"]
@@ -497,7 +497,7 @@ def rollout_metrics(batch, rewards):
         "reward_std": rewards.std(1),  # within a group
         "frac_reward_zero_std": are_equal(rewards),  # the share of groups that teach nothing
         "completions/mean_length": mask.sum(1),
-        "completions/clipped_ratio": ~batch["ended"],  # cut off at max_new_tokens
+        "completions/clipped_ratio": ~batch["ended"],  # cut off at max_new_tokens; not clip_ratio
         "entropy": -batch["old_logprobs"][mask > 0],  # an estimate, in nats per token
         "sampling/sampling_logp_difference/mean": gap[mask > 0].abs(),
     }
@@ -559,7 +559,7 @@ def load_verifier(path):
 
 
 def make_sum(rng, held_out=False):
-    """A chain of 2 to 6 one-digit numbers and its sum: ("3+8+5", "16")."""
+    """A chain of 2 to 6 one-digit numbers and its sum: ("3+8+5", "16"). `#16` is right."""
     while True:
         length = rng.randint(2, 6)
         terms = [rng.randint(0, 9) for _ in range(length)]
@@ -610,10 +610,11 @@ def load_data(args):
         held_out = load_jsonl(args.eval_dataset, args)
     questions = dict(held_out)
     train = [problem for problem in train if problem[0] not in questions]
+    held_out = held_out[: args.eval_problems]
     if not held_out or (args.steps > 0 and len(train) < args.prompts_per_step):
         counts = f"{len(train)} questions to train on and {len(held_out)} to evaluate on"
         sys.exit(f"--dataset {args.dataset}: {counts}; a step needs {args.prompts_per_step}")
-    return train, held_out[: args.eval_problems]
+    return train, held_out
 
 
 def next_problems(train, step, args, draw=0):
