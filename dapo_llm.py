@@ -2,11 +2,11 @@
 
 For each question the model writes a group of G answers, and a program, the verifier, rewards each
 one: 1 if it is right, otherwise 0. Then the model is trained on these answers, the rollout. Tokens
-of answers above their group's average become likelier, and tokens of answers below it rarer.
+of answers above their group's average are pushed up, and tokens of answers below it pushed down.
 
 In letters: π_old is the model, or policy, that wrote the answers, o_i is answer i (in the code, a
-completion), and R_i is its reward. A few optimizer steps, each on a minibatch of groups, turn the
-model into π_θ and increase J. All else in J is constant: A_i, π_old, and π_ref, the first model.
+completion), and R_i is its reward. A few optimizer steps, each up the gradient of a minibatch's J,
+turn the model into π_θ. All else in J is constant: A_i, π_old, and π_ref, the first model.
 
     J     = Σ_i Σ_t (L_it − β k3_it) / Σ_i |o_i|     over all tokens of a minibatch
     L_it  = min(r_it A_i, clip(r_it, 1 − ε_low, 1 + ε_high) A_i)
@@ -23,7 +23,7 @@ What changes from grpo_llm.py                        Where
     a penalty for length (overlong reward shaping)   overlong_penalty, --overlong-cache
     no KL penalty, as β = 0                          --beta
 
-Why: GRPO's clip lets go of a praised token at r = 1.2. So a token of probability 0.01 stops at
+Why: GRPO's clip lets go of a praised token at r = 1.2. So a token of probability 0.01 is let go at
 0.012, while one of 0.9 can reach 1. A higher bound lets rare tokens grow more. Groups of equal
 rewards teach nothing, so DAPO asks further questions until it has enough others. GRPO's mean per
 answer gives the tokens of a long answer less weight. Here each token weighs the same. And a sound
@@ -103,7 +103,7 @@ class Args:
     eval_every: int = 50  # training steps between evaluations, and between checkpoints (all stay)
     eval_problems: int = 256  # maximum number of questions per evaluation
     resume: str = ""  # checkpoint folder step-… to continue; give the run's other flags again
-    seed: int = 1  # the same seed gives the same run, bit for bit (on a CPU)
+    seed: int = 1  # the same seed gives the same run, bit for bit (on one CPU)
     output_dir: str = "runs"  # each run makes a folder in here for its log and checkpoints
 
     def __post_init__(self):
@@ -148,8 +148,8 @@ def compute_advantages(rewards, args):
 
     Dividing by the std changes that direction. With 1 right completion of 8 the std is 0.35, so
     this question gets 2.8 times the weight that it has without the division; with 4 of 8 right it
-    is 0.53, and the factor 1.9. And where rewards differ by 0.01, A is as large as where they
-    differ by 1. (The 1e-4 avoids a division by 0.)
+    is 0.53, and the factor 1.9. And where rewards differ by 0.01, A is nearly as large as where
+    they differ by 1. (The 1e-4 avoids a division by 0.)
     """
     advantages = rewards - rewards.mean(1, keepdim=True)
     if args.scale_rewards:
@@ -169,18 +169,17 @@ def token_weights(mask, args):
 def surrogate(logprobs, old_logprobs, advantages, mask, args):
     """L_it, to be maximized, and whether the clip has removed its gradient: (B, T) and (B, T).
 
-    It is called a surrogate because it stands in for the reward, which has no gradient. Its own
+    It is called a surrogate because it stands in for E[R], which backward() cannot reach. Its own
     gradient is ratio A ∇log π, or 0 once the ratio has gone far enough the way A pushes it:
 
-                ratio < 1 − ε_low    between     ratio > 1 + ε_high
-        A > 0   ratio A ∇log π       the same    0
-        A < 0   0                    the same    ratio A ∇log π
+                ratio < 1 − ε_low    between           ratio > 1 + ε_high
+        A > 0   ratio A ∇log π       ratio A ∇log π    0
+        A < 0   0                    ratio A ∇log π    ratio A ∇log π
 
-    Why the min? The clip alone is flat on both sides. Suppose a token of a right completion has
-    become rarer, because pushes on other tokens moved it: ratio 0.7, A = 1. The clipped product is
-    0.8, a constant, and nothing would bring the token back. The min takes 0.7 A, which still has
-    its gradient. So a token is only ever stopped on its way forward. (And pushes on other tokens
-    may still move it.)
+    Why the min? The clip alone is flat on both sides. Suppose pushes on other answers have made a
+    token of a right one rarer: ratio 0.7, A = 1. The clipped product is 0.8, a constant, and
+    nothing would bring it back. The min takes 0.7 A, which still has its gradient. So the clip only
+    ever stops what moves forward. (And pushes on other answers may still move it.)
     """
     advantages = advantages[:, None]
     log_ratio = (logprobs - old_logprobs) * mask  # 0 on padding
@@ -314,17 +313,15 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
         record["kl"] = kl[batch["mask"] > 0]
     record["discarded_groups"] = len(rewards) - len(kept)  # surplus groups, too
     penalty = overlong_penalty(batch["mask"].sum(1), batch["ended"], args)
-    rows = torch.arange(rewards.numel()).view_as(rewards)  # rows[g]: the rows of group g
-    batch = take_rows(batch, rows[kept.cpu()].flatten())
-    rewards = (rewards + penalty.view_as(rewards))[kept]  # R'_i
+    rewards = rewards + penalty.view_as(rewards)  # R'_i
     advantages = compute_advantages(rewards, args)
     advantages[are_equal(rewards)] = 0  # where the mean was rounded, they are not quite 0
     batch["advantages"] = advantages.flatten()
 
     records = [record]
-    rows = torch.arange(rewards.numel()).view_as(rewards)  # rows[g]: the rows of group g
+    rows = torch.arange(rewards.numel()).view_as(rewards)[kept.cpu()]  # of the groups kept
     for _ in range(args.update_epochs):
-        order = torch.randperm(len(rewards))
+        order = torch.randperm(len(rows))
         for groups in order.tensor_split(args.minibatches):
             minibatch = take_rows(batch, rows[groups].flatten())
             records.append(train_minibatch(model, optimizer, minibatch, args))
@@ -335,7 +332,8 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
 
 
 def main(args: Args) -> dict:
-    """Train, or with --steps 0 only evaluate. Returns the last scores and the first pass@1."""
+    """Train, or with --steps 0 only evaluate. Returns the last scores, the first pass@1, and the
+    run's folder."""
     start = time.perf_counter()
     device = start_device(args)
     train, held_out = load_data(args)
@@ -352,7 +350,7 @@ def main(args: Args) -> dict:
 
     end = args.steps + 1
     warmup = max(1, min(args.warmup_steps, args.steps))
-    bar = tqdm(range(steps_done + 1, end), disable=RANK > 0 or None)  # for a terminal
+    bar = tqdm(range(steps_done + 1, end), disable=RANK > 0 or None)  # None: if no terminal
     for step in bar:
         step_start = time.perf_counter()
         transformers.set_seed(checksum((args.seed, step, RANK)))  # so a resumed run draws alike
@@ -522,7 +520,7 @@ def evaluate(model, tokenizer, problems, args, writer, step):
     that of each problem's best one. Prints both, and one problem's best and worst answer."""
     transformers.set_seed(RANK)  # every evaluation has the same seed
     problems = problems[RANK::WORLD] or problems[:1]  # this process's share, or one
-    size = max(1, args.prompts_per_step * args.group_size // 8)  # as many rows as in training
+    size = max(1, args.prompts_per_step * args.group_size // 8)  # rows as in a whole rollout
     records = []
     for start in range(0, len(problems), size):
         part = problems[start : start + size]
@@ -596,10 +594,12 @@ def load_jsonl(path, args):
             question, answer = row.pop("question"), row.pop("answer")
             if isinstance(answer, float) and answer.is_integer():
                 answer = int(answer)  # data frames write 27 as 27.0
+            if not question.strip() or answer in ("", None):
+                raise ValueError("one of them is empty")
             if not args.verifier:
                 answer = str(answer).rpartition("#")[2].strip()
-                assert NUMBER.fullmatch(answer), "no number at the answer's end, and no --verifier"
-            assert question.strip() and answer not in ("", None), "an empty question or answer"
+                if not NUMBER.fullmatch(answer):
+                    raise ValueError("an answer that is no number needs a --verifier")
         except Exception as error:
             sys.exit(f'{path}, line {number}: needs a "question" and an "answer": {error!r}')
         problems[question] = answer

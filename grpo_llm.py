@@ -2,11 +2,11 @@
 
 For each question the model writes a group of G answers, and a program, the verifier, rewards each
 one: 1 if it is right, otherwise 0. Then the model is trained on these answers, the rollout. Tokens
-of answers above their group's average become likelier, and tokens of answers below it rarer.
+of answers above their group's average are pushed up, and tokens of answers below it pushed down.
 
 In letters: π_old is the model, or policy, that wrote the answers, o_i is answer i (in the code, a
-completion), and R_i is its reward. A few optimizer steps, each on a minibatch of groups, turn the
-model into π_θ and increase J. All else in J is constant: A_i, π_old, and π_ref, the first model.
+completion), and R_i is its reward. A few optimizer steps, each up the gradient of a minibatch's J,
+turn the model into π_θ. All else in J is constant: A_i, π_old, and π_ref, the first model.
 
     J     = 1/N Σ_i 1/|o_i| Σ_t (L_it − β k3_it)     over the N completions of a minibatch
     L_it  = min(r_it A_i, clip(r_it, 1 − ε_low, 1 + ε_high) A_i)
@@ -22,21 +22,22 @@ What changes from rloo_llm.py                        Where
     a KL penalty in the loss, not in the reward      kl_k3, train_minibatch, --beta
     four steps per rollout, not one                  --minibatches 4
 
-Why: PPO trains a critic, a model as large as the policy, to predict the reward. Here the group's
-mean predicts it. At the first step r is 1, and the gradient of r A is A ∇log π: fine-tuning on the
+Why: PPO trains a critic, often as large as the policy, to predict the reward. Here the group's mean
+predicts it. At the first step r is 1, and the gradient of r A is A ∇log π: fine-tuning on the
 model's own answers, each weighted by its A, which may be negative. But for the KL, J is 0 there, as
-a group's A add up to 0. Its gradient is not. So the value of J means nothing: watch the reward.
+a group's A add up to 0. Its gradient is not. So the value of J says little: watch the reward.
 
 After that step π_θ has moved, but the tokens are still π_old's. The ratio corrects for the choice
 of a token: π_old r = π_θ, so the mean of r A over tokens drawn from π_old is the mean of A over
 tokens drawn from π_θ. It does not correct for the text around the token, which π_old wrote, too. So
 J can be trusted only near π_old, and the clip lets go of a token whose r has moved far enough the
-way A pushes it: from there on its gradient is 0. The KL penalty keeps π_θ near the first model, so
-near its language and far from loopholes in the verifier.
+way A pushes it: from there on L_it has no gradient. The KL penalty pulls π_θ towards the first
+model, so towards its language and away from loopholes in the verifier.
 
-Weakness: dividing by std R shifts weight between questions, and dividing by |o_i| punishes a wrong
-completion the less, the longer it is (see compute_advantages and token_weights). A later variant,
-Dr. GRPO, does neither and has no KL: --no-scale-rewards --length-norm constant --beta 0
+Weakness: dividing by std R shifts weight between questions, and dividing by |o_i| punishes each
+token of a wrong answer the less, the longer that is (see compute_advantages and token_weights). A
+later variant, Dr. GRPO, does neither and has no KL:
+    --no-scale-rewards --length-norm constant --beta 0
 
 Differs from the paper: four steps per rollout, β = 0.001 and G = 8 (there: one, 0.04 and 64). The
 reward comes from a verifier, not from a learned model, and π_ref is never renewed. A minibatch
@@ -109,7 +110,7 @@ class Args:
     eval_every: int = 50  # training steps between evaluations, and between checkpoints (all stay)
     eval_problems: int = 256  # maximum number of questions per evaluation
     resume: str = ""  # checkpoint folder step-… to continue; give the run's other flags again
-    seed: int = 1  # the same seed gives the same run, bit for bit (on a CPU)
+    seed: int = 1  # the same seed gives the same run, bit for bit (on one CPU)
     output_dir: str = "runs"  # each run makes a folder in here for its log and checkpoints
 
     def __post_init__(self):
@@ -152,8 +153,8 @@ def compute_advantages(rewards, args):
 
     Dividing by the std changes that direction. With 1 right completion of 8 the std is 0.35, so
     this question gets 2.8 times the weight that it has without the division; with 4 of 8 right it
-    is 0.53, and the factor 1.9. And where rewards differ by 0.01, A is as large as where they
-    differ by 1. (The 1e-4 avoids a division by 0.)
+    is 0.53, and the factor 1.9. And where rewards differ by 0.01, A is nearly as large as where
+    they differ by 1. (The 1e-4 avoids a division by 0.)
     """
     advantages = rewards - rewards.mean(1, keepdim=True)
     if args.scale_rewards:
@@ -167,8 +168,8 @@ def token_weights(mask, args):
     The weights of a completion add up to 1/N, so a long one has no more say than a short one. The
     price: at r = 1 each token is pushed by A_i / |o_i|. If 4 of 8 completions are right, a wrong
     one has A_i = −0.94, which is −0.31 a token if it has 3 tokens, and −0.13 if it has 7. So the
-    longer a wrong completion is, the less it is punished, and the longer a right one is, the less
-    it is rewarded.
+    longer a wrong completion is, the less each token is punished, and the longer a right one is,
+    the less each is rewarded.
     """
     lengths = mask.sum(1, keepdim=True).clamp(min=1)  # |o_i|
     if args.length_norm == "constant":
@@ -180,18 +181,17 @@ def token_weights(mask, args):
 def surrogate(logprobs, old_logprobs, advantages, mask, args):
     """L_it, to be maximized, and whether the clip has removed its gradient: (B, T) and (B, T).
 
-    It is called a surrogate because it stands in for the reward, which has no gradient. Its own
+    It is called a surrogate because it stands in for E[R], which backward() cannot reach. Its own
     gradient is ratio A ∇log π, or 0 once the ratio has gone far enough the way A pushes it:
 
-                ratio < 1 − ε_low    between     ratio > 1 + ε_high
-        A > 0   ratio A ∇log π       the same    0
-        A < 0   0                    the same    ratio A ∇log π
+                ratio < 1 − ε_low    between           ratio > 1 + ε_high
+        A > 0   ratio A ∇log π       ratio A ∇log π    0
+        A < 0   0                    ratio A ∇log π    ratio A ∇log π
 
-    Why the min? The clip alone is flat on both sides. Suppose a token of a right completion has
-    become rarer, because pushes on other tokens moved it: ratio 0.7, A = 1. The clipped product is
-    0.8, a constant, and nothing would bring the token back. The min takes 0.7 A, which still has
-    its gradient. So a token is only ever stopped on its way forward. (And pushes on other tokens
-    may still move it.)
+    Why the min? The clip alone is flat on both sides. Suppose pushes on other answers have made a
+    token of a right one rarer: ratio 0.7, A = 1. The clipped product is 0.8, a constant, and
+    nothing would bring it back. The min takes 0.7 A, which still has its gradient. So the clip only
+    ever stops what moves forward. (And pushes on other answers may still move it.)
     """
     advantages = advantages[:, None]
     log_ratio = (logprobs - old_logprobs) * mask  # 0 on padding
@@ -289,7 +289,7 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
     records = [record]
     rows = torch.arange(rewards.numel()).view_as(rewards)  # rows[g]: the rows of group g
     for _ in range(args.update_epochs):
-        order = torch.randperm(len(rewards))
+        order = torch.randperm(len(rows))
         for groups in order.tensor_split(args.minibatches):
             minibatch = take_rows(batch, rows[groups].flatten())
             records.append(train_minibatch(model, optimizer, minibatch, args))
@@ -300,7 +300,8 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
 
 
 def main(args: Args) -> dict:
-    """Train, or with --steps 0 only evaluate. Returns the last scores and the first pass@1."""
+    """Train, or with --steps 0 only evaluate. Returns the last scores, the first pass@1, and the
+    run's folder."""
     start = time.perf_counter()
     device = start_device(args)
     train, held_out = load_data(args)
@@ -317,7 +318,7 @@ def main(args: Args) -> dict:
 
     end = args.steps + 1
     warmup = max(1, min(args.warmup_steps, args.steps))
-    bar = tqdm(range(steps_done + 1, end), disable=RANK > 0 or None)  # for a terminal
+    bar = tqdm(range(steps_done + 1, end), disable=RANK > 0 or None)  # None: if no terminal
     for step in bar:
         step_start = time.perf_counter()
         transformers.set_seed(checksum((args.seed, step, RANK)))  # so a resumed run draws alike
@@ -487,7 +488,7 @@ def evaluate(model, tokenizer, problems, args, writer, step):
     that of each problem's best one. Prints both, and one problem's best and worst answer."""
     transformers.set_seed(RANK)  # every evaluation has the same seed
     problems = problems[RANK::WORLD] or problems[:1]  # this process's share, or one
-    size = max(1, args.prompts_per_step * args.group_size // 8)  # as many rows as in training
+    size = max(1, args.prompts_per_step * args.group_size // 8)  # rows as in a whole rollout
     records = []
     for start in range(0, len(problems), size):
         part = problems[start : start + size]
@@ -561,10 +562,12 @@ def load_jsonl(path, args):
             question, answer = row.pop("question"), row.pop("answer")
             if isinstance(answer, float) and answer.is_integer():
                 answer = int(answer)  # data frames write 27 as 27.0
+            if not question.strip() or answer in ("", None):
+                raise ValueError("one of them is empty")
             if not args.verifier:
                 answer = str(answer).rpartition("#")[2].strip()
-                assert NUMBER.fullmatch(answer), "no number at the answer's end, and no --verifier"
-            assert question.strip() and answer not in ("", None), "an empty question or answer"
+                if not NUMBER.fullmatch(answer):
+                    raise ValueError("an answer that is no number needs a --verifier")
         except Exception as error:
             sys.exit(f'{path}, line {number}: needs a "question" and an "answer": {error!r}')
         problems[question] = answer
