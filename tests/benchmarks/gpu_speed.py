@@ -41,7 +41,7 @@ class Digits:
         return {"input_ids": [[ord(c) + i for i, c in enumerate(text)] for text in texts]}
 
     def decode(self, ids, skip_special_tokens):
-        return f"#{int(ids.sum()) % 2}"
+        return f"#{int(sum(ids)) % 2}"
 
 
 @contextlib.contextmanager
