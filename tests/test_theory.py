@@ -207,7 +207,7 @@ def test_15_to_17_clips(theta):
     ways = ways - 0.9 * (ways @ grad_J)[:, None] * grad_J / grad_J.square().sum()
     points = theta + 0.6 * ways / ways.norm(dim=1, keepdim=True)
     low, high, pay = (torch.vmap(f)(points) for f in (clipped, partial(clipped, **off), J))
-    assert (low < high + 1e-12).all() and ((low > 0) & (pay < before)).any()
+    assert (low < high + 1e-12).all() and ((low > clipped(theta)) & (pay < before)).any()
     s = ((logprobs(to) - logprobs(theta)).sum(1) / LENGTHS).exp()  # 16
     close(grad(partial(surrogate, gspo_llm, **off), to), along(to, (p * A * s)[:, None]))
     cispo = partial(surrogate, cispo_llm)  # 17
