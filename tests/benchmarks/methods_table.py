@@ -96,10 +96,9 @@ def how_to_read(rows, seeds):
     compared = sum(row[HEADER.index("beside GRPO, p")] != "–" for row in rows)
     if not compared:
         return "No row is compared with GRPO yet."
-    text = f"Rows that are compared with GRPO: {compared}. If no method differed, {0.05 * compared:.1f} "
-    text += (
-        f"of them would have a p below 0.05, so a difference counts below {0.05 / compared:.4f}. "
-    )
+    chance, line = f"{0.05 * compared:.1f}", f"{0.05 / compared:.4f}"
+    text = f"Rows that are compared with GRPO: {compared}. If no method differed from it, {chance} "
+    text += f"of them would have a p below 0.05; so a difference counts if p is below {line}. "
     return text + f"With {seeds} seeds no p is below {2 / 2**seeds:.4f}, whatever the difference."
 
 
