@@ -131,6 +131,16 @@ def run(name, rate, seed, small):
     return found | {"revision": revision()}
 
 
+def results(function, missing, jobs, small):
+    """Each in a new process, in the order in which they end; small ones here, one by one."""
+    if small:
+        yield from (function(*job, small) for job in missing)
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=1) as pool:
+        for future in as_completed([pool.submit(function, *job, small) for job in missing]):
+            yield future.result()
+
+
 class Runs:
     """Those that are known, by arm, rate and seed; and in a file, one a line."""
 
@@ -143,15 +153,14 @@ class Runs:
         self.known[made["arm"], made["rate"], made["seed"]] = made
 
     def make(self, function, wanted, jobs, small):
-        """Make those that are missing, each in a new process, and keep each one at once."""
+        """Make those that are missing, and keep each one at once."""
         missing = [job for job in wanted if job not in self.known]
-        with ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=1) as pool:
-            for future in as_completed([pool.submit(function, *job, small) for job in missing]):
-                self.add(future.result())
-                print(json.dumps(future.result())[:160], flush=True)
-                if self.path:
-                    with self.path.open("a") as file:
-                        file.write(json.dumps(future.result()) + "\n")
+        for made in results(function, missing, jobs, small):
+            self.add(made)
+            print(json.dumps(made)[:160], flush=True)
+            if self.path:
+                with self.path.open("a") as file:
+                    file.write(json.dumps(made) + "\n")
 
     def score(self, name, rate):
         """Mean of the last pass@1 on the tuning seeds that are known."""
