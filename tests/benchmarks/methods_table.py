@@ -118,7 +118,7 @@ def draw(arms, reported):
             rows[arms[name].title] = values, color, not arms[name].flags.keys() - {"steps"}
         axes.set_title(group)
         dots(axes, rows)
-    panels[-1].set_xlabel("share of right sampled answers: a dot is a seed, a bar the mean")
+    panels[-1].set_xlabel("pass@1: a dot is a seed, a bar their mean")
     picture = io.BytesIO()
     page.savefig(picture, dpi=200)
     small = Image.open(picture).convert("RGB").quantize(64)
