@@ -4,21 +4,20 @@
     python tests/benchmarks/methods.py --arms grpo sapo   # only these; the table has all so far
 
 An arm is a script with its flags, or a block with its defaults. Each run draws some 30,720 answers:
-DAPO, which redraws, takes 56 steps where the others take 120, and its rate falls within these. Of
-four learning rates all are tried on seed 101, and the best two on seed 102; the better one is then
-run on seeds 1 to 5. A run answers 256 distinct held-out sums before training and at each quarter of
-it, eight times each. A core makes two runs in a minute. The scripts' arms come first, then the
-blocks. results/methods.jsonl keeps a run a line, and what is in it is not run again.
-methods_table.py makes the table and its picture of these runs.
+DAPO, which redraws, takes 56 steps where the others take 120, and its rate falls within these. Each
+arm has two learning rates, neighbours on the grid of 3e-4, 5e-4, 1e-3, 2e-3, to which a trial on
+seeds 101 and 102 had narrowed them. Both are tried on seed 101, on the sums of this table, and the
+better one is then run on seeds 1 to 5. A run answers 256 distinct held-out sums before training and
+at each quarter of it, eight times each. A core makes two runs in a minute. The scripts' arms come
+first, then the blocks. results/methods.jsonl keeps a run a line, and what is in it is not run
+again. methods_table.py makes the table and its picture of these runs.
 """
 
 import json
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from itertools import product
 from multiprocessing import get_context
-from statistics import fmean
 from typing import NamedTuple
 
 import methods_table
@@ -27,7 +26,8 @@ import tyro
 from bench import RESULTS, after, load, revision, run_main
 from methods_table import BLOCKS, FOUR, ONE, QUARTERS, REDRAWN
 
-RATES, TUNING_SEEDS = (3e-4, 5e-4, 1e-3, 2e-3), (101, 102)
+LOW, MIDDLE, HIGH = (3e-4, 5e-4), (5e-4, 1e-3), (1e-3, 2e-3)
+TUNING_SEED = 101
 HELD_OUT = 256
 SKIPPED = ("bf16",)  # a block that is no method
 
@@ -37,21 +37,22 @@ class Arm(NamedTuple):
     script: str  # a script, or a block of AFTER.md
     flags: dict
     group: str
+    rates: tuple[float, float] = MIDDLE
 
 
 FREE = {"clip_low": 1e6, "clip_high": 1e6}
 DR_GRPO = {"scale_rewards": False, "length_norm": "constant", "beta": 0.0}
 ARMS = {
-    "rloo": Arm("RLOO", "rloo_llm", {}, ONE),
+    "rloo": Arm("RLOO", "rloo_llm", {}, ONE, HIGH),
     "grpo_1": Arm("GRPO, one step", "grpo_llm", {"minibatches": 1}, ONE),
-    "rloo_4": Arm("RLOO, four steps", "rloo_llm", {"minibatches": 4}, FOUR),
+    "rloo_4": Arm("RLOO, four steps", "rloo_llm", {"minibatches": 4}, FOUR, LOW),
     "grpo": Arm("GRPO", "grpo_llm", {}, FOUR),
     "grpo_free": Arm("GRPO without a clip", "grpo_llm", FREE, FOUR),
     "grpo_beta_0": Arm("GRPO, β = 0", "grpo_llm", {"beta": 0.0}, FOUR),
-    "dr_grpo": Arm("Dr. GRPO", "grpo_llm", DR_GRPO, FOUR),
+    "dr_grpo": Arm("Dr. GRPO", "grpo_llm", DR_GRPO, FOUR, LOW),
     "gspo": Arm("GSPO", "gspo_llm", {}, FOUR),
-    "cispo": Arm("CISPO, cap 1.2", "cispo_llm", {}, FOUR),
-    "cispo_5": Arm("CISPO, cap 5", "cispo_llm", {"clip_high": 4.0}, FOUR),
+    "cispo": Arm("CISPO, cap 1.2", "cispo_llm", {}, FOUR, LOW),
+    "cispo_5": Arm("CISPO, cap 5", "cispo_llm", {"clip_high": 4.0}, FOUR, LOW),
     "dapo_1": Arm("DAPO, no redraw", "dapo_llm", {"max_resample": 1}, FOUR),
     "dapo": Arm("DAPO", "dapo_llm", {"steps": 56}, REDRAWN),
 }
@@ -162,35 +163,27 @@ class Runs:
                 with self.path.open("a") as file:
                     file.write(json.dumps(made) + "\n")
 
-    def score(self, name, rate):
-        """Mean of the last pass@1 on the tuning seeds that are known."""
-        runs = [self.known.get((name, rate, seed)) for seed in TUNING_SEEDS]
-        return fmean([one["pass@1"][-1] for one in runs if one])
-
     def rates(self, name):
-        """The grid's rates, best first, and those on more seeds before the others."""
-        tried = [rate for rate in RATES if (name, rate, TUNING_SEEDS[0]) in self.known]
-        both = {rate: (name, rate, TUNING_SEEDS[1]) in self.known for rate in tried}
-        return sorted(tried, key=lambda rate: (both[rate], self.score(name, rate)), reverse=True)
+        """The arm's rates that were tried on the tuning seed, best first."""
+        tried = [rate for arm, rate, seed in self.known if (arm, seed) == (name, TUNING_SEED)]
+        score = {rate: self.known[name, rate, TUNING_SEED]["pass@1"][-1] for rate in tried}
+        return sorted(tried, key=score.get, reverse=True)
 
     def reported(self, name):
         """{seed: run}, at the arm's best rate, without those that it was tuned on."""
         found = {}
         for arm, rate, seed in sorted(self.known):
-            if [arm, rate] == [name, *self.rates(name)[:1]] and seed not in TUNING_SEEDS:
+            if [arm, rate] == [name, *self.rates(name)[:1]] and seed != TUNING_SEED:
                 found[seed] = self.known[arm, rate, seed]
         return found
 
 
 def campaign(runs, names, seeds, jobs, small):
-    """Tune, then report: the arms of the scripts, then those of the blocks."""
-    rates = RATES[:1] if small else RATES
-    for part in ([n for n in names if n in OWN], [n for n in names if n not in OWN]):
-        runs.make(run, [(*job, TUNING_SEEDS[0]) for job in product(part, rates)], jobs, small)
-        best_two = [(name, rate) for name in part for rate in runs.rates(name)[:2]]
-        runs.make(run, [(*job, TUNING_SEEDS[1]) for job in best_two], jobs, small)
-        best = [(name, runs.rates(name)[0]) for name in part]
-        runs.make(run, [(*job, seed) for job in best for seed in seeds], jobs, small)
+    """Tune each arm and report it, one after the other."""
+    for name in names:
+        tuning = [(name, rate, TUNING_SEED) for rate in ARMS[name].rates[: 1 if small else 2]]
+        runs.make(run, tuning, jobs, small)
+        runs.make(run, [(name, runs.rates(name)[0], seed) for seed in seeds], jobs, small)
 
 
 def main(arms: tuple[str, ...] = (), jobs: int = 1, seeds: int = 5, smoke: bool = False):
