@@ -41,11 +41,11 @@ def table(header, rows):
 
 
 def revision(checkout=ROOT):
-    """The commit of this checkout, followed by + if a file that git tracks has changed since. Where
-    there is no git, it is what the variable REVISION says, or "unknown"."""
+    """The commit of this checkout, followed by + if a file that git tracks has changed since. The
+    variable REVISION says it for a copy on another machine."""
     command = ["git", "describe", "--always", "--dirty=+"]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
-    return done.stdout.strip() or os.environ.get("REVISION", "unknown")
+    return os.environ.get("REVISION") or done.stdout.strip() or "unknown"
 
 
 def footer(*packages):
