@@ -242,8 +242,7 @@ def main(model: str = "", again: bool = False, smoke: bool = False, jobs: int = 
                 rows = [json.dumps({"name": name} | row) for name, row in known.items()]
                 path.write_text("\n".join(rows) + "\n")
     found = {cell: known[cell.name] for cell in cells}
-    note = f"weights from a 4-bit GGUF, rounded to bf16; {jobs} runs at once, each on the machine that "
-    note += "its row names"
+    note = f"4-bit weights, rounded to bf16; {jobs} runs at once, on the machines that rows name"
     write_table("real_model", page(found), "transformers", note=note, smoke=smoke)
 
 
