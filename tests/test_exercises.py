@@ -22,7 +22,7 @@ DONE = 'rollout["done"][t]'
 MISTAKES = {  # what the solution has, and what a learner might write
     "rloo_llm compute_advantages": [
         ("(rewards.shape[1] - 1)", "rewards.shape[1]"),
-        ('if args.baseline == "none":', "if False:"),
+        ("rewards.sum(1, keepdim=True) - rewards", "rewards.sum(1, keepdim=True)"),
     ],
     "rloo_llm token_weights": [
         ("mask / num_tokens", "mask / mask.sum(1, keepdim=True) / len(mask)"),
@@ -42,8 +42,8 @@ MISTAKES = {  # what the solution has, and what a learner might write
         ("ratio = log_ratio.exp()", "ratio = log_ratio.exp().detach()"),
     ],
     "grpo_llm kl_k3": [
-        ("d.exp() - d - 1", "-d"),
-        ("d.exp() - d - 1", "d.square() / 2"),
+        ("d.expm1() - d", "-d"),
+        ("d.expm1() - d", "d.square() / 2"),
     ],
     "dapo_llm overlong_penalty": [
         (".clamp(min=0)", ""),
