@@ -38,7 +38,7 @@ BUGS = [
     (
         "grpo_llm",
         "ratio = log_ratio.exp()\n",
-        "ratio = log_ratio.sum(1, keepdim=True).exp() * mask\n",
+        "ratio = (log_ratio.sum(1, keepdim=True) * mask).exp()\n",
     ),
     (
         "dapo_llm",
