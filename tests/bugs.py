@@ -26,7 +26,8 @@ BUGS = [
     ),
     (
         "grpo_llm",
-        "    advantages[are_equal(rewards)] = 0  # where the mean was rounded, they are not quite 0\n",
+        "    advantages[are_equal(rewards)] = 0"
+        "  # where the mean was rounded, they are not quite 0\n",
         "",
     ),
     (

@@ -45,8 +45,8 @@ def verify(completion, answer):
 
 
 def show_log():
-    """Of each number that the newest run has logged, the first, the mean, the largest, the last. What
-    logged nothing is passed over: a page, or an agent that was only watched."""
+    """Of each number that the newest run has logged, the first, the mean, the largest, the last.
+    What logged nothing is passed over: a page, or an agent that was only watched."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     files = sorted(ROOT.glob("runs/*/events.*"), key=lambda file: file.stat().st_mtime)

@@ -165,7 +165,7 @@ def test_a_checkpoint_is_named_by_model(tmp_path):
 
 
 def test_a_flag_that_was_typed_holds_also_at_a_default_of_the_tiny_model():
-    """Elsewhere the rate is 1e-6, an answer of a file has 256 tokens, and DAPO's clip is at 0.28."""
+    """Without it the rate is 1e-6, an answer of a file has 256 tokens, DAPO's clip is at 0.28."""
     typed = {"learning_rate": 5e-4, "max_new_tokens": 32, "clip_high": 0.2}
     words = flags({"model": "some/model", "dataset": __file__, "picture": "page.png"} | typed)
     args = tyro.cli(rollout_page.Args, args=words)
@@ -177,8 +177,8 @@ def test_a_flag_that_was_typed_holds_also_at_a_default_of_the_tiny_model():
 
 
 def test_blanks_that_belong_to_tokens_are_shown():
-    """Llama 2's decoder drops the blank in front of a text, so of a single token, too. A letter of
-    two bytes, each a token, is whole with the second one."""
+    """Llama 2's decoder drops the blank in front of a text, and so that of a single token. Of a
+    letter that is two tokens neither half can be read."""
     words = ["▁We", "▁add", "▁", "three", "<0xC3>", "<0xA9>", "."]
     model = tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, words[0])
     backend, parts = tokenizers.Tokenizer(model), tokenizers.decoders

@@ -82,11 +82,12 @@ def own_process(function, **job):
         return pool.submit(function, **job).result()
 
 
-def run_script(script, *flags, launcher=(), root=ROOT, **environment):
+def run_script(script, *flags, launcher=(), root=ROOT, look=None, **environment):
     """Run a script of the checkout in root in a process of its own.
 
-    Returns its log, what it printed, its seconds by the clock and on the CPU, and its peak memory
-    in MB. The keyword arguments are environment variables.
+    Returns its log, what it printed, its seconds by the clock and on the CPU, its peak memory in
+    MB, and what look(folder) returns of the run's folder before it is deleted. The other keyword
+    arguments are environment variables.
     """
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as output:
         command = [sys.executable, *launcher, f"{script}.py", *map(str, flags)]
@@ -105,7 +106,7 @@ def run_script(script, *flags, launcher=(), root=ROOT, **environment):
         events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
         names = events.Tags()["scalars"]
         found["log"] = {name: [each.value for each in events.Scalars(name)] for name in names}
-        return found
+        return found | ({"look": look(run)} if look else {})
 
 
 class Enough(Exception):
@@ -128,7 +129,7 @@ def run_main(script, args, **functions):
         except Enough:
             return {}
         except SystemExit as end:
-            if end.code == 2:  # a flag is wrong
+            if "not finite" not in str(end.code):  # a flag or a file is wrong
                 raise
             return {}
 

