@@ -38,11 +38,11 @@ def table(header, rows):
 
 
 def revision(checkout=ROOT):
-    """The commit of this checkout, followed by + if a file that git tracks has changed since; or
-    "unknown", as in a downloaded archive."""
+    """The commit of this checkout, followed by + if a file that git tracks has changed since. Where
+    there is no git, it is what the variable REVISION says, or "unknown"."""
     command = ["git", "describe", "--always", "--dirty=+"]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
+    return done.stdout.strip() or os.environ.get("REVISION", "unknown")
 
 
 def footer(*packages):
@@ -82,12 +82,11 @@ def own_process(function, **job):
         return pool.submit(function, **job).result()
 
 
-def run_script(script, *flags, launcher=(), root=ROOT, look=None, **environment):
+def run_script(script, *flags, launcher=(), root=ROOT, **environment):
     """Run a script of the checkout in root in a process of its own.
 
-    Returns its log, what it printed, its seconds by the clock and on the CPU, its peak memory in
-    MB, and what look(folder) returns of the run's folder before it is deleted. The other keyword
-    arguments are environment variables.
+    Returns its log, what it printed, its seconds by the clock and on the CPU, and its peak memory
+    in MB. The keyword arguments are environment variables.
     """
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as output:
         command = [sys.executable, *launcher, f"{script}.py", *map(str, flags)]
@@ -106,7 +105,7 @@ def run_script(script, *flags, launcher=(), root=ROOT, look=None, **environment)
         events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
         names = events.Tags()["scalars"]
         found["log"] = {name: [each.value for each in events.Scalars(name)] for name in names}
-        return found | ({"look": look(run)} if look else {})
+        return found
 
 
 class Enough(Exception):
