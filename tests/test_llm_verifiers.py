@@ -197,7 +197,7 @@ CASES = {
         ("Łódź", 1.0, '{"answer": "Łódź"}~{"answer": "\\u0141\\u00f3d\\u017a"}'),
         ("85", 0.2, '{"answer": 86}~{"answer": null}~{"answer": [85]}~{"answer": {"answer": 85}}'),
         ("85", 0.2, '{"answer": 85, "answer": 7}~{"answer": NaN}~{"answer": 1e999}~{"answer": ""}'),
-        ("1", 0.2, '{"answer": true}~{"answer": 1.0}~{"answer": "1 "}'),
+        ("1", 0.2, '{"answer": true}~{"answer": 1.01}~{"answer": "1 "}'),
         ("85", 0.0, '~85~"answer"~[85]~["answer"]~{}~{"sum": 85}~{"Answer": 85}~null~{answer: 85}'),
         ("85", 0.0, '{"answer": 85~So {"answer": 85}~{"answer": 80 + 5}~{"answer": 085}'),
         ("85", 0.0, '{"answer": __import__("os").abort()}~{"answer": 85}{"answer": 85}'),

@@ -142,7 +142,7 @@ def run_main(script, args, **functions):
         except Enough:
             return {}
         except SystemExit as end:
-            if end.code == 2:  # a flag is wrong
+            if "not finite" not in str(end.code):  # a flag or a file is wrong
                 raise
             return {}
 
