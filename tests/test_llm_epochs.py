@@ -12,8 +12,10 @@ from conftest import LLM_SCRIPTS, Characters, batch_of, calls_of, random_model, 
 
 GAP = "sampling/sampling_logp_difference/mean"
 PROMPTS = [[3, 4], [5, 6, 7, 8, 9], [10]]
-# Of 24 completions, in groups of G; each is right if its length is odd.
+# Of 24 completions, in groups of G; each is right if its text, without the stop token, has an odd
+# length.
 LENGTHS = [1, 2, 3, 9, 4, 5, 9, 2, 3, 8, 7, 6, 9, 9, 2, 1, 1, 6, 3, 2, 9, 4, 5, 8]
+TEXTS = [length - (length < 9) for length in LENGTHS]  # the longest are cut off
 
 
 def by_length(completion, answer):

@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from conftest import (
     LLM_SCRIPTS,
-    OWN_STEPS,
     Characters,
     batch_of,
     equal,
@@ -47,15 +46,11 @@ def trained(name):
     module.generate = generate
     module.next_problems = lambda problems, *_: problems[module.RANK :: module.WORLD]
     module.load_verifier = lambda name: verify
-    cases = {"all": (PROBLEMS, {"beta": 0.1})}
-    if name in OWN_STEPS:
-        cases |= {"lonely": (LONELY, {"beta": 0.0}), "dead": (DEAD, {"beta": 0.0})}
-    if name == "rloo_llm":
-        cases["mean"] = (PROBLEMS, {"beta": 0.0, "baseline": "mean"})
-    for case, (problems, own) in cases.items():
+    for case, problems in {"all": PROBLEMS, "lonely": LONELY, "dead": DEAD}.items():
+        own = {"beta": 0.1 * (case == "all")}
         own |= {"max_resample": 1} if name == "dapo_llm" else {}
         shape = {"prompts_per_step": 4, "group_size": 4, "minibatches": 1, "update_epochs": 2}
-        shape |= {"max_new_tokens": 9, "micro_batch_size": 3, "verifier": "some.py"}
+        shape |= {"max_new_tokens": 9, "micro_batch_size": 3, "verifier": __file__}
         args = module.Args(model="some", **shape, **own)
         model, reference = random_model("qwen2").double(), random_model("qwen2", seed=1).double()
         model = with_critic(name, model)
@@ -96,7 +91,7 @@ def test_two_processes_take_the_step_of_one(steps, name):
     """The same weights and metrics, also where one process has no row to train on."""
     one, *both = (step[name] for step in steps)
     for case in one.keys() - {"scores"}:
-        stats = one[case]["stats"] | {"num_tokens": one[case]["stats"]["num_tokens"] / 2}
+        stats = one[case]["stats"]
         for two in both:
             assert (two[case]["weights"] - one[case]["weights"]).abs().max() < 1e-6
             assert two[case]["stats"] == pytest.approx(stats, rel=1e-4, abs=1e-6)
@@ -114,7 +109,7 @@ def test_two_processes_make_one_run(tmp_path, short_run):
     own = {"minibatches": 2, "update_epochs": 2, "eval_problems": 1, "steps": 4, "eval_every": 2}
     own |= {"max_resample": 3}
     first, second = side_by_side("dapo_llm.py", *flags(short_run | own))
-    for said in ("on cpu", "a prompt as", "step 0: eval/pass@1", "step 4: eval/pass@1", "logs in"):
+    for said in ("Args(", "step 0: eval/pass@1", "step 4: eval/pass@1", "logs in"):
         assert first.stdout.count(said) == 1
     (folder,) = (tmp_path / "runs").iterdir()
     assert second.stdout == "" and len(list(folder.glob("events*"))) == 1
@@ -131,7 +126,6 @@ def draw(folder):
     seen, real, encode = [], grpo.rollout, grpo.encode_prompts
     grpo.rollout = lambda *args: seen.append((args[2][0], real(*args))) or seen[-1][1]
     grpo.encode_prompts = lambda problems, *of: encode([("3+8+5", "16")] * len(problems), *of)
-    grpo.check_prompts = lambda *_: None
     grpo.evaluate = lambda *_: {"eval/pass@1": 0.0}
     own = {"steps": 1, "prompts_per_step": 2, "minibatches": 1, "group_size": 32}
     grpo.main(grpo.Args(**own, output_dir=str(folder)))

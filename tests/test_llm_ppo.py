@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import calls_of, last_checkpoint, random_model, script, with_critic
 from oracles import gae
-from test_llm_epochs import LENGTHS, by_length, take_step
+from test_llm_epochs import LENGTHS, TEXTS, by_length, take_step
 
 ppo = script("ppo_llm")
 DECAYS = [(1.0, 1.0), (1.0, 0.95), (0.9, 0.8), (0.7, 1.0), (1.0, 0.0), (0.0, 0.5)]
@@ -47,7 +47,7 @@ def test_what_reaches_the_update(monkeypatch):
     ((_, (batch, *_)),) = rollouts
     for i, length in enumerate(LENGTHS):
         expected = [-0.5 * d for d in drift[i, :length].tolist()]
-        expected[-1] += length % 2
+        expected[-1] += TEXTS[i] % 2
         assert rewards[i, :length].tolist() == pytest.approx(expected, abs=1e-6)
         assert not rewards[i, length:].any()
     assert metrics["kl"] == pytest.approx(drift[mask > 0].mean().item(), rel=1e-4)
