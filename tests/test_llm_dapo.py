@@ -18,13 +18,6 @@ def test_overlong_penalty_by_hand():
     assert not dapo.overlong_penalty(lengths, ended, args).any()
 
 
-def test_the_clip_is_higher_above_than_below():
-    ratios = torch.tensor([[0.79, 0.81, 1.27, 1.29]])
-    for advantage, expected in ((1.0, [0, 0, 0, 1]), (-1.0, [1, 0, 0, 0])):
-        given = (ratios.log(), torch.zeros(1, 4), torch.tensor([advantage]), torch.ones(1, 4))
-        assert dapo.surrogate(*given, dapo.Args())[1].tolist() == [expected]
-
-
 def test_joined_batches_have_one_width():
     """Padded on the left of the prompt, on the right of the completion."""
     parts = []

@@ -4,7 +4,6 @@ a rollout without a signal moves nothing."""
 import copy
 import itertools
 import math
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -53,56 +52,37 @@ def model_and_reference(name="grpo_llm"):
     return with_critic(name, random_model("qwen2", 50)), random_model("qwen2", 50)
 
 
-@pytest.mark.parametrize("G,sizes", [(2, [3] * 4), (8, [1] * 3)])
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
-def test_each_group_is_used_once_in_a_pass(monkeypatch, name, G, sizes):
-    """Groups stay whole, and each epoch has an order of its own."""
-    rewards, (model, _) = itertools.count(), model_and_reference(name)
-    step = Mock(return_value={})
-    monkeypatch.setattr(script(name), "train_minibatch", step)
-    flags = {"beta": 0.0, "minibatches": len(sizes), "update_epochs": 3}
-    given = (lambda *_: next(rewards), model, None, None)
-    assert "loss" not in take_step(name, monkeypatch, *given, G=G, **flags)
-    found = [call.args[2]["row"].tolist() for call in step.call_args_list]
-    found = [rows for rows in found if rows]
-    assert [len(rows) // G for rows in found] == sizes * 3
-    for rows in found:
-        for i in range(0, len(rows), G):
-            assert rows[i] % G == 0 and rows[i : i + G] == list(range(rows[i], rows[i] + G))
-    epochs = [sum(found[i : i + len(sizes)], []) for i in range(0, len(found), len(sizes))]
-    for rows in epochs:
-        assert sorted(rows) == list(range(24))
-    if G == 2:  # two of 12! orders are hardly ever alike; of 3! they may well be
-        assert len(set(map(tuple, epochs))) == 3 and list(range(24)) not in epochs
-
-
-@pytest.mark.parametrize("name", LLM_SCRIPTS)
-def test_what_a_rollout_measured_stays_in_all_epochs(monkeypatch, name):
-    """log π_old is of the training pass, once, before all else, so the first ratios are 1. How far
-    the sampler's are off is logged, of tokens alone: padding has none."""
+def test_epochs_over_a_rollout(monkeypatch, name):
+    """Groups stay whole, and each is used once in each epoch, which has an order of its own. What
+    the rollout measured stays: log π_old is of the training pass, once, before all else, so the
+    first ratios are 1. How far the sampler's are off is logged, of tokens alone."""
     module, (model, reference) = script(name), model_and_reference(name)
     steps = calls_of(monkeypatch, module, "train_minibatch")
     passes = calls_of(monkeypatch, module, "batch_logprobs")
     bounds = {"clip_low": 3e-4, "clip_high": 4e-4}  # those of GSPO's paper
     flags = {key: value for key, value in bounds.items() if hasattr(module.Args, key)}
-    flags |= {"update_epochs": 3, "micro_batch_size": 3, "nats": 0.01, "temperature": 0.7}
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    metrics = take_step(name, monkeypatch, by_length, model, reference, optimizer, **flags)
+    flags |= {"minibatches": 4, "update_epochs": 3, "micro_batch_size": 5}
+    flags |= {"nats": 0.01, "temperature": 0.7}
+    given = model, reference, torch.optim.SGD(model.parameters(), lr=0.3)
+    rewards = itertools.count()
+    metrics = take_step(name, monkeypatch, lambda *_: next(rewards), *given, G=2, **flags)
 
     assert [args[0] for args, _ in passes] == [model, reference]
     assert metrics["kl"] == 0 and metrics[GAP] == pytest.approx(0.01, abs=2e-3)
-    first = next(logged for _, logged in steps if logged)
+    first = steps[0][1]
     assert first["grad_norm"] > 0 and first["clip_ratio"] == 0 and first["approx_kl"] < 1e-8
-    seen = {}
-    for (_, _, batch, _), _ in steps:
-        for i in range(len(batch["mask"])):
-            row = tuple(batch["prompt_ids"][i].tolist() + batch["completion_ids"][i].tolist())
-            kept = batch.keys() & {"old_logprobs", "ref_logprobs", "advantages", "targets"}
-            given = [batch[key][i].expand(len(batch["mask"][i])) for key in sorted(kept)]
-            seen.setdefault(row, []).append(torch.stack(given))
-    assert len(seen) > 10
-    for given in seen.values():
-        assert len(given) % 3 == 0 and all(torch.equal(each, given[0]) for each in given)
+    batches = [args[2] for args, _ in steps]
+    assert [len(batch["row"]) for batch in batches] == [6] * 12
+    rows = torch.stack([batch["row"] for batch in batches]).view(3, 12, 2)
+    assert (rows[:, :, 0] % 2 == 0).all() and torch.equal(rows[:, :, 1], rows[:, :, 0] + 1)
+    orders = rows[:, :, 0].tolist()
+    assert all(sorted(order) == list(range(0, 24, 2)) for order in orders)
+    assert orders[0] != orders[1] != orders[2] != sorted(orders[2])  # of 12! orders
+    for key in batches[0].keys() - {"prompt_ids", "prompt_mask"}:
+        values = torch.cat([batch[key] for batch in batches]).view(3, 24, -1)
+        a, b, c = (values[i][rows[i].flatten().argsort()] for i in range(3))
+        assert torch.equal(a, b) and torch.equal(a, c), key
 
 
 @pytest.mark.parametrize("value", [0.0, 0.7, -7000.7])

@@ -79,39 +79,26 @@ def test_console(short_run):
     assert "it/s" not in done.stderr and "%|" not in done.stderr
 
 
-def printed_by_evaluate(completions, rewards, problems, monkeypatch, capsys):
-    """What evaluate prints below its scores, of these rollouts. The prompt's tokens are letters."""
-    ones = torch.ones(len(completions), 1)
+SHOWN = "    '<1+1", "      reward 1.50: '#10", "      reward -0.50: '#13"
+HOSTILE = "\x1b[2J\x1b]0;title\x07\r\n\t\x00\u202e\x9b31m\ud800\u2028"
+
+
+@pytest.mark.parametrize("more,shown", [("", ""), (HOSTILE, ""), ("x" * 10_000, "x" * 390)])
+def test_what_is_shown_of_an_evaluation(more, shown, monkeypatch, capsys):
+    """Of the group whose rewards differ most, the prompt as the model sees it, the right answer,
+    the best and the worst completion: at most 400 characters of each, and none that moves, colours
+    or rings a terminal."""
+    completions = [f"#{i}{more}" for i in range(24)]
+    rewards = torch.zeros(3, 8)
+    rewards[1, 2], rewards[1, 5], rewards[2, 0] = 1.5, -0.5, 1.0
+    ones = torch.ones(24, 1)
     batch = {"mask": ones, "sampled_logprobs": -ones, "ended": ones[:, 0] > 0}
     monkeypatch.setattr(grpo, "rollout", lambda *_: (batch, completions, rewards))
     monkeypatch.setattr(grpo, "encode_prompts", lambda problems, *_: [f"<{problems[0][0]}>"])
-    tokenizer = Mock(decode=str)
-    grpo.evaluate(Mock(device="cpu"), tokenizer, problems, grpo.Args(), Mock(), 3)
-    return capsys.readouterr().out
-
-
-def test_the_group_shown_is_of_the_evaluation(monkeypatch, capsys):
-    """Of the group whose rewards differ most, the prompt as the model sees it, the best and the
-    worst completion are shown."""
-    completions = [f"#{i}" for i in range(24)]
-    rewards = torch.zeros(3, 8)
-    rewards[1, 2], rewards[1, 5], rewards[2, 0] = 1.5, -0.5, 1.0
-    problems = [("1+1", "2"), ("1+2", "3"), ("1+3", "4")]
-    out = printed_by_evaluate(completions, rewards, problems, monkeypatch, capsys)
-    assert "eval/mean_length 1.000" in out
-    assert out.splitlines()[1:] == [
-        "    '<1+2>', right answer '3'",
-        "      reward 1.50: '#10'",
-        "      reward -0.50: '#13'",
-    ]
-
-
-def test_long_and_hostile_texts_do_not_break_the_terminal(monkeypatch, capsys):
-    """Colours, carriage returns, line ends, the bell, a surrogate, text from right to left."""
-    hostile = "\x1b[2J\x1b]0;title\x07\r\n\t\x00\u202e\x9b31m\ud800\u2028"
-    rewards = torch.tensor([[1.0] + [0.0] * 7])
-    texts = [hostile] + ["x" * 10_000] * 7
-    problem = (hostile + "x" * 10_000, "3" * 10_000)
-    out = printed_by_evaluate(texts, rewards, [problem], monkeypatch, capsys)
-    assert len(out.splitlines()) == 4 and len(out) < 2000
-    assert all(line.isprintable() for line in out.split("\n"))
+    problems = [(f"1+{i}{more}", f"{1 + i}{more}") for i in range(3)]
+    grpo.evaluate(Mock(device="cpu"), Mock(decode=str), problems, grpo.Args(), Mock(), 3)
+    lines = capsys.readouterr().out.split("\n")
+    assert all(line.isprintable() and len(line) < 850 for line in lines) and len(lines) == 5
+    for line, begins in zip(lines[1:], SHOWN, strict=False):
+        assert line.startswith(begins + shown)
+    assert lines[0].startswith("step 3: ") and (shown or ", right answer '2" in lines[1])

@@ -6,17 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import (
-    LLM_SCRIPTS,
-    Characters,
-    batch_of,
-    equal,
-    random_model,
-    scalars,
-    script,
-    weights,
-    with_critic,
-)
+from conftest import LLM_SCRIPTS, Characters, batch_of, random_model, scalars, script, with_critic
 from launch import flags, run, side_by_side
 
 # The second of two processes has every other one; DAPO keeps three.
@@ -103,6 +93,9 @@ def test_two_processes_take_the_step_of_one(steps, name):
             assert scores == pytest.approx(expected, abs=1e-6)
 
 
+LAST = "step-000004/model.safetensors"
+
+
 def test_two_processes_make_one_run(tmp_path, short_run):
     """One result, one folder, one log, one model. The second process prints nothing. A resumed run
     is the same to the last bit. With DAPO each process draws until it has enough."""
@@ -113,30 +106,8 @@ def test_two_processes_make_one_run(tmp_path, short_run):
         assert first.stdout.count(said) == 1
     (folder,) = (tmp_path / "runs").iterdir()
     assert second.stdout == "" and len(list(folder.glob("events*"))) == 1
-    straight, rewards = weights(folder), scalars(folder, "reward")
+    straight, rewards = (folder / LAST).read_bytes(), scalars(folder, "reward")
     again = {"resume": folder / "step-000002"}
     side_by_side("dapo_llm.py", *flags(short_run | own | again))
     _, folder = sorted((tmp_path / "runs").iterdir())
-    assert equal(weights(folder), straight) and scalars(folder, "reward") == rewards[2:]
-
-
-def draw(folder):
-    """A step in which every question is the same; print the problem and the completions."""
-    grpo = script("grpo_llm")
-    seen, real, encode = [], grpo.rollout, grpo.encode_prompts
-    grpo.rollout = lambda *args: seen.append((args[2][0], real(*args))) or seen[-1][1]
-    grpo.encode_prompts = lambda problems, *of: encode([("3+8+5", "16")] * len(problems), *of)
-    grpo.evaluate = lambda *_: {"eval/pass@1": 0.0}
-    own = {"steps": 1, "prompts_per_step": 2, "minibatches": 1, "group_size": 32}
-    grpo.main(grpo.Args(**own, output_dir=str(folder)))
-    threads = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
-    assert not any("gloo" in thread for thread in threads), threads
-    problem, (_, completions, _) = seen[0]
-    print(problem[0], *completions)
-
-
-def test_processes_draw_different_samples(tmp_path):
-    """Asked the same question, they answer differently; no thread of the process group is left."""
-    both = side_by_side(partial(draw, tmp_path))
-    (a, *drawn), (b, *others) = (process.stdout.splitlines()[-1].split(" ") for process in both)
-    assert a != b and len(drawn) == len(others) == 32 and len(set(drawn)) > 1 and drawn != others
+    assert (folder / LAST).read_bytes() == straight and scalars(folder, "reward") == rewards[2:]

@@ -5,7 +5,6 @@ import shutil
 import zlib
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -68,28 +67,24 @@ def test_a_checkpoint_of_another_model_is_refused(short_run, tmp_path, refused):
         assert line == f"--resume {path}: give its own --model, too: {model}"
 
 
-def test_a_kill_while_saving_leaves_the_checkpoint_before(short_run, monkeypatch):
-    """The second one is cut off in the middle of its last file."""
-    save = torch.save
+@pytest.mark.parametrize("owner,name,kept", [(torch, "save", 1), (grpo, "evaluate", 2)])
+def test_what_is_cut_off_leaves_the_newest_checkpoint_whole(
+    owner, name, kept, short_run, monkeypatch
+):
+    """While its last file is saved; and in the evaluation behind it, which may fail in the user's
+    own verifier."""
+    calls, real = [], getattr(owner, name)
 
-    def torn(content, path):
-        if content["step"] == 2:
-            Path(path).write_bytes(b"half a fi")
+    def cut_off(*args):
+        calls.append(args)
+        if len(calls) == (2 if name == "save" else 3):
+            if name == "save":
+                Path(args[1]).write_bytes(b"half a fi")
             raise KeyboardInterrupt
-        save(content, path)
+        return real(*args)
 
-    monkeypatch.setattr(torch, "save", torn)
+    monkeypatch.setattr(owner, name, cut_off)
     with pytest.raises(KeyboardInterrupt):
         grpo.main(grpo.Args(**short_run | {"eval_every": 1}))
     (folder,) = Path(short_run["output_dir"]).iterdir()
-    assert trainer(folder)["step"] == 1
-
-
-def test_what_an_evaluation_breaks_off_is_saved(short_run, monkeypatch):
-    """The checkpoint comes before the evaluation, which may fail in the user's own verifier."""
-    evaluate = Mock(side_effect=[{"eval/pass@1": 0.0}, KeyboardInterrupt])
-    monkeypatch.setattr(grpo, "evaluate", evaluate)
-    with pytest.raises(KeyboardInterrupt):
-        grpo.main(grpo.Args(**short_run))
-    (folder,) = Path(short_run["output_dir"]).iterdir()
-    assert trainer(folder)["step"] == 2
+    assert trainer(folder)["step"] == len(list(folder.glob("step-*"))) == kept

@@ -69,7 +69,12 @@ def test_same_seed_same_run(short_run, monkeypatch):
     for name in ("loss", "reward", "clip_ratio", "kl", "eval/pass@1"):
         assert scalars(first["folder"], name) == scalars(second["folder"], name)
     assert first["eval/pass@1_initial"] == other["eval/pass@1_initial"]
-    assert len({seed for (seed,), _ in seeded}) == 1 + 2 * 2, "evaluations, and each seed's steps"
+    seeds = {seed for (seed,), _ in seeded}
+    assert len(seeds) == 1 + 2 * 2, "evaluations, and each seed's steps"
+    seeded.clear()
+    monkeypatch.setattr(grpo, "RANK", 1)  # so another process answers a question otherwise
+    grpo.main(grpo.Args(**own))
+    assert len({seed for (seed,), _ in seeded} - seeds) == 1 + 2
 
 
 @pytest.mark.parametrize("what", ["reward", "loss"])
