@@ -123,21 +123,3 @@ def test_the_kl_is_in_the_reward_of_rloo_and_not_of_grpo(name, monkeypatch):
     torch.testing.assert_close(rewards, expected, rtol=1e-4, atol=1e-5)
     kl = 0.2 if in_reward else math.exp(-0.2) + 0.2 - 1
     assert metrics["kl"] == pytest.approx(kl, rel=1e-3) and ("grad_norm" in metrics) == in_reward
-
-
-@pytest.mark.parametrize("name", LLM_SCRIPTS[:-1])  # PPO's critic learns from each
-def test_minibatches_without_a_step_are_not_in_the_averages(monkeypatch, name):
-    """One live group of six: two of the three minibatches take no step, and log nothing."""
-    model, _ = model_and_reference()
-    steps = calls_of(monkeypatch, script(name), "train_minibatch")
-
-    def verify(completion, answer):
-        return len(completion) % 3 if answer == "2" else 1.0
-
-    flags = {"max_resample": 1} if name == "dapo_llm" else {}
-    flags |= {"minibatches": 3, "beta": 0.0}
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    metrics = take_step(name, monkeypatch, verify, model, None, optimizer, **flags)
-    *none, live = sorted((result for _, result in steps), key=len)
-    assert none == [{}, {}] and live["grad_norm"] > 0
-    assert {key: metrics[key] for key in live} == pytest.approx(live)

@@ -37,8 +37,8 @@ def test_stop_ids_dropout_and_what_a_verifier_sees(special, copied, monkeypatch)
     """Dropout is off. No verifier sees special tokens, nor the token that ends a completion, which
     a tokenizer may hold for a word like any other."""
     folder, tokenizer = copied
-    tokenizer.add_tokens("<end>", special_tokens=special)
-    end = tokenizer.eos_token = "<|im_end|>" if special else "<end>"
+    end = "<|im_end|>" if special else "<end>"
+    tokenizer.add_tokens("<end>")
     tokenizer.chat_template = tokenizer.chat_template.replace("<|im_end|>", end)
     tokenizer.save_pretrained(folder)
     args = grpo.Args(model=folder)
@@ -91,36 +91,27 @@ def test_the_token_that_ends_a_turn_stops_a_base_model_too(turn, expected, copie
     assert model.generation_config.eos_token_id == sorted(ends)
 
 
-def checkpoint(model, short_run):
-    """The folder that a step on this model leaves."""
-    result = grpo.main(grpo.Args(**short_run | {"model": model, "steps": 1, "max_new_tokens": 4}))
-    return last_checkpoint(result["folder"])
-
-
-def test_a_checkpoint_stops_in_transformers_where_it_stopped_here(copied, short_run):
-    """Each of its two stop ids ends a completion of transformers' generate. A hub's settings of
-    sampling are gone: training never used them, and transformers refuses to save some."""
-    settings = {"temperature": 0.0, "top_p": 0.9, "early_stopping": True, "do_sample": False}
-    change_json(f"{copied[0]}/generation_config.json", **settings)
-    path = checkpoint(copied[0], short_run)
-    kept = json.loads((path / "generation_config.json").read_text())
-    assert kept["eos_token_id"] == [0, 2] and not kept.keys() & settings.keys()
-    saved = transformers.AutoModelForCausalLM.from_pretrained(path)
-    for stop in ([0], [2]):
-        options = {"max_new_tokens": 5, "prefix_allowed_tokens_fn": lambda *_, stop=stop: stop}
-        assert saved.generate(torch.tensor([[5, 6]]), **options).tolist() == [[5, 6, *stop]]
-
-
-def test_a_model_without_an_end_token_leaves_a_checkpoint_that_generates(copied, short_run):
+@pytest.mark.parametrize("stops", [[0, 2], None])
+def test_a_checkpoint_stops_in_transformers_where_it_stopped_here(stops, copied, short_run):
+    """If anywhere. A hub's settings of sampling are gone: training never used them, and
+    transformers refuses to save some."""
     folder, tokenizer = copied
-    tokenizer.eos_token = tokenizer.chat_template = None
-    tokenizer.save_pretrained(folder)
-    Path(folder, "chat_template.jinja").unlink(missing_ok=True)
-    change_json(f"{folder}/generation_config.json", eos_token_id=None)
-    path = checkpoint(folder, short_run)
-    assert scalars(path.parent, "eval/clipped_ratio") == [1, 1]
+    if stops is None:
+        tokenizer.eos_token = tokenizer.chat_template = None
+        tokenizer.save_pretrained(folder)
+        Path(folder, "chat_template.jinja").unlink()
+    settings = {"temperature": 0.0, "top_p": 0.9, "early_stopping": True, "do_sample": False}
+    change_json(f"{folder}/generation_config.json", **settings, eos_token_id=stops)
+    flags = {"model": folder, "steps": 1, "max_new_tokens": 4}
+    path = last_checkpoint(grpo.main(grpo.Args(**short_run | flags))["folder"])
+    kept = json.loads((path / "generation_config.json").read_text())
+    assert kept.get("eos_token_id") == stops and not kept.keys() & settings.keys()
     saved = transformers.AutoModelForCausalLM.from_pretrained(path)
-    assert saved.generate(torch.tensor([[5, 6]]), max_new_tokens=3).shape == (1, 5)
+    for stop in stops or [5]:
+        options = {"max_new_tokens": 3, "prefix_allowed_tokens_fn": lambda *_, stop=stop: [stop]}
+        found = saved.generate(torch.tensor([[5, 6]]), **options).tolist()
+        assert found == [[5, 6, stop] if stops else [5, 6, 5, 5, 5]]
+    assert stops or scalars(path.parent, "eval/clipped_ratio") == [1, 1]
 
 
 def test_the_reference_is_the_first_model(copied, short_run, monkeypatch):
