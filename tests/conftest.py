@@ -92,13 +92,8 @@ def batch_of(model, prompts, lengths, temperature=1.0):
 @pytest.fixture
 def short_run(tmp_path):
     """Flags of a run of seconds: two small steps."""
-    return {
-        "steps": 2,
-        "prompts_per_step": 4,
-        "group_size": 4,
-        "eval_problems": 8,
-        "output_dir": str(tmp_path / "runs"),
-    }
+    flags = {"steps": 2, "prompts_per_step": 4, "group_size": 4, "eval_problems": 8}
+    return flags | {"output_dir": str(tmp_path / "runs")}
 
 
 @pytest.fixture

@@ -13,14 +13,9 @@ from oracles import check_logprobs
 
 grpo = script("grpo_llm")
 V = 23  # tokens
-SHAPE = {
-    "vocab_size": V,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
+SHAPE = {"vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+SHAPE |= {
     "max_position_embeddings": 128,
     "bos_token_id": None,
     "eos_token_id": 1,

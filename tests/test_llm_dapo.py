@@ -1,5 +1,7 @@
 """What DAPO alone has: the overlong penalty and dynamic sampling."""
 
+from itertools import count
+
 import pytest
 import torch
 from conftest import calls_of, equal, random_model, script
@@ -38,17 +40,6 @@ def train_step(monkeypatch, verify, **flags):
     return model, take_step("dapo_llm", monkeypatch, verify, model, None, optimizer, **flags)
 
 
-def some_draws(right):
-    """A verifier: of the groups drawn, these have a right completion, of an even length."""
-    seen = []
-
-    def verify(completion, answer):
-        seen.append(completion)
-        return float((len(seen) - 1) // 6 in right and len(completion) % 2 == 0)
-
-    return verify
-
-
 def test_dead_groups_move_nothing_though_their_lengths_differ(monkeypatch):
     """The overlong penalty differs within each group and must not count as a signal."""
     penalties, before = calls_of(monkeypatch, dapo, "overlong_penalty"), random_model().state_dict()
@@ -65,8 +56,12 @@ def test_it_trains_on_informative_groups_alone_and_counts_what_it_discards(monke
     rewards with the penalty. The fifth live group is one too many."""
     steps, right = calls_of(monkeypatch, dapo, "train_minibatch"), [1, 2, 6, 9, 10]
     draws = calls_of(monkeypatch, dapo, "next_problems")
-    flags = {"minibatches": 1, "max_resample": 50, "overlong_cache": 1.0}
-    _, metrics = train_step(monkeypatch, some_draws(right), **flags)
+    flags, scored = {"minibatches": 1, "max_resample": 50, "overlong_cache": 1.0}, count()
+
+    def verify(completion, answer):
+        return float(next(scored) // 6 in right and len(completion) % 2 == 0)
+
+    _, metrics = train_step(monkeypatch, verify, **flags)
     live = right[:4]  # of the third draw, the first two
     lengths, texts = (torch.tensor(of * 3).view(12, 6)[live] for of in (LENGTHS, TEXTS))
     rewards = 1.0 * (texts % 2 == 0)
