@@ -120,14 +120,14 @@ def update(agent, optimizer, batch, progress_remaining, args):
 
 
 def fit_critic(agent, optimizer, batch, args):
-    """Epochs of minibatches that pull V(s_t) to its target; returns the last loss."""
+    """Epochs of minibatches that pull V(s_t) to its target, by δ_t; returns the last loss."""
     for _ in range(args.update_epochs):
         order = torch.randperm(len(batch["obs"]))
         for rows in order.chunk(args.num_minibatches):
             mini = {name: column[rows] for name, column in batch.items()}
             next_values = agent.value(mini["next_obs"]).detach()  # no gradient flows into a target
-            td_error, _ = compute_advantages(mini, agent.value(mini["obs"]), next_values, args)
-            loss = 0.5 * td_error.square().mean()
+            error, _ = compute_advantages(mini, agent.value(mini["obs"]), next_values, args)
+            loss = 0.5 * error.square().mean()
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(agent.critic.parameters(), args.max_grad_norm)
@@ -301,8 +301,8 @@ def main(args):
     # one rate suits an environment that pays 0.001 a step, and one that pays 1,000. In the first
     # hundred steps this deviation is a guess, and the rewards are bounded.
     envs = vector.NormalizeReward(envs, args.gamma)
-    seen, few = envs.return_rms, 100 * args.num_envs
-    envs = vector.TransformReward(envs, lambda r: r.clip(-10, 10) if seen.count < few else r)
+    returns, few = envs.return_rms, 100 * args.num_envs
+    envs = vector.TransformReward(envs, lambda r: r.clip(-10, 10) if returns.count < few else r)
     agent = Agent(envs, args.init_std)
     if args.load:
         agent.load_state_dict(torch.load(args.load))
@@ -344,6 +344,7 @@ def make_envs(env_id, num_envs, **options):
         envs = gym.make_vec(env_id, num_envs=num_envs, **options)
     except (gym.error.Error, ImportError) as error:
         sys.exit(f"error: --env-id {env_id}: {error}")
+    envs.unwrapped._add_info = lambda infos, *of: infos  # unused, and not all fit into one array
     space = envs.single_action_space
     discrete = isinstance(space, Discrete) and space.start == 0
     continuous = isinstance(space, Box) and len(space.shape) == 1 and space.dtype.kind == "f"

@@ -375,8 +375,8 @@ def main(args):
     # one rate suits an environment that pays 0.001 a step, and one that pays 1,000. In the first
     # hundred steps this deviation is a guess, and the rewards are bounded.
     envs = vector.NormalizeReward(envs, args.gamma)
-    seen, few = envs.return_rms, 100 * args.num_envs
-    envs = vector.TransformReward(envs, lambda r: r.clip(-10, 10) if seen.count < few else r)
+    returns, few = envs.return_rms, 100 * args.num_envs
+    envs = vector.TransformReward(envs, lambda r: r.clip(-10, 10) if returns.count < few else r)
     agent = Agent(envs, args.init_std)
     if args.load:
         agent.load_state_dict(torch.load(args.load))
@@ -418,6 +418,7 @@ def make_envs(env_id, num_envs, **options):
         envs = gym.make_vec(env_id, num_envs=num_envs, **options)
     except (gym.error.Error, ImportError) as error:
         sys.exit(f"error: --env-id {env_id}: {error}")
+    envs.unwrapped._add_info = lambda infos, *of: infos  # unused, and not all fit into one array
     space = envs.single_action_space
     discrete = isinstance(space, Discrete) and space.start == 0
     continuous = isinstance(space, Box) and len(space.shape) == 1 and space.dtype.kind == "f"
