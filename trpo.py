@@ -255,7 +255,8 @@ class RunningMeanStd(nn.Module):
         super().__init__()
         self.register_buffer("count", torch.zeros(1).double())
         self.register_buffer("mean", torch.zeros(size).double())
-        self.register_buffer("var", torch.ones(size).double())
+        self.register_buffer("var", torch.zeros(size).double())
+        self.register_buffer("std", torch.ones(size).double())
 
     def update(self, x):
         """Add the rows of x (B, D). The new variance is the mean of both, plus the variance of the
@@ -266,10 +267,10 @@ class RunningMeanStd(nn.Module):
         delta = mean - self.mean
         self.mean += share * delta
         self.var = (1 - share) * self.var + share * var + share * (1 - share) * delta**2
+        self.std = (self.var + 1e-24 * self.mean**2).sqrt() + 1e-30  # a constant becomes 0
 
     def forward(self, x):
-        std = self.var.sqrt().clamp(min=1e-12 * self.mean.abs() + 1e-30)  # a constant becomes 0
-        return ((x.double() - self.mean) / std).clamp(-10, 10).float()
+        return ((x.double() - self.mean) / self.std).clamp(-10, 10).float()
 
 
 def mlp(inputs, outputs):
