@@ -19,6 +19,7 @@ BENCHMARKS, EXAMPLES = TESTS / "benchmarks", TESTS / "examples"
 SMOKE = [
     ("classic", "cartpole --smoke", "| trpo | 0 of 1 | … | ppo | 0 of 1 |"),
     ("learning", "--smoke", "| CartPole-v1 | 1 | reinforce | … | FrozenLake-v1 | 1 | ppo |"),
+    ("observations", "--smoke", "| CartPole-v1 | reinforce | 1 | … | CartPole-v1 | ppo | 1 |"),
     ("llm_compare", "--smoke", "| rloo_llm, first model, … | grpo_llm, first model, "),
     ("trl", "tiny --smoke", "| grpo_llm.py | 1 | … | rloo_llm.py | 1 |"),
     ("trl", "long --smoke --scripts rloo_llm", "| rloo_llm.py | 1 |"),
