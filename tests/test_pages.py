@@ -21,6 +21,8 @@ OTHERS = ("tests/EXERCISES.md", "tests/QUESTIONS.md", ".github/CONTRIBUTING.md")
 READ = (README, WALK, EXAMPLES, *(ROOT / name for name in OTHERS))
 PAGES = {page: page.read_text() for page in READ}
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", "".join(PAGES.values()), re.S | re.M)
+THEORY = ROOT / "tests/THEORY.md"
+PAGES[THEORY] = THEORY.read_text()  # its examples run in test_theory.py
 STEPS = re.findall(r"^`diff (\S+) (\S+)`(.*?)(?=^## |\Z)", PAGES[WALK], re.S | re.M)
 HUNK = re.compile(r"^```diff\n(.*?)^```$", re.S | re.M)
 STEPS.append(("rloo_llm.py", "grpo_llm.py", PAGES[README]))
