@@ -4,19 +4,11 @@ follow from others, and learning rates."""
 import os
 
 import pytest
-from conftest import CLASSIC_SCRIPTS, LLM_SCRIPTS, scalars, script
+from conftest import LLM_SCRIPTS, scalars, script
 
 grpo = script("grpo_llm")
 
 RANGES = [  # script, flag, a value that fits, one that does not
-    ("ppo", "gae_lambda", 1.0, 2.0),
-    ("ppo", "gamma", 0, 1.5),
-    ("ppo", "learning_rate", 0.0, float("nan")),
-    ("ppo", "total_timesteps", 0, -1),
-    ("ppo", "num_envs", 1, 0),
-    ("ppo", "init_std", 1e-9, 0.0),
-    ("reinforce", "num_envs", 1, 10**30),
-    ("actor_critic", "gamma", 1.0, float("inf")),
     ("dapo_llm", "max_resample", 1, 0),
     ("ppo_llm", "gamma", 1.0, 1.01),
     ("ppo_llm", "gae_lambda", 1.0, 1.01),
@@ -30,10 +22,9 @@ RANGES += [("grpo_llm", flag, os.devnull, "/nowhere/x.jsonl") for flag in FILES]
 
 @pytest.mark.parametrize("name,flag,fits,beyond", RANGES)
 def test_ranges(name, flag, fits, beyond, refused):
-    module = script(name)
-    check = module.check_args if name in CLASSIC_SCRIPTS else lambda args: args
-    check(module.Args(**{flag: fits}))
-    line = refused(lambda: check(module.Args(**{flag: beyond})))
+    Args = script(name).Args
+    Args(**{flag: fits})
+    line = refused(lambda: Args(**{flag: beyond}))
     assert f"--{flag.replace('_', '-')}" in line
 
 
