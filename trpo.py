@@ -25,8 +25,8 @@ of π gains in a state. But the actions are π_old's. The importance weight r co
 mean_t A_t ∇log π.
 
 The step (ppo.py does not need this): at π_old the KL is at its minimum, so its gradient is 0. For a
-short step d the KL is about ½ dᵀF d, where F, its Hessian, is called the Fisher matrix, and L gains
-gᵀd, with g = ∇L. At the best d the gradients of both, F d and g, are parallel. So d is a multiple
+short step d the KL is about ½ dᵀF d, where F, its Hessian, is called the Fisher matrix (it is also
+the mean of ∇log π ∇log πᵀ), and L gains gᵀd, with g = ∇L. At the best d the gradients of both, F d and g, are parallel. So d is a multiple
 of x with F x = g, the natural gradient: d = √(2δ / xᵀF x) x. Conjugate gradients solve F x = g from
 products F v alone, the gradients of ∇KL · v, so F, with a number for each pair of weights, is never
 built. A line search then halves d until L has grown and the KL is at most δ.
@@ -39,7 +39,8 @@ Why: Adam's learning rate roughly bounds each weight's change, but of two equall
 may hardly change the policy and the other ruin it. TRPO bounds the KL of its step.
 
 Weakness: one step takes some twenty passes over a rollout. L can be trusted only near π_old, whose
-states it uses. The proof that no step harms needs exact A_t and a far smaller KL, in every state.
+states it uses. The proof that no step harms needs exact A_t and, in every state, a KL that is some
+4,000 times smaller (γ = 0.99; tests/THEORY.md, 14).
 (And after the step the normalizer of observations takes in the rollout, which moves π, too: on
 CartPole up to a KL of 0.02.)
 
