@@ -26,10 +26,11 @@ mean_t A_t ∇log π.
 
 The step (ppo.py does not need this): at π_old the KL is at its minimum, so its gradient is 0. For a
 short step d the KL is about ½ dᵀF d, where F, its Hessian, is called the Fisher matrix (it is also
-the mean of ∇log π ∇log πᵀ), and L gains gᵀd, with g = ∇L. At the best d the gradients of both, F d and g, are parallel. So d is a multiple
-of x with F x = g, the natural gradient: d = √(2δ / xᵀF x) x. Conjugate gradients solve F x = g from
-products F v alone, the gradients of ∇KL · v, so F, with a number for each pair of weights, is never
-built. A line search then halves d until L has grown and the KL is at most δ.
+the mean of ∇log π ∇log πᵀ), and L gains gᵀd, with g = ∇L. At the best d the gradients of both, F d
+and g, are parallel. So d is a multiple of x with F x = g, the natural gradient:
+d = √(2δ / xᵀF x) x. Conjugate gradients solve F x = g from products F v alone, the gradients of
+∇KL · v, so F, with a number for each pair of weights, is never built. A line search then halves d
+until L has grown and the KL is at most δ.
 
 GAE, generalized advantage estimation: A_t is the mean of all k-step estimates, R_t + … + γ^k
 V(s_{t+k}) − V(s_t), with weights (1 − λ) λ^(k−1), the last one λ^(k−1). λ = 0 leaves the TD error,
