@@ -74,7 +74,7 @@ MISTAKES = {  # what the solution has, and what a learner might write
     ],
     "ppo surrogate": [
         ("torch.minimum(unclipped, clipped_ratio * advantages)", "clipped_ratio * advantages"),
-        ("ratio - 1 - log_ratio", "-log_ratio"),
+        ("kl_k3(old_logprobs, logprobs)", "kl_k3(logprobs, old_logprobs)"),
         ("logprobs - old_logprobs", "old_logprobs - logprobs"),
     ],
     "trpo conjugate_gradient": [

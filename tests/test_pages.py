@@ -21,6 +21,8 @@ OTHERS = ("tests/EXERCISES.md", "tests/QUESTIONS.md", ".github/CONTRIBUTING.md")
 READ = (README, WALK, EXAMPLES, *(ROOT / name for name in OTHERS))
 PAGES = {page: page.read_text() for page in READ}
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", "".join(PAGES.values()), re.S | re.M)
+THEORY = ROOT / "tests/THEORY.md"
+PAGES[THEORY] = THEORY.read_text()  # its examples run in test_theory.py
 STEPS = re.findall(r"^`diff (\S+) (\S+)`(.*?)(?=^## |\Z)", PAGES[WALK], re.S | re.M)
 HUNK = re.compile(r"^```diff\n(.*?)^```$", re.S | re.M)
 STEPS.append(("rloo_llm.py", "grpo_llm.py", PAGES[README]))
@@ -117,7 +119,7 @@ def test_every_pair_of_neighbours_has_its_hunk():
 def test_every_flag_named_is_in_the_help_of_a_script():
     """`others` are flags of other programs."""
     others = {"nproc-per-node", "logdir", "help", "extra-index-url", "index", "word-diff"}
-    others |= {"backup-if-mismatch", "bug", "log", "flag"}  # --flag: any
+    others |= {"backup-if-mismatch", "bug", "log", "flag", "gif"}  # --flag: any
     asked = [Launched(path, "--help") for path in sorted(PATHS.values())]
     assert [process.wait() for process in asked] == [0] * len(asked)
     flag = r"--(?:no-)?([a-z][a-z-]+)"
@@ -189,7 +191,7 @@ def test_every_command_runs(pretrained, gsm_file, tmp_path):
         for known, stand_in in stand_ins.items():
             command = command.replace(known, stand_in)
         if EARLIER in command:
-            (made,) = tmp_path.glob("ppo__*/agent.pt")
+            (made,) = tmp_path.glob("*__ppo__*/agent.pt")
             command = command.replace(EARLIER, str(made))
         file = next(word for word in command.split() if word.endswith(".py"))
         command = command.replace(file, f"{file} {SMOKE[file]} --output-dir {tmp_path}")

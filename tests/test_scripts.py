@@ -58,8 +58,8 @@ def test_a_copied_script_brings_what_it_needs():
         block = source(name).split("\n# /// script\n")[1].removesuffix("# ///\n")  # see PEP 723
         metadata = tomllib.loads(re.sub("^# ?", "", block, flags=re.M))
         own = {pin.partition("==")[0] for pin in metadata["dependencies"]}
-        assert own >= {"torch", "tyro", "tensorboard", "tqdm"}
-        assert ("transformers" if name in LLM_SCRIPTS else "gymnasium[classic-control]") in own
+        family = {"transformers", "tqdm"} if name in LLM_SCRIPTS else {"gymnasium[classic-control]"}
+        assert own == {"torch", "tyro", "tensorboard"} | family
         found |= set(metadata["dependencies"])
     assert found == {pin for pin in pins if not pin.startswith("pytest")}
 
