@@ -58,7 +58,7 @@ def test_gpu_py_quotes_memory_py(rows):
 def test_the_index_names_every_script_and_result():
     index = (TESTS / "README.md").read_text()
     files = [*BENCHMARKS.glob("*.py"), *BENCHMARKS.glob("results/*")]
-    named = set(re.findall(r"[\w*]+\.(?:py|md|json|png)", index))
+    named = set(re.findall(r"[\w*]+\.(?:py|md|jsonl?|png)", index))
     assert [path.name for path in files if not any(map(path.match, named))] == []
     assert all((TESTS / link).exists() for link in re.findall(r"\]\(([\w./]+)\)", index))
 

@@ -180,7 +180,10 @@ def test_every_command_runs(pretrained, gsm_file, tmp_path):
     A small local model stands in for the hub's models, and a small file for GSM8K's."""
     assert INSTALL.endswith("&& pip install -r requirements.txt && python grpo_llm.py")
     assert EXPORT.startswith("export ") and TEST == "python -m pytest -q tests"
-    stand_ins = dict.fromkeys(READERS, gsm_file) | {"--steps 25": "--steps 2"}
+    other = tmp_path / "other.jsonl"  # its questions would not be trained on
+    other.write_text('{"question": "What is 1 + 1?", "answer": "2"}\n')
+    stand_ins = dict(zip(READERS, (gsm_file, str(other)), strict=True))
+    stand_ins["--steps 25"] = "--steps 2"
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
     for command in ["python grpo_llm.py", *TRAINING]:
