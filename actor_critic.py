@@ -372,6 +372,7 @@ def make_envs(env_id, num_envs, **options):
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")  # for terminals without UTF-8
     main(tyro.cli(Args))
 
 # /// script

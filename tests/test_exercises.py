@@ -183,6 +183,7 @@ def test_the_log_is_that_of_the_newest_run_which_has_one(tmp_path, monkeypatch, 
 
 
 ASCII = ["exercise.py --bug 9", "counts.py grpo_llm dapo_llm", "examples/rollout_page.py --help"]
+ASCII += ["../ppo.py --help", "../grpo_llm.py --help"]
 
 
 @pytest.mark.parametrize("command", ASCII)
