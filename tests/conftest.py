@@ -96,22 +96,13 @@ def short_run(tmp_path):
     return flags | {"output_dir": str(tmp_path / "runs")}
 
 
-@pytest.fixture
-def refused(capsys):
-    """Call it with a function that must end in one line, by sys.exit; returns the line."""
-
-    def check(function, *args):
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            function(*args)
-        line = caught.value.code
-        if line == 2:  # the classic scripts have written it
-            said = capsys.readouterr().err.splitlines()
-            (line,) = [each for each in said if each.startswith("error: ")]
-        assert len(line.splitlines()) == 1 and len(line) < 1000
-        return line
-
-    return check
+def refused(function, *args):
+    """The function must end in one line, by sys.exit; returns the line."""
+    with pytest.raises(SystemExit) as caught:
+        function(*args)
+    line = caught.value.code
+    assert len(line.splitlines()) == 1 and len(line) < 1000
+    return line
 
 
 @pytest.fixture(scope="session")

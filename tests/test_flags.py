@@ -4,7 +4,7 @@ follow from others, and learning rates."""
 import os
 
 import pytest
-from conftest import LLM_SCRIPTS, scalars, script
+from conftest import LLM_SCRIPTS, refused, scalars, script
 
 grpo = script("grpo_llm")
 
@@ -21,7 +21,7 @@ RANGES += [("grpo_llm", flag, os.devnull, "/nowhere/x.jsonl") for flag in FILES]
 
 
 @pytest.mark.parametrize("name,flag,fits,beyond", RANGES)
-def test_ranges(name, flag, fits, beyond, refused):
+def test_ranges(name, flag, fits, beyond):
     Args = script(name).Args
     Args(**{flag: fits})
     line = refused(lambda: Args(**{flag: beyond}))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import equal, scalars, script, weights
+from conftest import equal, refused, scalars, script, weights
 from oracles import check_logprobs
 
 grpo = script("grpo_llm")
@@ -133,7 +133,7 @@ def test_one_step_by_main(kind, saved, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["rwkv", pytest.param("mamba2", marks=slow)])
-def test_a_sampler_that_is_not_exact_ends_the_run(kind, saved, refused):
+def test_a_sampler_that_is_not_exact_ends_the_run(kind, saved):
     """In one line at the first step, whose samples are not the policy's."""
     flags = saved(kind)
     assert refused(grpo.main, grpo.Args(**flags)).startswith("--model: generate and the loss disa")

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from conftest import Characters, batch_of, calls_of, last_checkpoint, random_model, scalars, script
+from conftest import Characters, batch_of, calls_of, random_model, refused, scalars, script
 
 grpo = script("grpo_llm")
 CPU = torch.device("cpu")
@@ -103,7 +103,7 @@ def test_a_checkpoint_stops_in_transformers_where_it_stopped_here(stops, copied,
     settings = {"temperature": 0.0, "top_p": 0.9, "early_stopping": True, "do_sample": False}
     change_json(f"{folder}/generation_config.json", **settings, eos_token_id=stops)
     flags = {"model": folder, "steps": 1, "max_new_tokens": 4}
-    path = last_checkpoint(grpo.main(grpo.Args(**short_run | flags))["folder"])
+    path = Path(grpo.main(grpo.Args(**short_run | flags))["folder"], "step-000001")
     kept = json.loads((path / "generation_config.json").read_text())
     assert kept.get("eos_token_id") == stops and not kept.keys() & settings.keys()
     saved = transformers.AutoModelForCausalLM.from_pretrained(path)
@@ -177,7 +177,7 @@ LIMITS = [("gpt2", {}, 58), ("qwen2", {"max_position_embeddings": 32}, 26)]
 
 
 @pytest.mark.parametrize("kind,shape,room", LIMITS)
-def test_a_prompt_that_leaves_no_room_is_one_line(kind, shape, room, refused):
+def test_a_prompt_that_leaves_no_room_is_one_line(kind, shape, room):
     """Rotary positions would go on without a word. The longest prompt has 6 tokens."""
     problems = [("1+2", "3"), ("7+7+7", "21"), ("3+4", "7")]
     given, args = (random_model(kind, **shape), Characters()), grpo.Args(max_new_tokens=room + 1)

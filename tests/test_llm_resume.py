@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import equal, last_checkpoint, scalars, script, weights
+from conftest import equal, last_checkpoint, refused, scalars, script, weights
 
 grpo = script("grpo_llm")
 
@@ -56,7 +56,7 @@ def test_resumed_is_straight(name, short_run, monkeypatch):
     assert logged[0][2:] == logged[1]
 
 
-def test_a_checkpoint_of_another_model_is_refused(short_run, tmp_path, refused):
+def test_a_checkpoint_of_another_model_is_refused(short_run, tmp_path):
     """Also where all shapes are alike: rate, tokenizer and reference would be another model's."""
     other = str(tmp_path / "other")
     shutil.copytree(grpo.TINY_MODEL, other)

@@ -4,7 +4,7 @@ import json
 import zlib
 
 import pytest
-from conftest import script
+from conftest import refused, script
 
 grpo = script("grpo_llm")
 
@@ -103,7 +103,7 @@ BAD += [("any verifier", f'{{"question": "q", "answer": {answer}}}') for answer 
 
 
 @pytest.mark.parametrize("verifier,line", BAD, ids=range(len(BAD)))
-def test_bad_line_is_named_by_its_number(tmp_path, refused, verifier, line):
+def test_bad_line_is_named_by_its_number(tmp_path, verifier, line):
     """An empty answer would be right for some verifiers, whatever the model says."""
     good = write(tmp_path / "good.jsonl", gsm(4))
     path = write(tmp_path / "bad.jsonl", gsm(2) + ["", line] + gsm(2))
@@ -114,7 +114,7 @@ def test_bad_line_is_named_by_its_number(tmp_path, refused, verifier, line):
 
 
 @pytest.mark.parametrize("size,trained,held_out", [(0, 0, 0), (4, 3, 1), (20, 20, 0)])
-def test_too_few_questions(size, trained, held_out, tmp_path, refused):
+def test_too_few_questions(size, trained, held_out, tmp_path):
     """To train on, to evaluate on, or both."""
     own = {"dataset": write(tmp_path / "d.jsonl", gsm(size))}
     if size == 20:
