@@ -1,19 +1,19 @@
 """CISPO, Clipped Importance-Sampling-weight Policy Optimization: clip the weight, not the gradient.
 
 For each question the model writes a group of G answers, and a program, the verifier, rewards each
-one: 1 if it is right, otherwise 0. Then the model is trained on these answers, which are called the
-rollout. The tokens of answers above their group's average become likelier, the other tokens rarer.
+one: 1 if it is right, otherwise 0. Then the model is trained on these answers, the rollout. Tokens
+of answers above their group's average are pushed up, and tokens of answers below it pushed down.
 
 In letters: π_old is the model, or policy, that wrote the answers, o_i is answer i (in the code, a
-completion), and R_i is its reward. A few optimizer steps, each on a minibatch of groups, turn the
-model into π_θ and increase J. All else in J is constant: A_i, π_old, and π_ref, the first model.
+completion), and R_i is its reward. A few optimizer steps, each up the gradient of a minibatch's J,
+turn the model into π_θ. All else in J is constant: A_i, π_old, and π_ref, the first model.
 
     J     = Σ_i Σ_t (L_it − β k3_it) / Σ_i |o_i|     over all tokens of a minibatch
     L_it  = sg[min(r_it, 1 + ε_high)] A_i log π_θ(o_it)        autograd sees sg[…] as a number
     A_i   = (R_i − mean R) / std R                   the advantage: R_i beside its group's rewards
     r_it  = π_θ(o_it) / π_old(o_it)                  the ratio: 1 at first, then each step moves it
     k3_it = e^d − d − 1, d = log π_ref − log π_θ     an estimate of how far π_θ is from π_ref
-    o_it is one of the |o_i| tokens of o_i; π(o_it) is its probability, given all text before it
+    o_it is token t of o_i, which has |o_i|; π(o_it) is its probability, given all text before it
 
 What changes from grpo_llm.py                        Where
     the clipped ratio is only a weight of log π      surrogate, --clip-high
@@ -27,8 +27,8 @@ are let go first, so that a rollout soon teaches them no more. CISPO keeps every
 As ∇r = r ∇log π, GRPO's gradient of a token is r A ∇log π, or 0 if clipped. CISPO's is
 min(r, 1 + ε_high) A ∇log π: REINFORCE with an importance weight that has a cap.
 
-Weakness: the cap bounds one push, to (1 + ε_high) A_i. How far many pushes carry a token is bounded
-by the learning rate and the number of steps alone.
+Weakness: the cap bounds one push, to (1 + ε_high) A_i. If A_i > 0, only the learning rate and the
+number of steps bound how far many pushes carry a token. (If A_i < 0, the weight falls with r.)
 
 Differs from the paper: the mean is over a minibatch (there: over a question's group), and no group
 is drawn again. The paper does not print its ε_high: 0.2 is GRPO's, and TRL recommends a cap of 5,
@@ -66,9 +66,9 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 TINY_MODEL = Path(__file__).parent / "tests/tiny_model"
-# With several GPUs, torchrun starts one process for each and sets these two variables: how many
-# there are, and its number. Each process draws, scores and trains on groups of its own, and then
-# the gradients of all processes are added up.
+# With several GPUs, torchrun starts one process for each. It sets WORLD_SIZE, how many there are,
+# and RANK, the number of this one. Each process draws, scores and trains on groups of its own, and
+# then the gradients of all processes are added up.
 WORLD = int(os.environ.get("WORLD_SIZE", 1))
 RANK = int(os.environ["RANK"]) if WORLD > 1 else 0
 
@@ -98,7 +98,7 @@ class Args:
     eval_every: int = 50  # training steps between evaluations, and between checkpoints (all stay)
     eval_problems: int = 256  # maximum number of questions per evaluation
     resume: str = ""  # checkpoint folder step-… to continue; give the run's other flags again
-    seed: int = 1  # the same seed gives the same run, bit for bit (on a CPU)
+    seed: int = 1  # the same seed gives the same run, bit for bit (on one CPU)
     output_dir: str = "runs"  # each run makes a folder in here for its log and checkpoints
 
     def __post_init__(self):
@@ -135,14 +135,14 @@ def compute_advantages(rewards, args):
     """A_i = (R_i − mean R) / std R in each group: rewards (P, G) → advantages (P, G).
 
     The mean says how hard the question is, so A_i says how much better than expected completion i
-    did. The mean contains R_i itself, but this only shrinks the difference: it is (G − 1)/G times
-    the difference to the mean of the others, which is RLOO's advantage. So if all tokens weigh the
-    same, the mean of the gradient at r = 1 still points along ∇E[R].
+    did. The mean contains R_i itself, but this only shrinks the difference: it is (G − 1)/G of
+    RLOO's advantage, R_i less the mean of the others. So if all tokens weigh the same, the mean of
+    the gradient at r = 1 still points along ∇E[R].
 
-    Dividing by the std changes it. With 1 right completion of 8 the std is 0.35, so this question
-    gets 2.8 times the weight that it has without the division; with 4 of 8 right it is 0.53, and
-    the factor 1.9. And rewards that hardly differ count as much as right against wrong. (The 1e-4
-    avoids a division by 0.)
+    Dividing by the std changes that direction. With 1 right completion of 8 the std is 0.35, so
+    this question gets 2.8 times the weight that it has without the division; with 4 of 8 right it
+    is 0.53, and the factor 1.9. And where rewards differ by 0.01, A is nearly as large as where
+    they differ by 1. (The 1e-4 avoids a division by 0.)
     """
     advantages = rewards - rewards.mean(1, keepdim=True)
     if args.scale_rewards:
@@ -162,7 +162,7 @@ def token_weights(mask, args):
 def surrogate(logprobs, old_logprobs, advantages, mask, args):
     """L_it, to be maximized, and whether the clip has lowered its weight: (B, T) and (B, T).
 
-    It is called a surrogate because it stands in for the reward, which has no gradient. Its own
+    It is called a surrogate because it stands in for E[R], which backward() cannot reach. Its own
     gradient is weight A ∇log π. That is never 0, however far the ratio has moved.
     """
     advantages = advantages[:, None]
@@ -177,11 +177,11 @@ def kl_k3(logprobs, other_logprobs):
     """Schulman's k3 of each token, an estimate of KL(π ‖ other): (B, T), never negative.
 
     KL(π ‖ other) is the mean of −d = log π − log other over tokens drawn from π. Why not take −d?
-    Because as a loss it pulls nowhere: its gradient is ∇log π, whose mean is 0 (see reinforce.py).
+    Because as a loss it pulls nowhere: its gradient is ∇log π, with the mean Σ π ∇log π = ∇Σ π = 0.
     k3, the third estimate in Schulman's note, adds e^d − 1, whose mean is Σ other − 1 = 0. So its
     mean is the KL, too, it is never negative, and its gradient does pull:
 
-        ∇k3 = (1 − e^d) ∇log π    with the mean −Σ other ∇log π = ∇KL(other ‖ π), as Σ π ∇log π = 0
+        ∇k3 = (1 − e^d) ∇log π    with the mean −Σ other ∇log π = ∇KL(other ‖ π)
 
     So it measures KL(π ‖ other), but as a loss it follows the gradient of KL(other ‖ π), which also
     pulls π towards the other. This holds for one token after a given text, if it was drawn from π
@@ -247,7 +247,7 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
     """One step of training: draw completions, reward them, train on them. Returns means to log."""
     problems = next_problems(train, step, args)
     batch, _, rewards = rollout(model, tokenizer, problems, args.group_size, args.temperature, args)
-    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # as in the loss: r starts at 1
+    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # computed as in the loss
     record = rollout_metrics(batch, rewards)
     if args.beta > 0:
         batch["ref_logprobs"] = batch_logprobs(reference, batch, args)
@@ -260,7 +260,7 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
     records = [record]
     rows = torch.arange(rewards.numel()).view_as(rewards)  # rows[g]: the rows of group g
     for _ in range(args.update_epochs):
-        order = torch.randperm(len(rewards))
+        order = torch.randperm(len(rows))
         for groups in order.tensor_split(args.minibatches):
             minibatch = take_rows(batch, rows[groups].flatten())
             records.append(train_minibatch(model, optimizer, minibatch, args))
@@ -271,7 +271,8 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
 
 
 def main(args: Args) -> dict:
-    """Train, or with --steps 0 only evaluate. Returns the last scores and the first pass@1."""
+    """Train, or with --steps 0 only evaluate. Returns the last scores, the first pass@1, and the
+    run's folder."""
     start = time.perf_counter()
     device = start_device(args)
     train, held_out = load_data(args)
@@ -288,7 +289,7 @@ def main(args: Args) -> dict:
 
     end = args.steps + 1
     warmup = max(1, min(args.warmup_steps, args.steps))
-    bar = tqdm(range(steps_done + 1, end), disable=RANK > 0 or None)  # for a terminal
+    bar = tqdm(range(steps_done + 1, end), disable=RANK > 0 or None)  # None: if no terminal
     for step in bar:
         step_start = time.perf_counter()
         transformers.set_seed(checksum((args.seed, step, RANK)))  # so a resumed run draws alike
@@ -447,7 +448,7 @@ def rollout_metrics(batch, rewards):
         "reward_std": rewards.std(1),  # within a group
         "frac_reward_zero_std": are_equal(rewards),  # the share of groups that teach nothing
         "completions/mean_length": mask.sum(1),
-        "completions/clipped_ratio": ~batch["ended"],  # cut off at max_new_tokens
+        "completions/clipped_ratio": ~batch["ended"],  # cut off at max_new_tokens; not clip_ratio
         "entropy": -batch["old_logprobs"][mask > 0],  # an estimate, in nats per token
         "sampling/sampling_logp_difference/mean": gap[mask > 0].abs(),
     }
@@ -458,7 +459,7 @@ def evaluate(model, tokenizer, problems, args, writer, step):
     that of each problem's best one. Prints both, and one problem's best and worst answer."""
     transformers.set_seed(RANK)  # every evaluation has the same seed
     problems = problems[RANK::WORLD] or problems[:1]  # this process's share, or one
-    size = max(1, args.prompts_per_step * args.group_size // 8)  # as many rows as in training
+    size = max(1, args.prompts_per_step * args.group_size // 8)  # rows as in a whole rollout
     records = []
     for start in range(0, len(problems), size):
         part = problems[start : start + size]
@@ -509,7 +510,7 @@ def load_verifier(path):
 
 
 def make_sum(rng, held_out=False):
-    """A chain of 2 to 6 one-digit numbers and its sum: ("3+8+5", "16")."""
+    """A chain of 2 to 6 one-digit numbers and its sum: ("3+8+5", "16"). `#16` is right."""
     while True:
         length = rng.randint(2, 6)
         terms = [rng.randint(0, 9) for _ in range(length)]
@@ -532,10 +533,12 @@ def load_jsonl(path, args):
             question, answer = row.pop("question"), row.pop("answer")
             if isinstance(answer, float) and answer.is_integer():
                 answer = int(answer)  # data frames write 27 as 27.0
+            if not question.strip() or answer in ("", None):
+                raise ValueError("one of them is empty")
             if not args.verifier:
                 answer = str(answer).rpartition("#")[2].strip()
-                assert NUMBER.fullmatch(answer), "no number at the answer's end, and no --verifier"
-            assert question.strip() and answer not in ("", None), "an empty question or answer"
+                if not NUMBER.fullmatch(answer):
+                    raise ValueError("an answer that is no number needs a --verifier")
         except Exception as error:
             sys.exit(f'{path}, line {number}: needs a "question" and an "answer": {error!r}')
         problems[question] = answer
@@ -560,10 +563,11 @@ def load_data(args):
         held_out = load_jsonl(args.eval_dataset, args)
     questions = dict(held_out)
     train = [problem for problem in train if problem[0] not in questions]
+    held_out = held_out[: args.eval_problems]
     if not held_out or (args.steps > 0 and len(train) < args.prompts_per_step):
         counts = f"{len(train)} questions to train on and {len(held_out)} to evaluate on"
         sys.exit(f"--dataset {args.dataset}: {counts}; a step needs {args.prompts_per_step}")
-    return train, held_out[: args.eval_problems]
+    return train, held_out
 
 
 def next_problems(train, step, args, draw=0):

@@ -1,12 +1,12 @@
 """DAPO, Decoupled Clip and Dynamic Sampling Policy Optimization: GRPO with four repairs.
 
 For each question the model writes a group of G answers, and a program, the verifier, rewards each
-one: 1 if it is right, otherwise 0. Then the model is trained on these answers, which are called the
-rollout. The tokens of answers above their group's average become likelier, the other tokens rarer.
+one: 1 if it is right, otherwise 0. Then the model is trained on these answers, the rollout. Tokens
+of answers above their group's average are pushed up, and tokens of answers below it pushed down.
 
 In letters: π_old is the model, or policy, that wrote the answers, o_i is answer i (in the code, a
-completion), and R_i is its reward. A few optimizer steps, each on a minibatch of groups, turn the
-model into π_θ and increase J. All else in J is constant: A_i, π_old, and π_ref, the first model.
+completion), and R_i is its reward. A few optimizer steps, each up the gradient of a minibatch's J,
+turn the model into π_θ. All else in J is constant: A_i, π_old, and π_ref, the first model.
 
     J     = Σ_i Σ_t (L_it − β k3_it) / Σ_i |o_i|     over all tokens of a minibatch
     L_it  = min(r_it A_i, clip(r_it, 1 − ε_low, 1 + ε_high) A_i)
@@ -14,7 +14,7 @@ model into π_θ and increase J. All else in J is constant: A_i, π_old, and π_
     R'_i  = R_i + a penalty ≤ 0                      for an answer near the length limit
     r_it  = π_θ(o_it) / π_old(o_it)                  the ratio: 1 at first, then each step moves it
     k3_it = e^d − d − 1, d = log π_ref − log π_θ     an estimate of how far π_θ is from π_ref
-    o_it is one of the |o_i| tokens of o_i; π(o_it) is its probability, given all text before it
+    o_it is token t of o_i, which has |o_i|; π(o_it) is its probability, given all text before it
 
 What changes from grpo_llm.py                        Where
     a higher upper bound of the ratio (clip-higher)  --clip-high 0.28
@@ -23,7 +23,7 @@ What changes from grpo_llm.py                        Where
     a penalty for length (overlong reward shaping)   overlong_penalty, --overlong-cache
     no KL penalty, as β = 0                          --beta
 
-Why: GRPO's clip lets go of a praised token at r = 1.2. So a token of probability 0.01 stops at
+Why: GRPO's clip lets go of a praised token at r = 1.2. So a token of probability 0.01 is let go at
 0.012, while one of 0.9 can reach 1. A higher bound lets rare tokens grow more. Groups of equal
 rewards teach nothing, so DAPO asks further questions until it has enough others. GRPO's mean per
 answer gives the tokens of a long answer less weight. Here each token weighs the same. And a sound
@@ -68,9 +68,9 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 TINY_MODEL = Path(__file__).parent / "tests/tiny_model"
-# With several GPUs, torchrun starts one process for each and sets these two variables: how many
-# there are, and its number. Each process draws, scores and trains on groups of its own, and then
-# the gradients of all processes are added up.
+# With several GPUs, torchrun starts one process for each. It sets WORLD_SIZE, how many there are,
+# and RANK, the number of this one. Each process draws, scores and trains on groups of its own, and
+# then the gradients of all processes are added up.
 WORLD = int(os.environ.get("WORLD_SIZE", 1))
 RANK = int(os.environ["RANK"]) if WORLD > 1 else 0
 
@@ -103,7 +103,7 @@ class Args:
     eval_every: int = 50  # training steps between evaluations, and between checkpoints (all stay)
     eval_problems: int = 256  # maximum number of questions per evaluation
     resume: str = ""  # checkpoint folder step-… to continue; give the run's other flags again
-    seed: int = 1  # the same seed gives the same run, bit for bit (on a CPU)
+    seed: int = 1  # the same seed gives the same run, bit for bit (on one CPU)
     output_dir: str = "runs"  # each run makes a folder in here for its log and checkpoints
 
     def __post_init__(self):
@@ -142,14 +142,14 @@ def compute_advantages(rewards, args):
     """A_i = (R_i − mean R) / std R in each group: rewards (P, G) → advantages (P, G).
 
     The mean says how hard the question is, so A_i says how much better than expected completion i
-    did. The mean contains R_i itself, but this only shrinks the difference: it is (G − 1)/G times
-    the difference to the mean of the others, which is RLOO's advantage. So if all tokens weigh the
-    same, the mean of the gradient at r = 1 still points along ∇E[R].
+    did. The mean contains R_i itself, but this only shrinks the difference: it is (G − 1)/G of
+    RLOO's advantage, R_i less the mean of the others. So if all tokens weigh the same, the mean of
+    the gradient at r = 1 still points along ∇E[R].
 
-    Dividing by the std changes it. With 1 right completion of 8 the std is 0.35, so this question
-    gets 2.8 times the weight that it has without the division; with 4 of 8 right it is 0.53, and
-    the factor 1.9. And rewards that hardly differ count as much as right against wrong. (The 1e-4
-    avoids a division by 0.)
+    Dividing by the std changes that direction. With 1 right completion of 8 the std is 0.35, so
+    this question gets 2.8 times the weight that it has without the division; with 4 of 8 right it
+    is 0.53, and the factor 1.9. And where rewards differ by 0.01, A is nearly as large as where
+    they differ by 1. (The 1e-4 avoids a division by 0.)
     """
     advantages = rewards - rewards.mean(1, keepdim=True)
     if args.scale_rewards:
@@ -169,18 +169,17 @@ def token_weights(mask, args):
 def surrogate(logprobs, old_logprobs, advantages, mask, args):
     """L_it, to be maximized, and whether the clip has removed its gradient: (B, T) and (B, T).
 
-    It is called a surrogate because it stands in for the reward, which has no gradient. Its own
+    It is called a surrogate because it stands in for E[R], which backward() cannot reach. Its own
     gradient is ratio A ∇log π, or 0 once the ratio has gone far enough the way A pushes it:
 
-                ratio < 1 − ε_low    between     ratio > 1 + ε_high
-        A > 0   ratio A ∇log π       the same    0
-        A < 0   0                    the same    ratio A ∇log π
+                ratio < 1 − ε_low    between           ratio > 1 + ε_high
+        A > 0   ratio A ∇log π       ratio A ∇log π    0
+        A < 0   0                    ratio A ∇log π    ratio A ∇log π
 
-    Why the min? The clip alone is flat on both sides. Suppose a token of a right completion has
-    become rarer, because pushes on other tokens moved it: ratio 0.7, A = 1. The clipped product is
-    0.8, a constant, and nothing would bring the token back. The min takes 0.7 A, which still has
-    its gradient. So a token is only ever stopped on its way forward. (And pushes on other tokens
-    may still move it.)
+    Why the min? The clip alone is flat on both sides. Suppose pushes on other answers have made a
+    token of a right one rarer: ratio 0.7, A = 1. The clipped product is 0.8, a constant, and
+    nothing would bring it back. The min takes 0.7 A, which still has its gradient. So the clip only
+    ever stops what moves forward. (And pushes on other answers may still move it.)
     """
     advantages = advantages[:, None]
     log_ratio = (logprobs - old_logprobs) * mask  # 0 on padding
@@ -195,11 +194,11 @@ def kl_k3(logprobs, other_logprobs):
     """Schulman's k3 of each token, an estimate of KL(π ‖ other): (B, T), never negative.
 
     KL(π ‖ other) is the mean of −d = log π − log other over tokens drawn from π. Why not take −d?
-    Because as a loss it pulls nowhere: its gradient is ∇log π, whose mean is 0 (see reinforce.py).
+    Because as a loss it pulls nowhere: its gradient is ∇log π, with the mean Σ π ∇log π = ∇Σ π = 0.
     k3, the third estimate in Schulman's note, adds e^d − 1, whose mean is Σ other − 1 = 0. So its
     mean is the KL, too, it is never negative, and its gradient does pull:
 
-        ∇k3 = (1 − e^d) ∇log π    with the mean −Σ other ∇log π = ∇KL(other ‖ π), as Σ π ∇log π = 0
+        ∇k3 = (1 − e^d) ∇log π    with the mean −Σ other ∇log π = ∇KL(other ‖ π)
 
     So it measures KL(π ‖ other), but as a loss it follows the gradient of KL(other ‖ π), which also
     pulls π towards the other. This holds for one token after a given text, if it was drawn from π
@@ -306,7 +305,7 @@ def join(batches):
 def train_step(model, reference, tokenizer, optimizer, train, step, args):
     """One step of training: draw completions, reward them, train on them. Returns means to log."""
     batch, rewards, kept = dynamic_rollout(model, tokenizer, train, step, args)
-    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # as in the loss: r starts at 1
+    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # computed as in the loss
     record = rollout_metrics(batch, rewards)
     if args.beta > 0:
         batch["ref_logprobs"] = batch_logprobs(reference, batch, args)
@@ -314,17 +313,15 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
         record["kl"] = kl[batch["mask"] > 0]
     record["discarded_groups"] = len(rewards) - len(kept)  # surplus groups, too
     penalty = overlong_penalty(batch["mask"].sum(1), batch["ended"], args)
-    rows = torch.arange(rewards.numel()).view_as(rewards)  # rows[g]: the rows of group g
-    batch = take_rows(batch, rows[kept.cpu()].flatten())
-    rewards = (rewards + penalty.view_as(rewards))[kept]  # R'_i
+    rewards = rewards + penalty.view_as(rewards)  # R'_i
     advantages = compute_advantages(rewards, args)
     advantages[are_equal(rewards)] = 0  # where the mean was rounded, they are not quite 0
     batch["advantages"] = advantages.flatten()
 
     records = [record]
-    rows = torch.arange(rewards.numel()).view_as(rewards)  # rows[g]: the rows of group g
+    rows = torch.arange(rewards.numel()).view_as(rewards)[kept.cpu()]  # of the groups kept
     for _ in range(args.update_epochs):
-        order = torch.randperm(len(rewards))
+        order = torch.randperm(len(rows))
         for groups in order.tensor_split(args.minibatches):
             minibatch = take_rows(batch, rows[groups].flatten())
             records.append(train_minibatch(model, optimizer, minibatch, args))
@@ -335,7 +332,8 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
 
 
 def main(args: Args) -> dict:
-    """Train, or with --steps 0 only evaluate. Returns the last scores and the first pass@1."""
+    """Train, or with --steps 0 only evaluate. Returns the last scores, the first pass@1, and the
+    run's folder."""
     start = time.perf_counter()
     device = start_device(args)
     train, held_out = load_data(args)
@@ -352,7 +350,7 @@ def main(args: Args) -> dict:
 
     end = args.steps + 1
     warmup = max(1, min(args.warmup_steps, args.steps))
-    bar = tqdm(range(steps_done + 1, end), disable=RANK > 0 or None)  # for a terminal
+    bar = tqdm(range(steps_done + 1, end), disable=RANK > 0 or None)  # None: if no terminal
     for step in bar:
         step_start = time.perf_counter()
         transformers.set_seed(checksum((args.seed, step, RANK)))  # so a resumed run draws alike
@@ -511,7 +509,7 @@ def rollout_metrics(batch, rewards):
         "reward_std": rewards.std(1),  # within a group
         "frac_reward_zero_std": are_equal(rewards),  # the share of groups that teach nothing
         "completions/mean_length": mask.sum(1),
-        "completions/clipped_ratio": ~batch["ended"],  # cut off at max_new_tokens
+        "completions/clipped_ratio": ~batch["ended"],  # cut off at max_new_tokens; not clip_ratio
         "entropy": -batch["old_logprobs"][mask > 0],  # an estimate, in nats per token
         "sampling/sampling_logp_difference/mean": gap[mask > 0].abs(),
     }
@@ -522,7 +520,7 @@ def evaluate(model, tokenizer, problems, args, writer, step):
     that of each problem's best one. Prints both, and one problem's best and worst answer."""
     transformers.set_seed(RANK)  # every evaluation has the same seed
     problems = problems[RANK::WORLD] or problems[:1]  # this process's share, or one
-    size = max(1, args.prompts_per_step * args.group_size // 8)  # as many rows as in training
+    size = max(1, args.prompts_per_step * args.group_size // 8)  # rows as in a whole rollout
     records = []
     for start in range(0, len(problems), size):
         part = problems[start : start + size]
@@ -573,7 +571,7 @@ def load_verifier(path):
 
 
 def make_sum(rng, held_out=False):
-    """A chain of 2 to 6 one-digit numbers and its sum: ("3+8+5", "16")."""
+    """A chain of 2 to 6 one-digit numbers and its sum: ("3+8+5", "16"). `#16` is right."""
     while True:
         length = rng.randint(2, 6)
         terms = [rng.randint(0, 9) for _ in range(length)]
@@ -596,10 +594,12 @@ def load_jsonl(path, args):
             question, answer = row.pop("question"), row.pop("answer")
             if isinstance(answer, float) and answer.is_integer():
                 answer = int(answer)  # data frames write 27 as 27.0
+            if not question.strip() or answer in ("", None):
+                raise ValueError("one of them is empty")
             if not args.verifier:
                 answer = str(answer).rpartition("#")[2].strip()
-                assert NUMBER.fullmatch(answer), "no number at the answer's end, and no --verifier"
-            assert question.strip() and answer not in ("", None), "an empty question or answer"
+                if not NUMBER.fullmatch(answer):
+                    raise ValueError("an answer that is no number needs a --verifier")
         except Exception as error:
             sys.exit(f'{path}, line {number}: needs a "question" and an "answer": {error!r}')
         problems[question] = answer
@@ -624,10 +624,11 @@ def load_data(args):
         held_out = load_jsonl(args.eval_dataset, args)
     questions = dict(held_out)
     train = [problem for problem in train if problem[0] not in questions]
+    held_out = held_out[: args.eval_problems]
     if not held_out or (args.steps > 0 and len(train) < args.prompts_per_step):
         counts = f"{len(train)} questions to train on and {len(held_out)} to evaluate on"
         sys.exit(f"--dataset {args.dataset}: {counts}; a step needs {args.prompts_per_step}")
-    return train, held_out[: args.eval_problems]
+    return train, held_out
 
 
 def next_problems(train, step, args, draw=0):

@@ -1,8 +1,8 @@
 """RLOO, REINFORCE Leave-One-Out: the mean reward of the other answers is the baseline.
 
 For each question the model writes a group of G answers, and a program, the verifier, rewards each
-one: 1 if it is right, otherwise 0. Then the model is trained on these answers, which are called the
-rollout. The tokens of answers above their group's average become likelier, the other tokens rarer.
+one: 1 if it is right, otherwise 0. Then the model is trained on these answers, the rollout. Tokens
+of answers above their group's average are pushed up, and tokens of answers below it pushed down.
 
 In letters: π_old is the model, or policy, that wrote the answers, o_i is answer i (in the code, a
 completion), and R_i is its reward. One optimizer step turns the model into π_θ and increases J. All
@@ -12,7 +12,7 @@ else in J is constant: A_i, and in it π_old and π_ref, the first model.
     L_it = A_i log π_θ(o_it)
     A_i  = R'_i − mean of the group's other R'_j     the advantage: R'_i beside the others'
     R'_i = R_i − β Σ_t (log π_old − log π_ref)       the reward, less a price for leaving π_ref
-    o_it is one of the |o_i| tokens of o_i; π(o_it) is its probability, given all text before it
+    o_it is token t of o_i, which has |o_i|; π(o_it) is its probability, given all text before it
 
 What changes from reinforce.py                       Where
     a state is the question and the tokens so far    token_logprobs
@@ -26,20 +26,21 @@ Why: the only reward comes at the end of an answer. PPO trains a critic, a secon
 predict it. Here the other answers to the same question predict it. If six of the other seven are
 right, the question is easy: a right answer gets A = 1 − 6/7 = 0.14, and a wrong one −0.86. This
 baseline adds no bias, because answer i has no part in it. And the gradient of J points roughly
-along ∇E[R'_i], but the value of J means nothing: watch the reward.
+along ∇E[R'_i], but the value of J says little: watch the reward.
 
 The sum in R'_i has the mean E[log π_old − log π_ref], which is KL(π_old ‖ π_ref): 0 if the two
-agree, otherwise positive. So the penalty keeps the model near the first one, near its language and
-far from loopholes in the verifier. R'_i has log π in it, so it depends on θ, too. But what this
-adds to ∇E[R'_i] is E[∇log π], which is 0. There is no discount (γ = 1): with one, the reward of a
-long answer would count less.
+agree, otherwise positive. So the penalty pulls the model towards the first one, so towards its
+language and away from loopholes in the verifier. R'_i has log π in it, so it depends on θ, too. But
+what this adds to ∇E[R'_i] is E[∇log π], which is 0. There is no discount (γ = 1): with one, the
+reward of a long answer would count less.
 
 Weakness: after one step the answers are an older policy's. No ratio corrects for that, and no clip
 limits the push on a token. So a rollout serves one step, or a few small ones.
 
 Differs from the paper: there an answer is one action, whose log π is the sum over its tokens. Here
-J divides by Σ_i |o_i|, which depends on the samples, and this adds a little bias. A minibatch takes
-no step if the R'_i are equal in each of its groups (see train_minibatch).
+J divides by Σ_i |o_i|, which depends on the samples, and this adds a little bias. The reward comes
+from a verifier, not from a learned model. A minibatch takes no step if the R'_i are equal in each
+of its groups (see train_minibatch).
 
 Run it without flags: a tiny model learns to add, in a minute or two on a laptop. For a larger model
 add --model Qwen/Qwen2.5-0.5B-Instruct --dataset train.jsonl
@@ -73,9 +74,9 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 TINY_MODEL = Path(__file__).parent / "tests/tiny_model"
-# With several GPUs, torchrun starts one process for each and sets these two variables: how many
-# there are, and its number. Each process draws, scores and trains on groups of its own, and then
-# the gradients of all processes are added up.
+# With several GPUs, torchrun starts one process for each. It sets WORLD_SIZE, how many there are,
+# and RANK, the number of this one. Each process draws, scores and trains on groups of its own, and
+# then the gradients of all processes are added up.
 WORLD = int(os.environ.get("WORLD_SIZE", 1))
 RANK = int(os.environ["RANK"]) if WORLD > 1 else 0
 
@@ -103,7 +104,7 @@ class Args:
     eval_every: int = 50  # training steps between evaluations, and between checkpoints (all stay)
     eval_problems: int = 256  # maximum number of questions per evaluation
     resume: str = ""  # checkpoint folder step-… to continue; give the run's other flags again
-    seed: int = 1  # the same seed gives the same run, bit for bit (on a CPU)
+    seed: int = 1  # the same seed gives the same run, bit for bit (on one CPU)
     output_dir: str = "runs"  # each run makes a folder in here for its log and checkpoints
 
     def __post_init__(self):
@@ -157,9 +158,9 @@ def token_weights(mask, args):
 
 
 def surrogate(logprobs, old_logprobs, advantages, mask, args):
-    """L_it, to be maximized, and whether a clip has removed its gradient: (B, T) and (B, T).
+    """L_it, to be maximized, and whether the clip has removed its gradient: (B, T) and (B, T).
 
-    It is called a surrogate because it stands in for the reward, which has no gradient. Here its
+    It is called a surrogate because it stands in for E[R], which backward() cannot reach. Here its
     gradient is A ∇log π. There is no ratio and no clip yet: grpo_llm.py brings them, and uses
     old_logprobs and args.
     """
@@ -225,7 +226,7 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
     """One step of training: draw completions, reward them, train on them. Returns means to log."""
     problems = next_problems(train, step, args)
     batch, _, rewards = rollout(model, tokenizer, problems, args.group_size, args.temperature, args)
-    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # as in the loss
+    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # computed as in the loss
     record = rollout_metrics(batch, rewards)
     if args.beta > 0:
         kl = batch["old_logprobs"] - batch_logprobs(reference, batch, args)
@@ -238,7 +239,7 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
     records = [record]
     rows = torch.arange(rewards.numel()).view_as(rewards)  # rows[g]: the rows of group g
     for _ in range(args.update_epochs):
-        order = torch.randperm(len(rewards))
+        order = torch.randperm(len(rows))
         for groups in order.tensor_split(args.minibatches):
             minibatch = take_rows(batch, rows[groups].flatten())
             records.append(train_minibatch(model, optimizer, minibatch, args))
@@ -249,7 +250,8 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
 
 
 def main(args: Args) -> dict:
-    """Train, or with --steps 0 only evaluate. Returns the last scores and the first pass@1."""
+    """Train, or with --steps 0 only evaluate. Returns the last scores, the first pass@1, and the
+    run's folder."""
     start = time.perf_counter()
     device = start_device(args)
     train, held_out = load_data(args)
@@ -266,7 +268,7 @@ def main(args: Args) -> dict:
 
     end = args.steps + 1
     warmup = max(1, min(args.warmup_steps, args.steps))
-    bar = tqdm(range(steps_done + 1, end), disable=RANK > 0 or None)  # for a terminal
+    bar = tqdm(range(steps_done + 1, end), disable=RANK > 0 or None)  # None: if no terminal
     for step in bar:
         step_start = time.perf_counter()
         transformers.set_seed(checksum((args.seed, step, RANK)))  # so a resumed run draws alike
@@ -425,7 +427,7 @@ def rollout_metrics(batch, rewards):
         "reward_std": rewards.std(1),  # within a group
         "frac_reward_zero_std": are_equal(rewards),  # the share of groups that teach nothing
         "completions/mean_length": mask.sum(1),
-        "completions/clipped_ratio": ~batch["ended"],  # cut off at max_new_tokens
+        "completions/clipped_ratio": ~batch["ended"],  # cut off at max_new_tokens; not clip_ratio
         "entropy": -batch["old_logprobs"][mask > 0],  # an estimate, in nats per token
         "sampling/sampling_logp_difference/mean": gap[mask > 0].abs(),
     }
@@ -436,7 +438,7 @@ def evaluate(model, tokenizer, problems, args, writer, step):
     that of each problem's best one. Prints both, and one problem's best and worst answer."""
     transformers.set_seed(RANK)  # every evaluation has the same seed
     problems = problems[RANK::WORLD] or problems[:1]  # this process's share, or one
-    size = max(1, args.prompts_per_step * args.group_size // 8)  # as many rows as in training
+    size = max(1, args.prompts_per_step * args.group_size // 8)  # rows as in a whole rollout
     records = []
     for start in range(0, len(problems), size):
         part = problems[start : start + size]
@@ -487,7 +489,7 @@ def load_verifier(path):
 
 
 def make_sum(rng, held_out=False):
-    """A chain of 2 to 6 one-digit numbers and its sum: ("3+8+5", "16")."""
+    """A chain of 2 to 6 one-digit numbers and its sum: ("3+8+5", "16"). `#16` is right."""
     while True:
         length = rng.randint(2, 6)
         terms = [rng.randint(0, 9) for _ in range(length)]
@@ -510,10 +512,12 @@ def load_jsonl(path, args):
             question, answer = row.pop("question"), row.pop("answer")
             if isinstance(answer, float) and answer.is_integer():
                 answer = int(answer)  # data frames write 27 as 27.0
+            if not question.strip() or answer in ("", None):
+                raise ValueError("one of them is empty")
             if not args.verifier:
                 answer = str(answer).rpartition("#")[2].strip()
-                assert NUMBER.fullmatch(answer), "no number at the answer's end, and no --verifier"
-            assert question.strip() and answer not in ("", None), "an empty question or answer"
+                if not NUMBER.fullmatch(answer):
+                    raise ValueError("an answer that is no number needs a --verifier")
         except Exception as error:
             sys.exit(f'{path}, line {number}: needs a "question" and an "answer": {error!r}')
         problems[question] = answer
@@ -538,10 +542,11 @@ def load_data(args):
         held_out = load_jsonl(args.eval_dataset, args)
     questions = dict(held_out)
     train = [problem for problem in train if problem[0] not in questions]
+    held_out = held_out[: args.eval_problems]
     if not held_out or (args.steps > 0 and len(train) < args.prompts_per_step):
         counts = f"{len(train)} questions to train on and {len(held_out)} to evaluate on"
         sys.exit(f"--dataset {args.dataset}: {counts}; a step needs {args.prompts_per_step}")
-    return train, held_out[: args.eval_problems]
+    return train, held_out
 
 
 def next_problems(train, step, args, draw=0):

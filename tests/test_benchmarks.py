@@ -6,6 +6,8 @@ import runpy
 from datetime import datetime
 from math import prod
 
+import gpu_speed
+import memory
 import pytest
 import real_model
 from conftest import ROOT
@@ -15,6 +17,7 @@ from test_experiments import NAMES
 TESTS = ROOT / "tests"
 BENCHMARKS, EXAMPLES = TESTS / "benchmarks", TESTS / "examples"
 
+KEPT_NOWHERE = "--output /dev/null"
 # Name, command after `python tests/`, and parts that the output must hold, with … between them.
 SMOKE = [
     ("classic", "cartpole --smoke", "| trpo | 0 of 1 | … | ppo | 0 of 1 |"),
@@ -23,9 +26,11 @@ SMOKE = [
     ("trl", "tiny --smoke", "| grpo_llm.py | 1 | … | rloo_llm.py | 1 |"),
     ("trl", "long --smoke --scripts rloo_llm", "| rloo_llm.py | 1 |"),
     ("paired_timings", "--checkout . --smoke", "| there / here: median |"),
-    ("memory", "--smoke", "| Qwen2.5-0.5B | 4 | … | Llama-3.2-1B | 8 |"),
+    ("memory", "--smoke", "| Qwen2.5-0.5B | 4 | … | Llama-3.2-1B | 4 |"),
     ("real_model", "--smoke --model PRETRAINED", "| products, GRPO | 1 | … right answer"),
-    ("gpu", "--smoke", "| cispo_llm, bfloat16: … | processes: two; "),
+    ("gpu", f"--smoke {KEPT_NOWHERE} --skip tiny compiling", '"ranks", … "done", "ok": true}'),
+    ("gpu", f"--smoke {KEPT_NOWHERE} --only tiny", '"cispo_llm.py, … "done", "ok": true}'),
+    ("gpu", f"--smoke {KEPT_NOWHERE} --only compiling", '"static", … "done", "ok": true}'),
 ]
 SMOKE = [(name, f"benchmarks/{name}.py {flags}", expected) for name, flags, expected in SMOKE]
 SMOKE += [(name, f"experiments/{name}.py --smoke", name) for name in NAMES]
@@ -38,6 +43,13 @@ def test_it_runs_at_smoke_size(name, command, expected, pretrained):
     words = f"tests/{command}".replace("PRETRAINED", pretrained).split()
     shown = run(*words).stdout
     assert all(part in shown for part in expected.split(" … ")), shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", gpu_speed.PREDICTED)
+def test_gpu_py_quotes_memory_py(rows):
+    _, peak = memory.micro_batch("qwen2", memory.QWEN, rows, False)
+    assert gpu_speed.PREDICTED[rows] == pytest.approx(peak, abs=0.05)
 
 
 def test_the_index_names_every_script_and_result():

@@ -38,11 +38,11 @@ def table(header, rows):
 
 
 def revision(checkout=ROOT):
-    """The commit of this checkout, followed by + if a file that git tracks has changed since; or
-    "unknown", as in a downloaded archive."""
+    """The commit of this checkout, followed by + if a file that git tracks has changed since. Where
+    there is no git, it is what the variable REVISION says, or "unknown"."""
     command = ["git", "describe", "--always", "--dirty=+"]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
+    return done.stdout.strip() or os.environ.get("REVISION", "unknown")
 
 
 def footer(*packages):

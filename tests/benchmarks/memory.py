@@ -3,9 +3,10 @@
     python tests/benchmarks/memory.py      # a minute
 
 Computed at the models' true shapes, without a GPU and without any memory: FakeTensorMode carries
-out no arithmetic. Of the default flags in bf16 it prints the GB of weights, gradients, Adam's two
-moments and the reference, and of these with the peak of a micro-batch, after a prompt of 150
-tokens. The numbers in tests/examples/README.md are these. With --smoke a model has two layers.
+out no arithmetic. Of the default flags it prints the GB of weights, gradients, Adam's two moments
+and the reference, all in float32, and of these with the peak of a micro-batch, after a prompt of
+150 tokens. The numbers in tests/examples/README.md are these, and gpu.py measures some of them on a
+GPU. With --smoke a model has two layers.
 """
 
 import weakref
@@ -26,8 +27,8 @@ QWEN |= {"num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_head
 LLAMA = {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192}
 LLAMA |= {"num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8}
 PROMPT, NEW = 150, 256  # tokens
-ROWS = [("Qwen2.5-0.5B", "qwen2", QWEN, 8), ("Qwen2.5-0.5B", "qwen2", QWEN, 4)]
-ROWS += [("Llama-3.2-1B", "llama", LLAMA, 8)]
+ROWS = [("Qwen2.5-0.5B", "qwen2", QWEN, size) for size in (1, 2, 4, 8, 16)]
+ROWS += [("Llama-3.2-1B", "llama", LLAMA, 4)]
 
 
 class Live(TorchDispatchMode):
@@ -58,8 +59,10 @@ class Live(TorchDispatchMode):
 
 def micro_batch(kind, shape, rows, checkpointing):
     """GB at rest, and at the peak of a micro-batch."""
-    args = grpo_llm.Args(model="some/model", dtype="bfloat16")
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    args = grpo_llm.Args(model="some/model")
+    # Fake tensors have no values, by which transformers would choose a mask.
+    masks = patch.object(transformers.masking_utils, "_ignore_causal_mask_sdpa", lambda *_, **__: 0)
+    with FakeTensorMode(allow_non_fake_inputs=True), masks:
         config = transformers.AutoConfig.for_model(kind, tie_word_embeddings=True, **shape)
         model = transformers.AutoModelForCausalLM.from_config(config).eval()
         if checkpointing:
@@ -75,8 +78,7 @@ def micro_batch(kind, shape, rows, checkpointing):
         batch["prompt_mask"] = torch.ones(rows, PROMPT, dtype=torch.long)
         known = [*parameters, *(p.grad for p in parameters), *model.buffers(), *batch.values()]
         with Live(known) as live:
-            with grpo_llm.autocast(model, args):
-                logprobs = grpo_llm.token_logprobs(model, batch, 1.0)
+            logprobs = grpo_llm.token_logprobs(model, batch, 1.0)
             given = (batch["old_logprobs"], batch["advantages"], batch["mask"], args)
             objective, _ = grpo_llm.surrogate(logprobs, *given)
             objective = objective - args.beta * grpo_llm.kl_k3(logprobs, batch["ref_logprobs"])
@@ -87,14 +89,11 @@ def micro_batch(kind, shape, rows, checkpointing):
 
 def main(smoke: bool = False):
     rows = []
-    # Fake tensors have no values, by which transformers would choose a mask.
-    with patch.object(transformers.masking_utils, "_ignore_causal_mask_sdpa", lambda *_, **__: 0):
-        for name, kind, shape, size in ROWS:
-            shape = shape | ({"num_hidden_layers": 2} if smoke else {})
-            rest, plain = micro_batch(kind, shape, size, False)
-            _, checkpointed = micro_batch(kind, shape, size, True)
-            row = [name, size, *(f"{gb:.1f}" for gb in (rest, plain, checkpointed))]
-            rows.append(row)
+    for name, kind, shape, size in ROWS:
+        shape = shape | ({"num_hidden_layers": 2} if smoke else {})
+        rest, plain = micro_batch(kind, shape, size, False)
+        _, checkpointed = micro_batch(kind, shape, size, True)
+        rows.append([name, size, *(f"{gb:.1f}" for gb in (rest, plain, checkpointed))])
     header = ["model", "rows", "GB at rest", "GB", "GB with activation checkpointing"]
     print(*table(header, rows), sep="\n")
 

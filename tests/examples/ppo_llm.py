@@ -1,9 +1,9 @@
 """PPO, Proximal Policy Optimization, for language models: a critic judges every token.
 
 For each question the model writes a group of G answers, and a program, the verifier, rewards each
-one: 1 if it is right, otherwise 0. Then the model is trained on these answers, which are called the
-rollout. A second model, the critic, predicts before each token what reward the answer will get. The
-tokens after which the outlook is better than before become likelier, and the others rarer.
+one: 1 if it is right, otherwise 0. Then the model is trained on these answers, the rollout. And a
+second model, the critic, predicts before each token what reward the answer will get. Tokens after
+which the outlook is better than before become likelier, and the others rarer.
 
 In letters: π_old is the model, or policy, that wrote the answers, o_i is answer i (in the code, a
 completion), and R_i is its reward. A few optimizer steps, each on a minibatch of groups, turn the
@@ -15,7 +15,7 @@ model into π_θ and increase J. All else in J is constant: A_it, π_old, and π
     δ_it = R_it + γ V_i,t+1 − V_it                   V_it: the reward that the critic still expects
     R_it = −β (log π_old − log π_ref)                and, for the last token, plus R_i
     r_it = π_θ(o_it) / π_old(o_it)                   the ratio: 1 at first, then each step moves it
-    o_it is one of the |o_i| tokens of o_i; π(o_it) is its probability, given all text before it
+    o_it is token t of o_i, which has |o_i|; π(o_it) is its probability, given all text before it
 
 What changes from grpo_llm.py                        Where
     a critic V, a copy of the model with one output  add_critic, token_values, --vf-coef
@@ -104,7 +104,7 @@ class Args:
     eval_every: int = 50  # training steps between evaluations, and between checkpoints (all stay)
     eval_problems: int = 256  # maximum number of questions per evaluation
     resume: str = ""  # checkpoint folder step-… to continue; give the run's other flags again
-    seed: int = 1  # the same seed gives the same run, bit for bit (on a CPU)
+    seed: int = 1  # the same seed gives the same run, bit for bit (on one CPU)
     output_dir: str = "runs"  # each run makes a folder in here for its log and checkpoints
 
     def __post_init__(self):
@@ -185,18 +185,17 @@ def token_weights(mask, args):
 def surrogate(logprobs, old_logprobs, advantages, mask, args):
     """L_it, to be maximized, and whether the clip has removed its gradient: (B, T) and (B, T).
 
-    It is called a surrogate because it stands in for the reward, which has no gradient. Its own
+    It is called a surrogate because it stands in for E[R], which backward() cannot reach. Its own
     gradient is ratio A ∇log π, or 0 once the ratio has gone far enough the way A pushes it:
 
-                ratio < 1 − ε_low    between     ratio > 1 + ε_high
-        A > 0   ratio A ∇log π       the same    0
-        A < 0   0                    the same    ratio A ∇log π
+                ratio < 1 − ε_low    between           ratio > 1 + ε_high
+        A > 0   ratio A ∇log π       ratio A ∇log π    0
+        A < 0   0                    ratio A ∇log π    ratio A ∇log π
 
-    Why the min? The clip alone is flat on both sides. Suppose a token of a right completion has
-    become rarer, because pushes on other tokens moved it: ratio 0.7, A = 1. The clipped product is
-    0.8, a constant, and nothing would bring the token back. The min takes 0.7 A, which still has
-    its gradient. So a token is only ever stopped on its way forward. (And pushes on other tokens
-    may still move it.)
+    Why the min? The clip alone is flat on both sides. Suppose pushes on other answers have made a
+    token of a right one rarer: ratio 0.7, A = 1. The clipped product is 0.8, a constant, and
+    nothing would bring it back. The min takes 0.7 A, which still has its gradient. So the clip only
+    ever stops what moves forward. (And pushes on other answers may still move it.)
     """
     log_ratio = (logprobs - old_logprobs) * mask  # 0 on padding
     ratio = log_ratio.exp()
@@ -262,7 +261,7 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
     """One step of training: draw completions, reward them, train on them. Returns means to log."""
     problems = next_problems(train, step, args)
     batch, _, rewards = rollout(model, tokenizer, problems, args.group_size, args.temperature, args)
-    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # as in the loss: r starts at 1
+    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # computed as in the loss
     record = rollout_metrics(batch, rewards)
     record["reward_std"] = rewards.std(1, correction=0)  # a group may be of one
     mask = batch["mask"]
@@ -282,7 +281,7 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
     records = [record]
     rows = torch.arange(rewards.numel()).view_as(rewards)  # rows[g]: the rows of group g
     for _ in range(args.update_epochs):
-        order = torch.randperm(len(rewards))
+        order = torch.randperm(len(rows))
         for groups in order.tensor_split(args.minibatches):
             minibatch = take_rows(batch, rows[groups].flatten())
             records.append(train_minibatch(model, optimizer, minibatch, args))
@@ -293,7 +292,8 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
 
 
 def main(args: Args) -> dict:
-    """Train, or with --steps 0 only evaluate. Returns the last scores and the first pass@1."""
+    """Train, or with --steps 0 only evaluate. Returns the last scores, the first pass@1, and the
+    run's folder."""
     start = time.perf_counter()
     device = start_device(args)
     train, held_out = load_data(args)
@@ -311,7 +311,7 @@ def main(args: Args) -> dict:
 
     end = args.steps + 1
     warmup = max(1, min(args.warmup_steps, args.steps))
-    bar = tqdm(range(steps_done + 1, end), disable=RANK > 0 or None)  # for a terminal
+    bar = tqdm(range(steps_done + 1, end), disable=RANK > 0 or None)  # None: if no terminal
     for step in bar:
         step_start = time.perf_counter()
         transformers.set_seed(checksum((args.seed, step, RANK)))  # so a resumed run draws alike
@@ -497,7 +497,7 @@ def rollout_metrics(batch, rewards):
         "reward_std": rewards.std(1),  # within a group
         "frac_reward_zero_std": are_equal(rewards),  # the share of groups that teach nothing
         "completions/mean_length": mask.sum(1),
-        "completions/clipped_ratio": ~batch["ended"],  # cut off at max_new_tokens
+        "completions/clipped_ratio": ~batch["ended"],  # cut off at max_new_tokens; not clip_ratio
         "entropy": -batch["old_logprobs"][mask > 0],  # an estimate, in nats per token
         "sampling/sampling_logp_difference/mean": gap[mask > 0].abs(),
     }
@@ -508,7 +508,7 @@ def evaluate(model, tokenizer, problems, args, writer, step):
     that of each problem's best one. Prints both, and one problem's best and worst answer."""
     transformers.set_seed(RANK)  # every evaluation has the same seed
     problems = problems[RANK::WORLD] or problems[:1]  # this process's share, or one
-    size = max(1, args.prompts_per_step * args.group_size // 8)  # as many rows as in training
+    size = max(1, args.prompts_per_step * args.group_size // 8)  # rows as in a whole rollout
     records = []
     for start in range(0, len(problems), size):
         part = problems[start : start + size]
@@ -559,7 +559,7 @@ def load_verifier(path):
 
 
 def make_sum(rng, held_out=False):
-    """A chain of 2 to 6 one-digit numbers and its sum: ("3+8+5", "16")."""
+    """A chain of 2 to 6 one-digit numbers and its sum: ("3+8+5", "16"). `#16` is right."""
     while True:
         length = rng.randint(2, 6)
         terms = [rng.randint(0, 9) for _ in range(length)]
@@ -582,10 +582,12 @@ def load_jsonl(path, args):
             question, answer = row.pop("question"), row.pop("answer")
             if isinstance(answer, float) and answer.is_integer():
                 answer = int(answer)  # data frames write 27 as 27.0
+            if not question.strip() or answer in ("", None):
+                raise ValueError("one of them is empty")
             if not args.verifier:
                 answer = str(answer).rpartition("#")[2].strip()
-                assert NUMBER.fullmatch(answer), "no number at the answer's end, and no --verifier"
-            assert question.strip() and answer not in ("", None), "an empty question or answer"
+                if not NUMBER.fullmatch(answer):
+                    raise ValueError("an answer that is no number needs a --verifier")
         except Exception as error:
             sys.exit(f'{path}, line {number}: needs a "question" and an "answer": {error!r}')
         problems[question] = answer
@@ -610,10 +612,11 @@ def load_data(args):
         held_out = load_jsonl(args.eval_dataset, args)
     questions = dict(held_out)
     train = [problem for problem in train if problem[0] not in questions]
+    held_out = held_out[: args.eval_problems]
     if not held_out or (args.steps > 0 and len(train) < args.prompts_per_step):
         counts = f"{len(train)} questions to train on and {len(held_out)} to evaluate on"
         sys.exit(f"--dataset {args.dataset}: {counts}; a step needs {args.prompts_per_step}")
-    return train, held_out[: args.eval_problems]
+    return train, held_out
 
 
 def next_problems(train, step, args, draw=0):
