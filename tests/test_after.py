@@ -438,6 +438,14 @@ def test_the_run_to_try_is_printed_and_has_flags_of_its_script(name, made, capsy
         tyro.cli(module.Args, args=command.split()[2:])
 
 
+def test_a_script_is_named_after_its_blocks_and_its_parent(made):
+    assert made(["dppo", "icepop"]).__name__ == "after_dppo_icepop"
+    assert made(["bf16"], "gspo_llm").__name__ == "after_gspo_llm_bf16"
+    for unknown in ([], ["gspo_llm"], ["dppo", "nothing"], ["nothing", "dppo"], ["--block"]):
+        with pytest.raises(SystemExit, match="The blocks: opd reinforce_pp"):
+            after.main(unknown)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("names,parent", ALONE + TOGETHER)
 def test_two_steps(names, parent, made, short_run):
