@@ -1,17 +1,22 @@
 """Actor-critic: a critic predicts the rewards to come, so no episode has to end first.
 
-The policy π, the actor, plays T steps in each of N environments. The critic V judges each action by
-one reward and the next state. Then π takes one step, and V several epochs over the same steps:
+The policy π, the actor, plays T steps in each of N environments. A second network, the critic V,
+predicts from a state the discounted sum of the rewards to come. With it one reward and the next
+state are enough to judge an action: did more come of it than V had predicted? Then π takes one step
+towards the actions that did better, and V several steps towards the truth, in epochs:
 
-    ∇J ∝ mean_t δ_t ∇log π(a_t | s_t)            the step of the actor
+    mean_t δ_t ∇log π(a_t | s_t)                 the actor's step, an estimate of ∇J but for a scale
     δ_t = R_t + γ V(s_{t+1}) − V(s_t)            the temporal-difference (TD) error
     mean_t ½ δ_t²                                the loss of the critic, γ V(s_{t+1}) held fixed
 
-The ∝: a mean over steps is an episode's mean sum, divided by its mean length. γ^t is left out.
-If R_t = 1, γ = 0.99, V(s_t) = 40 and V(s_{t+1}) = 41, then δ_t = 1 + 40.59 − 40 = 1.59, a push
-towards a_t. If V is right, Q(s, a) = E[ R_t + γ V(s_{t+1}) | s, a ] is the value of a in s,
-and A = Q − V its advantage, so δ_t is one sample of A(s_t, a_t). Then V is the mean of Q:
-V(s) = Σ_a π(a | s) Q(s, a), which is Bellman's equation.
+In CartPole each step pays 1 until the pole falls. Suppose V predicts 40 before a push to the left
+and 41 after it. If γ is 0.99, δ_t = 1 + 40.59 − 40 = 1.59, and the push becomes likelier. Had V
+fallen to 38, because the pole now leans, δ_t would be −1.38, and the push would become rarer.
+
+If V is right, δ_t is one sample of the advantage A = Q − V. Here Q(s, a) = E[ R_t + γ V(s_{t+1}) |
+s, a ] is the value of an action, and V its mean over π's actions, V(s) = Σ_a π(a | s) Q(s, a). That
+is Bellman's equation. (The scale is one over the episodes' mean length, because the mean is over
+steps, not over episodes. As in reinforce.py, γ^t is left out.)
 
 What changes from reinforce.py                   Where
     the TD error, not G_t − V(s_t)               compute_advantages
@@ -22,7 +27,7 @@ What changes from reinforce.py                   Where
 Why: REINFORCE waits for whole episodes and credits every action with all that came after it. The TD
 error depends on one reward and one step of the environment, so it varies far less. In the target,
 R_t + γ V(s_{t+1}), V stands for the rewards to come. This is called bootstrapping. No gradient
-flows through the target, so V(s_t) is pulled towards it alone: this is called a semi-gradient.
+flows through the target: V(s_t) is pulled to it, not it to V(s_t). That is called a semi-gradient.
 
 Weakness: δ_t is unbiased if V is right. As it rarely is, V should learn faster than the policy
 (--update-epochs). And nothing limits how far a step moves the policy.
@@ -39,10 +44,8 @@ import math
 import random
 import sys
 import time
-from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -50,11 +53,9 @@ import torch
 import tyro
 from gymnasium.spaces import Box, Discrete, flatdim
 from gymnasium.wrappers import vector
-from PIL import Image
 from torch import nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
 
 
 @dataclass
@@ -73,10 +74,8 @@ class Args:
     init_std: float = 1.0  # initial std of a Gaussian policy; bounded actions are scaled to [-1, 1]
     target_return: float = math.inf  # stop once the last 100 episodes reach this mean return
     seed: int = 1  # the same seed gives the same run, on the same machine
-    load: str = ""  # start from the agent in this file, the agent.pt of an earlier run
-    record: bool = False  # save one greedy episode as a GIF next to the agent
+    load: str = ""  # start from the weights in this file, an earlier run's agent.pt
     output_dir: str = "runs"  # each run makes a folder in here for its logs and agent.pt
-    FRACTIONS: ClassVar = ("gamma",)  # flags that check_args refuses above 1
 
 
 # -------------------------------------------------------------------------------------- Algorithm
@@ -121,7 +120,7 @@ def update(agent, optimizer, batch, progress_remaining, args):
 
 
 def fit_critic(agent, optimizer, batch, args):
-    """Epochs of minibatches that pull V(s_t) to its target; returns the last loss."""
+    """Epochs of minibatches that pull V(s_t) to its target, by δ_t; returns the last loss."""
     for _ in range(args.update_epochs):
         order = torch.randperm(len(batch["obs"]))
         for rows in order.chunk(args.num_minibatches):
@@ -151,9 +150,9 @@ def rollouts(envs, agent, args):
         steps, returns = [], []
         for _ in range(args.num_steps):
             actions = agent.act(obs)
-            next_obs, rewards, terminated, truncated, infos = envs.step(actions)
+            next_obs, rewards, terminated, truncated, infos = envs.step(actions.copy())
             done = terminated | truncated
-            if "whole episode" in infos:  # of RecordEpisodeStatistics
+            if "whole episode" in infos:  # of RecordEpisodeStatistics, see main
                 returns += infos["whole episode"]["r"][done].tolist()
             step = {
                 "obs": obs,  # (N, D); in the rollout (T, N, D)
@@ -175,35 +174,41 @@ def rollouts(envs, agent, args):
 # From here on, all scripts of this family are the same, byte for byte.
 # ------------------------------------------------------------------------------------------ Agent
 class RunningMeanStd(nn.Module):
-    """Scales to mean 0 and standard deviation 1 over all rows seen so far: networks learn best from
-    such numbers. It counts in float64, as the mean may be large: a date in seconds."""
+    """Scales to mean 0 and standard deviation 1 over all rows seen so far, counted in float64, as
+    the mean may be large: a date in seconds. Without this none of the four scripts learned
+    MountainCarContinuous, whose speeds are below 0.07. But it does not always pay: on Acrobot
+    REINFORCE and actor-critic learn more without (tests/benchmarks/results/observations.md)."""
 
     def __init__(self, size):
         super().__init__()
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
-        self.register_buffer("var", torch.zeros(size, dtype=torch.float64))
-        self.register_buffer("std", torch.ones(size, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros(1).double())
+        self.register_buffer("mean", torch.zeros(size).double())
+        self.register_buffer("var", torch.zeros(size).double())
+        self.register_buffer("std", torch.ones(size).double())
 
     def update(self, x):
-        """Add the rows of x (B, D), by the formula of Chan, Golub & LeVeque (1979)."""
+        """Add the rows of x (B, D). The new variance is the mean of both, plus the variance of the
+        means (Chan, Golub & LeVeque 1979)."""
         var, mean = torch.var_mean(x.double(), 0, correction=0)
         self.count += len(x)
         share = len(x) / self.count
         delta = mean - self.mean
         self.mean += share * delta
-        self.var += share * (var - self.var + (1 - share) * delta**2)
-        constant = self.var <= 1e-24 * self.mean**2  # but for float64's rounding
-        self.std = self.var.sqrt().masked_fill(constant, 1.0)
+        self.var = (1 - share) * self.var + share * var + share * (1 - share) * delta**2
+        self.std = (self.var + 1e-24 * self.mean**2).sqrt() + 1e-30  # a constant becomes 0
 
     def forward(self, x):
         return ((x.double() - self.mean) / self.std).clamp(-10, 10).float()
 
 
 def mlp(inputs, outputs):
-    """Two hidden layers of 64 tanh units."""
-    hidden = [nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()]
-    return nn.Sequential(*hidden, nn.Linear(64, outputs))
+    return nn.Sequential(
+        nn.Linear(inputs, 64),
+        nn.Tanh(),
+        nn.Linear(64, 64),
+        nn.Tanh(),
+        nn.Linear(64, outputs),
+    )
 
 
 class Agent(nn.Module):
@@ -212,21 +217,22 @@ class Agent(nn.Module):
     def __init__(self, envs, init_std=1.0):
         super().__init__()
         obs_size = flatdim(envs.single_observation_space)
-        action_space = envs.single_action_space
+        actions = envs.single_action_space
+        self.discrete = isinstance(actions, Discrete)
         self.obs_norm = RunningMeanStd(obs_size)
-        self.actor = mlp(obs_size, flatdim(action_space))
+        self.actor = mlp(obs_size, flatdim(actions))
         self.critic = mlp(obs_size, 1)
         self.actor[-1].weight.data *= 0.01  # close to uniform at first
-        self.discrete = isinstance(action_space, Discrete)
-        if not self.discrete:
-            self.actor.log_std = nn.Parameter(torch.full(action_space.shape, math.log(init_std)))
+        if not self.discrete:  # one std for each component of an action, in all states
+            self.actor.log_std = nn.Parameter(torch.full(actions.shape, math.log(init_std)))
 
     def policy(self, obs):
         """π(·|s): obs (…, D) → a distribution over actions (…) or (…, A)."""
         output = self.actor(self.obs_norm(obs))
         if self.discrete:
             return Categorical(logits=output)
-        return Independent(Normal(output, self.actor.log_std.exp()), 1)
+        gaussian = Normal(output, self.actor.log_std.exp())
+        return Independent(gaussian, 1)  # its log-probability sums over an action's components
 
     def value(self, obs):
         """V(s): obs (…, D) → (…)."""
@@ -236,7 +242,8 @@ class Agent(nn.Module):
     def act(self, obs, greedy=False):
         """Actions for the observations of N environments: drawn from π, or its mode."""
         policy = self.policy(torch.as_tensor(obs))
-        return (policy.mode if greedy else policy.sample()).numpy()
+        actions = policy.mode if greedy else policy.sample()
+        return actions.numpy()
 
 
 # ------------------------------------------------------------------------------ Training and main
@@ -246,21 +253,19 @@ def train(envs, agent, path, args):
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     writer = SummaryWriter(path.parent)
     writer.add_text("hyperparameters", str(args))
-    scratch = path.with_suffix(".tmp")
     recent = []  # returns of the last 100 episodes
     global_step = 0
     start = time.perf_counter()
-    bar = tqdm(total=args.total_timesteps, unit="step", disable=None)
-    for rollout, returns in rollouts(envs, agent, args):
-        torch.save({args.env_id: agent.state_dict()}, scratch)
-        scratch.replace(path)  # a kill at any moment leaves a whole file
-        steps = int(rollout["mask"].sum())
-        global_step += steps
-        bar.update(steps)
+    for iteration, (rollout, returns) in enumerate(rollouts(envs, agent, args)):
+        torch.save(agent.state_dict(), path.with_suffix(".tmp"))
+        path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole file
+        global_step += int(rollout["mask"].sum())
         recent = (recent + returns)[-100:]
         if returns:
-            bar.set_postfix(mean_return=f"{np.mean(recent):.4g}")
             writer.add_scalar("charts/episodic_return", np.mean(returns), global_step)
+        if iteration % 10 == 0:
+            mean = f"{np.mean(recent):.4g}" if recent else "unknown, no episode has ended"
+            print(f"step {global_step:,}: mean return {mean}", flush=True)
         solved = len(recent) == 100 and np.mean(recent) >= args.target_return
         if solved or global_step >= args.total_timesteps:
             break
@@ -268,82 +273,70 @@ def train(envs, agent, path, args):
         batch = prepare(agent, rollout, args)
         progress_remaining = 1 - global_step / args.total_timesteps  # falls from 1 to 0
         stats = update(agent, optimizer, batch, progress_remaining, args)
-        agent.obs_norm.update(batch["obs"])  # only now: update needs the π that acted
         if not math.isfinite(sum(stats.values())):
-            hint = f"lower --learning-rate; the agent from before this update is {path}"
-            sys.exit(f"error: step {global_step}: loss not finite; {hint}")
-        error = batch["advantages"].var(correction=0)
-        total = batch["targets"].var(correction=0).clamp(min=1e-30)
-        stats["explained_variance"] = 1 - (error / total).item()  # 1: V fits its targets
+            sys.exit(f"error: step {global_step}: loss not finite; lower --learning-rate")
+        agent.obs_norm.update(batch["obs"])  # only now: update needs the π that acted
+
+        unexplained = batch["advantages"].var(correction=0) / batch["targets"].var(correction=0)
+        stats["explained_variance"] = 1 - unexplained.item()  # 1: V fits its targets
         for name, value in stats.items():
             writer.add_scalar(f"losses/{name}", value, global_step)
-        writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
         sps = global_step / (time.perf_counter() - start)
         writer.add_scalar("charts/SPS", sps, global_step)
-    bar.close()
+        writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
     writer.close()
 
 
 def main(args):
-    check_args(args)
+    for name in ("num_envs", "num_steps", "update_epochs", "clip_coef", "max_kl", "max_grad_norm"):
+        if not getattr(args, name, 1) > 0:
+            sys.exit(f"error: --{name.replace('_', '-')} must be above 0")
+    if not 0 <= getattr(args, "gae_lambda", 1) <= 1:
+        sys.exit("error: --gae-lambda must be between 0 and 1")
     torch.set_num_threads(1)  # networks this small only get slower with more
     Distribution.set_default_validate_args(False)  # checking every tensor is slow as well
-    for seed in (torch.manual_seed, np.random.seed, random.seed):  # environments may use these
-        seed(args.seed)
-    with closing(make_envs(args.env_id, args.num_envs)) as envs:
-        # It sums what the environment pays, for the log. (Its infos may have an "episode" already.)
-        envs = vector.RecordEpisodeStatistics(envs, stats_key="whole episode")
-        # We train on rewards divided by the standard deviation of the returns so far: so one rate
-        # suits an environment that pays 0.001 a step, and one that pays 1,000. In the first hundred
-        # steps this deviation is a guess, and the rewards are bounded.
-        envs = vector.NormalizeReward(envs, args.gamma)
-        seen, few = envs.return_rms, 100 * args.num_envs
-        envs = vector.TransformReward(envs, lambda r: r.clip(-10, 10) if seen.count < few else r)
-        agent = Agent(envs, args.init_std)
-        if args.load:
-            try:
-                agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
-            except Exception as error:  # a missing, torn or foreign file can fail in many ways
-                stop(f"--load {args.load}: no agent of --env-id {args.env_id}: {error!r:.99}")
-        if args.record and "rgb_array" not in envs.metadata.get("render_modes", []):
-            stop(f"--record: --env-id {args.env_id} needs the render mode rgb_array")
-        folder = f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
-        path = Path(args.output_dir, folder, "agent.pt")
-        try:
-            path.parent.mkdir(parents=True)
-        except OSError as error:
-            stop(f"--output-dir {args.output_dir}: {error.strerror}")
-        print(f"logs and agent in {path.parent}; tensorboard --logdir {args.output_dir}")
-        train(envs, agent, path, args)
-    greedy = evaluate(agent, args, True)
-    sampled = evaluate(agent, args, False)
+    torch.manual_seed(args.seed)
+    np.random.seed(args.seed)  # some environments draw from this, or from random
+    random.seed(args.seed)
+    envs = make_envs(args.env_id, args.num_envs)
+    envs = vector.RecordEpisodeStatistics(envs, stats_key="whole episode")  # "episode" may be taken
+    # Training sees rewards divided by the standard deviation of their discounted sums so far, so
+    # one rate suits an environment that pays 0.001 a step, and one that pays 1,000. In the first
+    # hundred steps this deviation is a guess, and the rewards are bounded.
+    envs = vector.NormalizeReward(envs, args.gamma)
+    returns, few = envs.return_rms, 100 * args.num_envs
+    envs = vector.TransformReward(envs, lambda r: r.clip(-10, 10) if returns.count < few else r)
+    agent = Agent(envs, args.init_std)
+    if args.load:
+        agent.load_state_dict(torch.load(args.load))
+    name = f"{envs.spec.name}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+    folder = Path(args.output_dir, name)
+    folder.mkdir(parents=True)
+    path = folder / "agent.pt"
+    print(f"logs and agent in {folder}; tensorboard --logdir {args.output_dir}")
+    train(envs, agent, path, args)
+    envs.close()
+    print("evaluating: 100 greedy episodes, then 100 sampled ones", flush=True)
+    greedy = evaluate(agent, args, greedy=True)
+    sampled = evaluate(agent, args, greedy=False)
     print(f"mean return {greedy:.4g} greedy, {sampled:.4g} sampled; agent: {path}")
-    if args.record:
-        evaluate(agent, args, True, episodes=1, gif=path.with_suffix(".gif"))
     return {"eval/return": greedy, "eval/return_stochastic": sampled, "agent": str(path)}
 
 
 # -------------------------------------------------------------------- Evaluation and environments
-def evaluate(agent, args, greedy, episodes=100, gif=None):
-    """Mean return of fresh episodes, one per environment, each cut off after 10,000 steps. With a
-    file name as `gif` the first is filmed, its first 1,000 steps at most."""
-    options = {"render_mode": "rgb_array"} if gif else {}
+def evaluate(agent, args, greedy, episodes=100):
+    """Mean return of fresh episodes, one per environment, each cut off after 10,000 steps."""
+    envs = make_envs(args.env_id, episodes)
     returns = np.zeros(episodes)
     running = np.ones(episodes, bool)
-    frames = []
-    with closing(make_envs(args.env_id, episodes, **options)) as envs:
-        obs, _ = envs.reset(seed=args.seed + 10**6)
-        for step in range(10_000):
-            if gif and step < 1000:  # more would fill the memory
-                frames.append(Image.fromarray(envs.render()[0].copy()))
-            obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
-            returns += rewards * running
-            running &= ~(terminated | truncated)
-            if not running.any():
-                break
-    if gif:
-        duration = 1000 / envs.metadata.get("render_fps", 30)
-        frames[0].save(gif, save_all=True, append_images=frames[1:], duration=duration)
+    obs, _ = envs.reset(seed=args.seed + 10**6)  # seeds that training does not use
+    for _ in range(10_000):
+        obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
+        returns += rewards * running
+        running &= ~(terminated | truncated)
+        if not running.any():
+            break
+    envs.close()
     return returns.mean()
 
 
@@ -353,57 +346,29 @@ def make_envs(env_id, num_envs, **options):
     try:
         envs = gym.make_vec(env_id, num_envs=num_envs, **options)
     except (gym.error.Error, ImportError) as error:
-        stop(f"--env-id {env_id}: {error}")
-    seen = envs.single_observation_space
+        sys.exit(f"error: --env-id {env_id}: {error}")
+    envs.unwrapped._add_info = lambda infos, *of: infos  # infos go unused, and may not fit an array
     space = envs.single_action_space
-    reset = envs.metadata.get("autoreset_mode")
-    next_step = reset == gym.vector.AutoresetMode.NEXT_STEP
     discrete = isinstance(space, Discrete) and space.start == 0
     continuous = isinstance(space, Box) and len(space.shape) == 1 and space.dtype.kind == "f"
-    needs = [
-        (seen.is_np_flattenable, f"observations of a fixed size, has {seen}"),
-        (discrete or continuous, f"actions from 0 to n - 1 or a flat Box of floats, has {space}"),
-        (next_step, f"autoreset_mode NEXT_STEP in its metadata, has {reset}"),
-    ]
-    for fits, what in needs:
-        if not fits:
-            envs.close()
-            stop(f"--env-id {env_id}: needs {what}")
-    if not isinstance(seen, Box) or len(seen.shape) != 1:  # a Dict or an image becomes a vector
-        envs = vector.FlattenObservation(envs)
-    if continuous:  # only the environment sees the clipped action; log π does not
-        envs = vector.ClipAction(envs)
-        # π begins as N(0, 1), which suits bounds of -1 and 1. Bounds beyond a million are none.
+    if not (discrete or continuous):
+        fits = "actions 0 to n - 1 or a flat Box of floats"
+        sys.exit(f"error: --env-id {env_id}: needs {fits}, has {space}")
+    if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
+        sys.exit(f"error: --env-id {env_id}: needs autoreset_mode NEXT_STEP")
+    if continuous:
+        # π begins as N(0, 1), so -1 and 1 become the bounds, if there are any (beyond a million
+        # there are none). Only the environment sees the clipped action; log π does not.
         bounded = space.high / 2 - space.low / 2 < 1e6
         low, high = np.where(bounded, [space.low, space.high], [[-1], [1]])
+        envs = vector.ClipAction(envs)
         envs = vector.TransformAction(envs, lambda a: (low + high + (high - low) * a) / 2)
-
-    def checked_copy(values):
-        if not np.isfinite(values).all():
-            sys.exit(f"error: --env-id {env_id} gave an observation or a reward of NaN or infinity")
-        return values.copy()  # the environment may write its next values into the same array
-
-    envs = vector.TransformObservation(envs, checked_copy)
-    return vector.TransformReward(envs, checked_copy)
-
-
-def check_args(args):
-    """Stop at the first number that no run can use."""
-    for field in fields(args):
-        name, value = field.name, getattr(args, field.name)
-        low = 1 if field.type is int and name not in ("seed", "total_timesteps") else 0
-        if name in ("init_std", "max_grad_norm"):
-            low = 1e-9
-        high = 1 if name in args.FRACTIONS else 2**31
-        is_number = field.type in (int, float) and name != "target_return"
-        if is_number and not low <= value <= high:
-            stop(f"--{name.replace('_', '-')} {value}: must be between {low} and {high}")
-
-
-def stop(message):
-    """End a run that cannot work: one line that names the flag and the fix, exit status 2."""
-    print("error:", " ".join(message.split()), file=sys.stderr)
-    sys.exit(2)
+    seen = envs.single_observation_space
+    if not isinstance(seen, Box) or len(seen.shape) != 1:  # a Dict or an image becomes a vector
+        envs = vector.FlattenObservation(envs)
+    # NaN and infinity stop here. (A copy, as some write the next observation into the same array.)
+    envs = vector.TransformReward(envs, np.asarray_chkfinite)
+    return vector.TransformObservation(envs, lambda obs: np.asarray_chkfinite(obs).copy())
 
 
 if __name__ == "__main__":
@@ -412,5 +377,5 @@ if __name__ == "__main__":
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["torch==2.13.0", "gymnasium[classic-control]==1.4.0", "tyro==1.0.17",
-#     "tensorboard==2.21.0", "tqdm==4.70.1", "pillow==13.0.0"]
+#     "tensorboard==2.21.0"]
 # ///

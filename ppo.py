@@ -1,39 +1,44 @@
 """PPO, Proximal Policy Optimization: a clip instead of TRPO's trust region.
 
-The current policy π_old plays T steps in each of N environments, and the critic V turns the
-rewards into advantages A_t, how much better than expected an action was. Then several epochs of
-minibatches maximize
+The current policy, π_old, plays T steps in each of N environments. In CartPole a state s is four
+numbers (where cart and pole are, and how fast they move), an action a pushes the cart to the left
+or to the right, and each step pays 1 until the pole falls. The critic V predicts the discounted sum
+of the rewards to come. From it comes the advantage A_t: how much better than expected a_t was. Then
+the policy, now called π, takes many small steps, on minibatches in several epochs, to increase
 
-    L = mean_t min(r_t A_t, clip(r_t, 1 − ε, 1 + ε) A_t)                         (--clip-coef)
-    r_t = π(a_t | s_t) / π_old(a_t | s_t)
+    L   = mean_t min(r_t A_t, clip(r_t, 1 − ε, 1 + ε) A_t)                       (--clip-coef)
+    r_t = π(a_t | s_t) / π_old(a_t | s_t)                           the ratio, 1 at first
     A_t = Σ_l (γλ)^l (R_{t+l} + γ V(s_{t+l+1}) − V(s_{t+l}))        to the episode's end or T
 
-If A_t > 0, L grows with r_t up to r_t = 1 + ε, and is flat beyond. If A_t < 0, L grows as r_t falls
-to 1 − ε, and is flat below. If r_t has moved the other way, against A_t, there is no bound: the min
-takes the unclipped term, whose gradient r_t A_t ∇log π pushes r_t back.
+Suppose the pole leans to the right, π_old pushed right with probability 0.5, and A_t is 1. Then L
+grows until π makes this push 0.6 likely, if ε is 0.2. Beyond, L is flat, and the sample has no
+gradient. With A_t = −1 L would grow as the probability falls to 0.4, and be flat below. The min
+matters in the other direction: if steps on other samples have lowered the probability to 0.35
+although A_t is 1, the min is r_t A_t = 0.7, not 0.8, and its gradient, r_t A_t ∇log π, pushes it up
+again. The clip alone would leave it there.
 
 What changes from trpo.py                        Where
     a clip, not a bound on the KL                surrogate, --clip-coef
-    or a penalty on the KL, with an adaptive β   surrogate, update, --surrogate penalty
     many steps of Adam, not a single step        update, --update-epochs, --num-minibatches
     actor and critic step together               update
+    or no clip, but a penalty on the KL          kl_k3, surrogate, update, --beta, --target-kl
 
-Why: TRPO needs conjugate gradients and a line search for a single step per rollout. After any step
-the samples are an older policy's. The ratio corrects for the choice of action, but states and A_t
-are still π_old's, so L is valid only near it. So the clip sets a sample's gradient to 0 once r_t
-has passed 1 ± ε in the direction of A_t. Adam can then take many small steps, over several epochs.
+Why: TRPO needs conjugate gradients and a line search for a single step per rollout. PPO takes many
+steps, but after the first one the samples are an older policy's. The ratio corrects for the choice
+of the action. It does not correct for the states, which are still those that π_old visits. So L can
+be trusted only near π_old, and the clip lets go of a sample once r_t has passed 1 ± ε in the
+direction of A_t.
 
-Weakness: the clip stops a sample from pushing its own ratio further, but the step that passes the
-bound may be long, and momentum and other samples still push it. So nothing bounds the distance to
-π_old. And if A_t < 0, a ratio above 1 + ε is not clipped, however large. Dual-clip PPO adds that
-bound (Ye et al. 2020, arXiv:1912.09729).
+Weakness: a clipped sample no longer pushes its own ratio, but Adam's momentum and the other samples
+may. So nothing bounds the distance to π_old. And if A_t < 0, a ratio above 1 + ε is not clipped,
+however large. Dual-clip PPO adds that bound (Ye et al. 2020, arXiv:1912.09729).
 
-Differs from many implementations (Huang et al. 2022, The 37 Implementation Details of PPO): many
-share layers between policy and critic, weigh the critic's loss and clip it, scale A_t to std 1 in
-each minibatch, and initialize orthogonally. Here only the mean of A_t over the rollout is
-subtracted. Rewards are rescaled (see main).
+Differs from many implementations (Huang et al. 2022, The 37 Implementation Details of PPO): they
+also clip the critic's loss, scale A_t to std 1 in each minibatch, and initialize orthogonally. Here
+only the rollout's mean of A_t is subtracted, and rewards are rescaled (see main).
 
     python ppo.py --env-id Pendulum-v1 --gamma 0.95 --total-timesteps 300000   # continuous actions
+    python ppo.py --clip-coef inf --beta 1       # the other form: L = mean_t r_t A_t − β KL
 Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
 """
 
@@ -41,10 +46,8 @@ import math
 import random
 import sys
 import time
-from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -52,19 +55,16 @@ import torch
 import tyro
 from gymnasium.spaces import Box, Discrete, flatdim
 from gymnasium.wrappers import vector
-from PIL import Image
 from torch import nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
 
 
 @dataclass
 class Args:
-    clip_coef: float = 0.2  # ε, the ratio is clipped to 1 ± ε
-    surrogate: Literal["clip", "penalty"] = "clip"  # clip the ratio, or penalize the KL
-    beta: float = 1.0  # β, initial weight of the KL penalty; adapted after each rollout
-    target_kl: float = 0.01  # the KL that the penalty's β aims at
+    clip_coef: float = 0.2  # ε, the ratio is clipped to 1 ± ε; inf: it is not clipped
+    beta: float = 0.0  # β, weight of a penalty on the KL; adapted after each rollout, unless 0
+    target_kl: float = 0.01  # the KL that β aims at. It ends no epochs, unlike in other libraries
     update_epochs: int = 4  # epochs: passes over the steps of each rollout
     num_minibatches: int = 4  # optimizer steps per epoch
     ent_coef: float = 0.0  # weight of a bonus for π's entropy, to keep it random; falls to 0
@@ -79,10 +79,8 @@ class Args:
     init_std: float = 1.0  # initial std of a Gaussian policy; bounded actions are scaled to [-1, 1]
     target_return: float = math.inf  # stop once the last 100 episodes reach this mean return
     seed: int = 1  # the same seed gives the same run, on the same machine
-    load: str = ""  # start from the agent in this file, the agent.pt of an earlier run
-    record: bool = False  # save one greedy episode as a GIF next to the agent
+    load: str = ""  # start from the weights in this file, an earlier run's agent.pt
     output_dir: str = "runs"  # each run makes a folder in here for its logs and agent.pt
-    FRACTIONS: ClassVar = ("gamma", "gae_lambda")  # flags that check_args refuses above 1
 
 
 # -------------------------------------------------------------------------------------- Algorithm
@@ -114,65 +112,67 @@ def prepare(agent, rollout, args):
     return {name: column[rollout["mask"]] for name, column in rollout.items()}
 
 
+def kl_k3(logprobs, other_logprobs):
+    """Schulman's k3 of each action, an estimate of KL(π ‖ other), if π drew the actions: −d, whose
+    mean is the KL, plus e^d − 1 = other / π − 1, whose mean is Σ_a other − 1 = 0. As d ≤ e^d − 1,
+    none is negative. (Here π_old drew them, and the other is the policy since then.)"""
+    d = other_logprobs - logprobs
+    return d.expm1() - d
+
+
 def surrogate(logprobs, old_logprobs, advantages, args):
-    """Each step's term of L, and whether the clip removes its gradient, as the ratio has passed its
-    bound in the direction of A: all (B,). With --surrogate penalty it is r A − β (r − 1 − log r),
-    with mean_kl's estimate of the KL."""
-    log_ratio = logprobs - old_logprobs
-    ratio = log_ratio.exp()
-    unclipped = ratio * advantages
-    if args.surrogate == "penalty":
-        kl = ratio - 1 - log_ratio  # as in mean_kl
-        return unclipped - args.beta * kl, torch.zeros_like(kl).bool()
+    """Each step's term of L, less β KL, and whether the clip removes its gradient, as the ratio has
+    passed its bound in the direction of A: all (B,)."""
+    ratio = (logprobs - old_logprobs).exp()
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    unclipped = ratio * advantages
     objective = torch.minimum(unclipped, clipped_ratio * advantages)
-    return objective, objective < unclipped
-
-
-def mean_kl(agent, batch):
-    """KL(π_old ‖ π), the mean of −log r. As E[r] = Σ_a π = 1, adding r − 1 does not change the
-    expectation, and leaves no term negative, because log r ≤ r − 1. Often called k3."""
-    logprobs = agent.policy(batch["obs"]).log_prob(batch["actions"])
-    log_ratio = logprobs - batch["logprobs"]
-    return (log_ratio.exp() - 1 - log_ratio).mean().item()
+    penalty = args.beta * kl_k3(old_logprobs, logprobs)
+    return objective - penalty, objective < unclipped
 
 
 def update(agent, optimizer, batch, progress_remaining, args):
     """Epochs over the batch in minibatches, one step of actor and critic on each; returns
     approx_kl and the last step's numbers, to log."""
     optimizer.param_groups[0]["lr"] = args.learning_rate * progress_remaining
-    ent_coef = args.ent_coef * progress_remaining
     obs, actions = batch["obs"], batch["actions"]
-    # π_old's: nothing has changed since it acted.
-    batch["logprobs"] = agent.policy(obs).log_prob(actions).detach()
+    old_logprobs = agent.policy(obs).log_prob(actions).detach()  # π is still the one that acted
     # A constant baseline: while V is too low everywhere, every action would look good. (Dividing
     # by the std, too, as many do, blows up the small advantages of a good policy.)
     advantages = batch["advantages"] - batch["advantages"].mean()
+
     for _ in range(args.update_epochs):
         order = torch.randperm(len(obs))
         for rows in order.chunk(args.num_minibatches):
             policy = agent.policy(obs[rows])
             logprobs = policy.log_prob(actions[rows])
-            old_logprobs = batch["logprobs"][rows]
-            objective, clipped = surrogate(logprobs, old_logprobs, advantages[rows], args)
-            entropy = policy.entropy().mean()
+            objective, clipped = surrogate(logprobs, old_logprobs[rows], advantages[rows], args)
+            policy_loss = -objective.mean()
             error = agent.value(obs[rows]) - batch["targets"][rows]
             value_loss = 0.5 * error.square().mean()
-            loss = -objective.mean() - ent_coef * entropy + value_loss
+            entropy = policy.entropy().mean()
+            bonus = args.ent_coef * progress_remaining * entropy
             optimizer.zero_grad()
-            loss.backward()
-            for network in (agent.actor, agent.critic):
-                nn.utils.clip_grad_norm_(network.parameters(), args.max_grad_norm)
+            (policy_loss + value_loss - bonus).backward()
+            nn.utils.clip_grad_norm_(agent.actor.parameters(), args.max_grad_norm)
+            nn.utils.clip_grad_norm_(agent.critic.parameters(), args.max_grad_norm)
             optimizer.step()
-    kl = mean_kl(agent, batch)
-    stats = {"policy_loss": -objective.mean().item(), "value_loss": value_loss.item()}
-    stats |= {"entropy": entropy.item(), "approx_kl": kl}
-    if args.surrogate == "clip":
-        return stats | {"clipfrac": clipped.float().mean().item()}
+
+    with torch.no_grad():
+        kl = kl_k3(old_logprobs, agent.policy(obs).log_prob(actions)).mean().item()
     # The paper's rule: double β if the policy went too far, halve it if it hardly moved.
-    factor = 2.0 if kl > 1.5 * args.target_kl else 0.5 if kl < args.target_kl / 1.5 else 1.0
-    args.beta = factor * args.beta
-    return stats | {"beta": args.beta}
+    if kl > 1.5 * args.target_kl:
+        args.beta *= 2
+    elif kl < args.target_kl / 1.5:
+        args.beta /= 2
+    return {
+        "policy_loss": policy_loss.item(),
+        "value_loss": value_loss.item(),
+        "entropy": entropy.item(),
+        "approx_kl": kl,
+        "clipfrac": clipped.float().mean().item(),
+        "beta": args.beta,
+    }
 
 
 # --------------------------------------------------------------------------------------- Rollouts
@@ -190,9 +190,9 @@ def rollouts(envs, agent, args):
         steps, returns = [], []
         for _ in range(args.num_steps):
             actions = agent.act(obs)
-            next_obs, rewards, terminated, truncated, infos = envs.step(actions)
+            next_obs, rewards, terminated, truncated, infos = envs.step(actions.copy())
             done = terminated | truncated
-            if "whole episode" in infos:  # of RecordEpisodeStatistics
+            if "whole episode" in infos:  # of RecordEpisodeStatistics, see main
                 returns += infos["whole episode"]["r"][done].tolist()
             step = {
                 "obs": obs,  # (N, D); in the rollout (T, N, D)
@@ -214,35 +214,41 @@ def rollouts(envs, agent, args):
 # From here on, all scripts of this family are the same, byte for byte.
 # ------------------------------------------------------------------------------------------ Agent
 class RunningMeanStd(nn.Module):
-    """Scales to mean 0 and standard deviation 1 over all rows seen so far: networks learn best from
-    such numbers. It counts in float64, as the mean may be large: a date in seconds."""
+    """Scales to mean 0 and standard deviation 1 over all rows seen so far, counted in float64, as
+    the mean may be large: a date in seconds. Without this none of the four scripts learned
+    MountainCarContinuous, whose speeds are below 0.07. But it does not always pay: on Acrobot
+    REINFORCE and actor-critic learn more without (tests/benchmarks/results/observations.md)."""
 
     def __init__(self, size):
         super().__init__()
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
-        self.register_buffer("var", torch.zeros(size, dtype=torch.float64))
-        self.register_buffer("std", torch.ones(size, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros(1).double())
+        self.register_buffer("mean", torch.zeros(size).double())
+        self.register_buffer("var", torch.zeros(size).double())
+        self.register_buffer("std", torch.ones(size).double())
 
     def update(self, x):
-        """Add the rows of x (B, D), by the formula of Chan, Golub & LeVeque (1979)."""
+        """Add the rows of x (B, D). The new variance is the mean of both, plus the variance of the
+        means (Chan, Golub & LeVeque 1979)."""
         var, mean = torch.var_mean(x.double(), 0, correction=0)
         self.count += len(x)
         share = len(x) / self.count
         delta = mean - self.mean
         self.mean += share * delta
-        self.var += share * (var - self.var + (1 - share) * delta**2)
-        constant = self.var <= 1e-24 * self.mean**2  # but for float64's rounding
-        self.std = self.var.sqrt().masked_fill(constant, 1.0)
+        self.var = (1 - share) * self.var + share * var + share * (1 - share) * delta**2
+        self.std = (self.var + 1e-24 * self.mean**2).sqrt() + 1e-30  # a constant becomes 0
 
     def forward(self, x):
         return ((x.double() - self.mean) / self.std).clamp(-10, 10).float()
 
 
 def mlp(inputs, outputs):
-    """Two hidden layers of 64 tanh units."""
-    hidden = [nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()]
-    return nn.Sequential(*hidden, nn.Linear(64, outputs))
+    return nn.Sequential(
+        nn.Linear(inputs, 64),
+        nn.Tanh(),
+        nn.Linear(64, 64),
+        nn.Tanh(),
+        nn.Linear(64, outputs),
+    )
 
 
 class Agent(nn.Module):
@@ -251,21 +257,22 @@ class Agent(nn.Module):
     def __init__(self, envs, init_std=1.0):
         super().__init__()
         obs_size = flatdim(envs.single_observation_space)
-        action_space = envs.single_action_space
+        actions = envs.single_action_space
+        self.discrete = isinstance(actions, Discrete)
         self.obs_norm = RunningMeanStd(obs_size)
-        self.actor = mlp(obs_size, flatdim(action_space))
+        self.actor = mlp(obs_size, flatdim(actions))
         self.critic = mlp(obs_size, 1)
         self.actor[-1].weight.data *= 0.01  # close to uniform at first
-        self.discrete = isinstance(action_space, Discrete)
-        if not self.discrete:
-            self.actor.log_std = nn.Parameter(torch.full(action_space.shape, math.log(init_std)))
+        if not self.discrete:  # one std for each component of an action, in all states
+            self.actor.log_std = nn.Parameter(torch.full(actions.shape, math.log(init_std)))
 
     def policy(self, obs):
         """π(·|s): obs (…, D) → a distribution over actions (…) or (…, A)."""
         output = self.actor(self.obs_norm(obs))
         if self.discrete:
             return Categorical(logits=output)
-        return Independent(Normal(output, self.actor.log_std.exp()), 1)
+        gaussian = Normal(output, self.actor.log_std.exp())
+        return Independent(gaussian, 1)  # its log-probability sums over an action's components
 
     def value(self, obs):
         """V(s): obs (…, D) → (…)."""
@@ -275,7 +282,8 @@ class Agent(nn.Module):
     def act(self, obs, greedy=False):
         """Actions for the observations of N environments: drawn from π, or its mode."""
         policy = self.policy(torch.as_tensor(obs))
-        return (policy.mode if greedy else policy.sample()).numpy()
+        actions = policy.mode if greedy else policy.sample()
+        return actions.numpy()
 
 
 # ------------------------------------------------------------------------------ Training and main
@@ -285,21 +293,19 @@ def train(envs, agent, path, args):
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     writer = SummaryWriter(path.parent)
     writer.add_text("hyperparameters", str(args))
-    scratch = path.with_suffix(".tmp")
     recent = []  # returns of the last 100 episodes
     global_step = 0
     start = time.perf_counter()
-    bar = tqdm(total=args.total_timesteps, unit="step", disable=None)
-    for rollout, returns in rollouts(envs, agent, args):
-        torch.save({args.env_id: agent.state_dict()}, scratch)
-        scratch.replace(path)  # a kill at any moment leaves a whole file
-        steps = int(rollout["mask"].sum())
-        global_step += steps
-        bar.update(steps)
+    for iteration, (rollout, returns) in enumerate(rollouts(envs, agent, args)):
+        torch.save(agent.state_dict(), path.with_suffix(".tmp"))
+        path.with_suffix(".tmp").replace(path)  # a kill at any moment leaves a whole file
+        global_step += int(rollout["mask"].sum())
         recent = (recent + returns)[-100:]
         if returns:
-            bar.set_postfix(mean_return=f"{np.mean(recent):.4g}")
             writer.add_scalar("charts/episodic_return", np.mean(returns), global_step)
+        if iteration % 10 == 0:
+            mean = f"{np.mean(recent):.4g}" if recent else "unknown, no episode has ended"
+            print(f"step {global_step:,}: mean return {mean}", flush=True)
         solved = len(recent) == 100 and np.mean(recent) >= args.target_return
         if solved or global_step >= args.total_timesteps:
             break
@@ -307,82 +313,70 @@ def train(envs, agent, path, args):
         batch = prepare(agent, rollout, args)
         progress_remaining = 1 - global_step / args.total_timesteps  # falls from 1 to 0
         stats = update(agent, optimizer, batch, progress_remaining, args)
-        agent.obs_norm.update(batch["obs"])  # only now: update needs the π that acted
         if not math.isfinite(sum(stats.values())):
-            hint = f"lower --learning-rate; the agent from before this update is {path}"
-            sys.exit(f"error: step {global_step}: loss not finite; {hint}")
-        error = batch["advantages"].var(correction=0)
-        total = batch["targets"].var(correction=0).clamp(min=1e-30)
-        stats["explained_variance"] = 1 - (error / total).item()  # 1: V fits its targets
+            sys.exit(f"error: step {global_step}: loss not finite; lower --learning-rate")
+        agent.obs_norm.update(batch["obs"])  # only now: update needs the π that acted
+
+        unexplained = batch["advantages"].var(correction=0) / batch["targets"].var(correction=0)
+        stats["explained_variance"] = 1 - unexplained.item()  # 1: V fits its targets
         for name, value in stats.items():
             writer.add_scalar(f"losses/{name}", value, global_step)
-        writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
         sps = global_step / (time.perf_counter() - start)
         writer.add_scalar("charts/SPS", sps, global_step)
-    bar.close()
+        writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
     writer.close()
 
 
 def main(args):
-    check_args(args)
+    for name in ("num_envs", "num_steps", "update_epochs", "clip_coef", "max_kl", "max_grad_norm"):
+        if not getattr(args, name, 1) > 0:
+            sys.exit(f"error: --{name.replace('_', '-')} must be above 0")
+    if not 0 <= getattr(args, "gae_lambda", 1) <= 1:
+        sys.exit("error: --gae-lambda must be between 0 and 1")
     torch.set_num_threads(1)  # networks this small only get slower with more
     Distribution.set_default_validate_args(False)  # checking every tensor is slow as well
-    for seed in (torch.manual_seed, np.random.seed, random.seed):  # environments may use these
-        seed(args.seed)
-    with closing(make_envs(args.env_id, args.num_envs)) as envs:
-        # It sums what the environment pays, for the log. (Its infos may have an "episode" already.)
-        envs = vector.RecordEpisodeStatistics(envs, stats_key="whole episode")
-        # We train on rewards divided by the standard deviation of the returns so far: so one rate
-        # suits an environment that pays 0.001 a step, and one that pays 1,000. In the first hundred
-        # steps this deviation is a guess, and the rewards are bounded.
-        envs = vector.NormalizeReward(envs, args.gamma)
-        seen, few = envs.return_rms, 100 * args.num_envs
-        envs = vector.TransformReward(envs, lambda r: r.clip(-10, 10) if seen.count < few else r)
-        agent = Agent(envs, args.init_std)
-        if args.load:
-            try:
-                agent.load_state_dict(torch.load(args.load, weights_only=True)[args.env_id])
-            except Exception as error:  # a missing, torn or foreign file can fail in many ways
-                stop(f"--load {args.load}: no agent of --env-id {args.env_id}: {error!r:.99}")
-        if args.record and "rgb_array" not in envs.metadata.get("render_modes", []):
-            stop(f"--record: --env-id {args.env_id} needs the render mode rgb_array")
-        folder = f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
-        path = Path(args.output_dir, folder, "agent.pt")
-        try:
-            path.parent.mkdir(parents=True)
-        except OSError as error:
-            stop(f"--output-dir {args.output_dir}: {error.strerror}")
-        print(f"logs and agent in {path.parent}; tensorboard --logdir {args.output_dir}")
-        train(envs, agent, path, args)
-    greedy = evaluate(agent, args, True)
-    sampled = evaluate(agent, args, False)
+    torch.manual_seed(args.seed)
+    np.random.seed(args.seed)  # some environments draw from this, or from random
+    random.seed(args.seed)
+    envs = make_envs(args.env_id, args.num_envs)
+    envs = vector.RecordEpisodeStatistics(envs, stats_key="whole episode")  # "episode" may be taken
+    # Training sees rewards divided by the standard deviation of their discounted sums so far, so
+    # one rate suits an environment that pays 0.001 a step, and one that pays 1,000. In the first
+    # hundred steps this deviation is a guess, and the rewards are bounded.
+    envs = vector.NormalizeReward(envs, args.gamma)
+    returns, few = envs.return_rms, 100 * args.num_envs
+    envs = vector.TransformReward(envs, lambda r: r.clip(-10, 10) if returns.count < few else r)
+    agent = Agent(envs, args.init_std)
+    if args.load:
+        agent.load_state_dict(torch.load(args.load))
+    name = f"{envs.spec.name}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+    folder = Path(args.output_dir, name)
+    folder.mkdir(parents=True)
+    path = folder / "agent.pt"
+    print(f"logs and agent in {folder}; tensorboard --logdir {args.output_dir}")
+    train(envs, agent, path, args)
+    envs.close()
+    print("evaluating: 100 greedy episodes, then 100 sampled ones", flush=True)
+    greedy = evaluate(agent, args, greedy=True)
+    sampled = evaluate(agent, args, greedy=False)
     print(f"mean return {greedy:.4g} greedy, {sampled:.4g} sampled; agent: {path}")
-    if args.record:
-        evaluate(agent, args, True, episodes=1, gif=path.with_suffix(".gif"))
     return {"eval/return": greedy, "eval/return_stochastic": sampled, "agent": str(path)}
 
 
 # -------------------------------------------------------------------- Evaluation and environments
-def evaluate(agent, args, greedy, episodes=100, gif=None):
-    """Mean return of fresh episodes, one per environment, each cut off after 10,000 steps. With a
-    file name as `gif` the first is filmed, its first 1,000 steps at most."""
-    options = {"render_mode": "rgb_array"} if gif else {}
+def evaluate(agent, args, greedy, episodes=100):
+    """Mean return of fresh episodes, one per environment, each cut off after 10,000 steps."""
+    envs = make_envs(args.env_id, episodes)
     returns = np.zeros(episodes)
     running = np.ones(episodes, bool)
-    frames = []
-    with closing(make_envs(args.env_id, episodes, **options)) as envs:
-        obs, _ = envs.reset(seed=args.seed + 10**6)
-        for step in range(10_000):
-            if gif and step < 1000:  # more would fill the memory
-                frames.append(Image.fromarray(envs.render()[0].copy()))
-            obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
-            returns += rewards * running
-            running &= ~(terminated | truncated)
-            if not running.any():
-                break
-    if gif:
-        duration = 1000 / envs.metadata.get("render_fps", 30)
-        frames[0].save(gif, save_all=True, append_images=frames[1:], duration=duration)
+    obs, _ = envs.reset(seed=args.seed + 10**6)  # seeds that training does not use
+    for _ in range(10_000):
+        obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
+        returns += rewards * running
+        running &= ~(terminated | truncated)
+        if not running.any():
+            break
+    envs.close()
     return returns.mean()
 
 
@@ -392,57 +386,29 @@ def make_envs(env_id, num_envs, **options):
     try:
         envs = gym.make_vec(env_id, num_envs=num_envs, **options)
     except (gym.error.Error, ImportError) as error:
-        stop(f"--env-id {env_id}: {error}")
-    seen = envs.single_observation_space
+        sys.exit(f"error: --env-id {env_id}: {error}")
+    envs.unwrapped._add_info = lambda infos, *of: infos  # infos go unused, and may not fit an array
     space = envs.single_action_space
-    reset = envs.metadata.get("autoreset_mode")
-    next_step = reset == gym.vector.AutoresetMode.NEXT_STEP
     discrete = isinstance(space, Discrete) and space.start == 0
     continuous = isinstance(space, Box) and len(space.shape) == 1 and space.dtype.kind == "f"
-    needs = [
-        (seen.is_np_flattenable, f"observations of a fixed size, has {seen}"),
-        (discrete or continuous, f"actions from 0 to n - 1 or a flat Box of floats, has {space}"),
-        (next_step, f"autoreset_mode NEXT_STEP in its metadata, has {reset}"),
-    ]
-    for fits, what in needs:
-        if not fits:
-            envs.close()
-            stop(f"--env-id {env_id}: needs {what}")
-    if not isinstance(seen, Box) or len(seen.shape) != 1:  # a Dict or an image becomes a vector
-        envs = vector.FlattenObservation(envs)
-    if continuous:  # only the environment sees the clipped action; log π does not
-        envs = vector.ClipAction(envs)
-        # π begins as N(0, 1), which suits bounds of -1 and 1. Bounds beyond a million are none.
+    if not (discrete or continuous):
+        fits = "actions 0 to n - 1 or a flat Box of floats"
+        sys.exit(f"error: --env-id {env_id}: needs {fits}, has {space}")
+    if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
+        sys.exit(f"error: --env-id {env_id}: needs autoreset_mode NEXT_STEP")
+    if continuous:
+        # π begins as N(0, 1), so -1 and 1 become the bounds, if there are any (beyond a million
+        # there are none). Only the environment sees the clipped action; log π does not.
         bounded = space.high / 2 - space.low / 2 < 1e6
         low, high = np.where(bounded, [space.low, space.high], [[-1], [1]])
+        envs = vector.ClipAction(envs)
         envs = vector.TransformAction(envs, lambda a: (low + high + (high - low) * a) / 2)
-
-    def checked_copy(values):
-        if not np.isfinite(values).all():
-            sys.exit(f"error: --env-id {env_id} gave an observation or a reward of NaN or infinity")
-        return values.copy()  # the environment may write its next values into the same array
-
-    envs = vector.TransformObservation(envs, checked_copy)
-    return vector.TransformReward(envs, checked_copy)
-
-
-def check_args(args):
-    """Stop at the first number that no run can use."""
-    for field in fields(args):
-        name, value = field.name, getattr(args, field.name)
-        low = 1 if field.type is int and name not in ("seed", "total_timesteps") else 0
-        if name in ("init_std", "max_grad_norm"):
-            low = 1e-9
-        high = 1 if name in args.FRACTIONS else 2**31
-        is_number = field.type in (int, float) and name != "target_return"
-        if is_number and not low <= value <= high:
-            stop(f"--{name.replace('_', '-')} {value}: must be between {low} and {high}")
-
-
-def stop(message):
-    """End a run that cannot work: one line that names the flag and the fix, exit status 2."""
-    print("error:", " ".join(message.split()), file=sys.stderr)
-    sys.exit(2)
+    seen = envs.single_observation_space
+    if not isinstance(seen, Box) or len(seen.shape) != 1:  # a Dict or an image becomes a vector
+        envs = vector.FlattenObservation(envs)
+    # NaN and infinity stop here. (A copy, as some write the next observation into the same array.)
+    envs = vector.TransformReward(envs, np.asarray_chkfinite)
+    return vector.TransformObservation(envs, lambda obs: np.asarray_chkfinite(obs).copy())
 
 
 if __name__ == "__main__":
@@ -451,5 +417,5 @@ if __name__ == "__main__":
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["torch==2.13.0", "gymnasium[classic-control]==1.4.0", "tyro==1.0.17",
-#     "tensorboard==2.21.0", "tqdm==4.70.1", "pillow==13.0.0"]
+#     "tensorboard==2.21.0"]
 # ///

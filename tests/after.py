@@ -24,7 +24,7 @@ def hunks(name):
         yield place, "".join(old), "".join(new)
 
 
-def applied(names, script="grpo_llm"):
+def applied(*names, script="grpo_llm"):
     """The text of the script with these blocks. The lines that a hunk replaces must be there, and
     only once, or it might change the wrong ones."""
     text = (ROOT / f"{script}.py").read_text()
@@ -43,12 +43,12 @@ def applied(names, script="grpo_llm"):
     return f"{note}\n{text}"
 
 
-def write(names, script="grpo_llm"):
+def write(*names, script="grpo_llm"):
     """Write the script with these blocks; returns its path. It lies in the repository's root, as it
     looks for tests/tiny_model, and git ignores after_*.py."""
-    parts = names if script == "grpo_llm" else [script, *names]
+    parts = names if script == "grpo_llm" else (script, *names)
     path = ROOT / f"after_{'_'.join(parts)}.py"
-    path.write_text(applied(names, script))
+    path.write_text(applied(*names, script=script))
     return path
 
 
@@ -76,7 +76,7 @@ def main(arguments):
     unknown = [name for name in names if name not in BLOCKS]
     if not names or unknown or not (ROOT / f"{script}.py").exists():
         sys.exit(f"{__doc__}\n\nThe blocks: {' '.join(BLOCKS)}")
-    path = write(names, script)
+    path = write(*names, script=script)
     print(f"{path.name} is written. What it changes:\n\ndiff -U2 -p {script}.py {path.name}\n")
     tried = re.search(rf"python {path.name}[^`\n]*", PAGE)
     print(f"A run to try:\n\n{tried[0] if tried else f'python {path.name} --steps 40'}")

@@ -11,8 +11,8 @@ BUGS = [
     ),
     (
         "grpo_llm",
-        "probs = logprobs.exp().clamp(min=1e-30)",
-        "probs = (logprobs / 0.6).exp().clamp(min=1e-30)",
+        "tokens = logprobs.exp()",
+        "tokens = (logprobs / 0.6).exp()",
     ),
     (
         "grpo_llm",
@@ -26,18 +26,20 @@ BUGS = [
     ),
     (
         "grpo_llm",
-        "    advantages[are_equal(rewards)] = 0  # exactly 0: a mean may be rounded\n",
+        "    advantages[are_equal(rewards)] = 0"
+        "  # where the mean was rounded, they are not quite 0\n",
         "",
     ),
     (
         "grpo_llm",
-        "(stops_before == 0).float()  # so the first stop token counts, too",
-        "(is_stop.cumsum(1) == 0).float()",
+        '- batch["ended"].int()  # without the stop token\n',
+        '- batch["ended"].int()\n'
+        '    batch["mask"] *= batch["completion_ids"] != tokenizer.pad_token_id\n',
     ),
     (
         "grpo_llm",
         "ratio = log_ratio.exp()\n",
-        "ratio = log_ratio.sum(1, keepdim=True).exp() * mask\n",
+        "ratio = (log_ratio.sum(1, keepdim=True) * mask).exp()\n",
     ),
     (
         "dapo_llm",

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import math
 import os
 import sys
 from pathlib import Path
@@ -36,11 +35,7 @@ def script(name: str):
     return importlib.import_module(name)
 
 
-# train_step has four texts: GSPO's and CISPO's is GRPO's.
-OWN_STEPS = ("rloo_llm", "grpo_llm", "dapo_llm", "ppo_llm")
-
-
-def random_model(kind="llama", vocab=11, stops=(1,), pad=0, seed=0, **more):
+def random_model(kind="llama", vocab=11, stops=(1,), seed=0, **more):
     """A random causal LM of peaked distributions, so that a wrong position or shift cannot hide."""
     torch.manual_seed(seed)
     ids = {"vocab_size": vocab, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -54,7 +49,6 @@ def random_model(kind="llama", vocab=11, stops=(1,), pad=0, seed=0, **more):
     config = transformers.AutoConfig.for_model(kind, **shape, **ids, **more)
     model = transformers.AutoModelForCausalLM.from_config(config)
     model.generation_config.eos_token_id = list(stops)
-    model.generation_config.pad_token_id = pad
     return model.eval()
 
 
@@ -98,28 +92,24 @@ def batch_of(model, prompts, lengths, temperature=1.0):
 @pytest.fixture
 def short_run(tmp_path):
     """Flags of a run of seconds: two small steps."""
-    return {
-        "steps": 2,
-        "prompts_per_step": 4,
-        "group_size": 4,
-        "eval_problems": 8,
-        "output_dir": str(tmp_path / "runs"),
-    }
+    flags = {"steps": 2, "prompts_per_step": 4, "group_size": 4, "eval_problems": 8}
+    return flags | {"output_dir": str(tmp_path / "runs")}
 
 
 @pytest.fixture
 def refused(capsys):
-    """Call it with a function that must end with exit status 2; returns its line on stderr."""
+    """Call it with a function that must end in one line, by sys.exit; returns the line."""
 
     def check(function, *args):
         capsys.readouterr()
         with pytest.raises(SystemExit) as caught:
             function(*args)
-        assert caught.value.code == 2
-        lines = capsys.readouterr().err.splitlines()
-        errors = [line for line in lines if line.startswith("error: ")]
-        assert len(errors) == 1
-        return errors[0]
+        line = caught.value.code
+        if line == 2:  # the classic scripts have written it
+            said = capsys.readouterr().err.splitlines()
+            (line,) = [each for each in said if each.startswith("error: ")]
+        assert len(line.splitlines()) == 1 and len(line) < 1000
+        return line
 
     return check
 
@@ -168,10 +158,9 @@ class Characters:
     """A tokenizer for random_model(): a question's characters are its tokens, and enough of it for
     encode_prompts() and rollout()."""
 
-    chat_template = eos_token_id = unk_token_id = None
-    model_max_length = math.inf
+    chat_template = eos_token_id = None
 
-    def __call__(self, texts, add_special_tokens=True):
+    def __call__(self, texts):
         return {"input_ids": [[3 + ord(c) % 7 for c in text] for text in texts]}
 
     def decode(self, ids, skip_special_tokens=False):

@@ -68,6 +68,7 @@ def counted(page):
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")  # for terminals without UTF-8
     if sys.argv[1:]:
         print(code_diff(*sys.argv[1:]))
     else:

@@ -10,6 +10,7 @@ python tests/exercise.py --log                         # prints what the newest 
 import ast
 import re
 import sys
+from pathlib import Path
 
 import bugs
 from lineage import PATHS, ROOT
@@ -44,19 +45,24 @@ def verify(completion, answer):
 
 
 def show_log():
-    """Of each number that the newest run has logged, the first, the mean, the largest, the last."""
+    """Of each number that the newest run has logged, the first, the mean, the largest, the last.
+    What logged nothing is passed over: a page, or an agent that was only watched."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = max((ROOT / "runs").iterdir(), key=lambda folder: folder.stat().st_mtime)
-    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
-    print(f"{run.name}\n{'first':>52}{'mean':>12}{'largest':>12}{'last':>12}")
-    for name in sorted(events.Tags()["scalars"]):
-        values = [event.value for event in events.Scalars(name)]
+    files = sorted(ROOT.glob("runs/*/events.*"), key=lambda file: file.stat().st_mtime)
+    logs = (EventAccumulator(str(file), {"scalars": 0}).Reload() for file in reversed(files))
+    log = next((log for log in logs if log.Tags()["scalars"]), None)
+    if log is None:
+        sys.exit(f"no run in {ROOT / 'runs'} has logged a number")
+    print(f"{Path(log.path).parent.name}\n{'first':>52}{'mean':>12}{'largest':>12}{'last':>12}")
+    for name in sorted(log.Tags()["scalars"]):
+        values = [event.value for event in log.Scalars(name)]
         shown = values[0], sum(values) / len(values), max(values), values[-1]
         print(f"{name:40}" + "".join(f"{value:12.4g}" for value in shown))
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")  # for terminals without UTF-8
     match sys.argv[1:]:
         case ["--log"]:
             show_log()

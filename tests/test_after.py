@@ -40,9 +40,9 @@ def made(tmp_path_factory):
 
     def module(names, parent="grpo_llm"):
         with pytest.MonkeyPatch.context() as patch:
-            text = after.applied(names, parent)
+            text = after.applied(*names, script=parent)
             patch.setattr(after, "ROOT", folder)
-            path = after.write(names, parent)
+            path = after.write(*names, script=parent)
         assert path.read_text() == text
         return importlib.import_module(path.stem)
 
@@ -395,25 +395,25 @@ def test_checkpointing_reads_each_layer_twice_and_gives_grpo_s_gradient(made):
 
 def test_blocks_of_engineering_fit_all_five_and_others_say_where_they_do_not():
     for names, parent in ALONE + TOGETHER:
-        compile(after.applied(names, parent), parent, "exec")
+        compile(after.applied(*names, script=parent), parent, "exec")
     with pytest.raises(SystemExit) as caught:
-        after.applied(["tis", "sapo"], "cispo_llm")
+        after.applied("tis", "sapo", script="cispo_llm")
     told = str(caught.value)
     assert told.startswith("sapo does not fit cispo_llm.py with tis: its hunk 1, in class Args:")
     assert "\n    clip_low: float = 0.2  # ε_low" in told
     with pytest.raises(
         SystemExit, match="dual_clip does not fit grpo_llm.py with sapo: its hunk 2"
     ):
-        after.applied(["sapo", "dual_clip"])
+        after.applied("sapo", "dual_clip")
 
 
 def test_a_block_changes_only_lines_that_stand_there_once(monkeypatch):
     twice = "--- grpo_llm.py\n+++ after_mine.py\n@@ imports\n-import torch\n+import torch  # mine\n"
     monkeypatch.setitem(after.BLOCKS, "once", twice)
     monkeypatch.setitem(after.BLOCKS, "twice", twice.replace("import torch", "    if RANK > 0:"))
-    assert "\nimport torch  # mine\n" in after.applied(["once"])
+    assert "\nimport torch  # mine\n" in after.applied("once")
     with pytest.raises(SystemExit, match="which are not there, or not once"):
-        after.applied(["twice"])
+        after.applied("twice")
 
 
 @pytest.mark.parametrize("name", after.BLOCKS)
@@ -421,7 +421,7 @@ def test_the_block_printed_of_a_script_makes_that_script(name, made, monkeypatch
     module = made([name])
     monkeypatch.setattr(after, "ROOT", Path(module.__file__).parent)
     monkeypatch.setitem(after.BLOCKS, name, after.block(module.__name__) + "\n")
-    assert after.applied([name]) == Path(module.__file__).read_text()
+    assert after.applied(name) == Path(module.__file__).read_text()
 
 
 @pytest.mark.parametrize("name", after.BLOCKS)
@@ -472,4 +472,4 @@ def test_the_page_has_every_block_and_one_line_ignores_their_scripts():
     assert "/after_*.py" in (ROOT / ".gitignore").read_text().split()
     table = after.PAGE.partition("## What the libraries do")[2].partition("\n## ")[0]
     for built in re.findall(r"^\| .+? \| (\w[\w ,>β]+) \| ", table, re.M)[1:]:
-        after.applied([word for word in re.findall(r"\w+", built) if word in after.BLOCKS])
+        after.applied(*(word for word in re.findall(r"\w+", built) if word in after.BLOCKS))

@@ -22,7 +22,10 @@ KEPT_NOWHERE = "--output /dev/null"
 SMOKE = [
     ("classic", "cartpole --smoke", "| trpo | 0 of 1 | … | ppo | 0 of 1 |"),
     ("learning", "--smoke", "| CartPole-v1 | 1 | reinforce | … | FrozenLake-v1 | 1 | ppo |"),
-    ("llm_compare", "--smoke", "| rloo_llm, first model, … | grpo_llm, first model, "),
+    ("observations", "--smoke", "| CartPole-v1 | reinforce | 1 | … | CartPole-v1 | ppo | 1 |"),
+    ("methods", "--smoke", "| GRPO | `grpo_llm.py --learning-rate … | sapo | `sapo_llm.py --"),
+    ("pass_k", "--smoke", "| the first model | 1 | … | GRPO | 1 | … | pass_at_k | 1 |"),
+    ("parity", "--smoke", "| rloo_llm --beta 0.1 | … | sequence_mask --max-drift 0.1 "),
     ("trl", "tiny --smoke", "| grpo_llm.py | 1 | … | rloo_llm.py | 1 |"),
     ("trl", "long --smoke --scripts rloo_llm", "| rloo_llm.py | 1 |"),
     ("paired_timings", "--checkout . --smoke", "| there / here: median |"),

@@ -167,7 +167,7 @@ def test_the_penalty_is_the_kl_and_pulls_back():
     for no action is it negative, as the log-ratio alone would be."""
     old = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
     logits = torch.tensor([0.1, 0.4, -0.3], dtype=torch.float64, requires_grad=True)
-    new, args = logits.log_softmax(-1), ppo.Args(surrogate="penalty", beta=2.0)
+    new, args = logits.log_softmax(-1), ppo.Args(clip_coef=float("inf"), beta=2.0)
     each, clipped = ppo.surrogate(new, old.log(), torch.zeros(3), args)
     found, exact = (old * each).sum(), -2.0 * (old * (old.log() - new)).sum()
     assert found.item() == pytest.approx(exact.item()) and exact.item() < -0.1
@@ -180,26 +180,27 @@ def test_the_penalty_is_the_kl_and_pulls_back():
 def test_beta_adapts_the_right_way(target_kl, monkeypatch):
     """The KL's bounds are two thirds and three halves of the target."""
     for share, factor in ((1.6, 2), (1.49, 1), (0.68, 1), (0.6, 0.5)):
-        agent, kl = make_agent(ppo), share * target_kl
-        monkeypatch.setattr(ppo, "mean_kl", lambda *of, kl=kl: kl)
-        args = ppo.Args(surrogate="penalty", beta=0.4, target_kl=target_kl)
-        stats = ppo.update(agent, Recorder(agent), batch_for(agent), 1.0, args)
-        assert args.beta == stats["beta"] == 0.4 * factor and "clipfrac" not in stats
+        for beta in (0.4, 0.0):  # a penalty that is off stays off
+            agent, kl = make_agent(ppo), torch.tensor(share * target_kl)
+            monkeypatch.setattr(ppo, "kl_k3", lambda *of, kl=kl: kl)
+            args = ppo.Args(beta=beta, target_kl=target_kl)
+            stats = ppo.update(agent, Recorder(agent), batch_for(agent), 1.0, args)
+            assert args.beta == stats["beta"] == beta * factor
 
 
-@pytest.mark.parametrize("form", ["clip", "penalty"])
+@pytest.mark.parametrize("form", [{}, {"clip_coef": float("inf"), "beta": 0.1}])
 def test_the_kl_is_that_of_the_whole_rollout(form, monkeypatch):
     """It is measured after the epochs, over all steps, as in the paper. `clipfrac` is the share of
     the last minibatch that is clipped."""
     agent, clipped, own = make_agent(ppo), torch.arange(16) < 4, ppo.surrogate
     monkeypatch.setattr(ppo, "surrogate", lambda *of: (own(*of)[0], clipped))
-    batch, args = batch_for(agent), ppo.Args(surrogate=form, beta=0.1, learning_rate=0.03)
+    batch, args = batch_for(agent), ppo.Args(**form, learning_rate=0.03)
     optimizer = torch.optim.Adam(agent.parameters(), lr=0.01)
     stats = ppo.update(agent, optimizer, batch, 1.0, args)
     log_ratio = agent.policy(batch["obs"]).log_prob(batch["actions"]) - batch["logprobs"]
     kl = (log_ratio.exp() - 1 - log_ratio).mean().item()
     assert stats["approx_kl"] == pytest.approx(kl, rel=1e-4) and kl > 1e-3
-    assert stats.get("clipfrac") == (4 / 16 if form == "clip" else None)
+    assert stats["clipfrac"] == 4 / 16
 
 
 @pytest.mark.parametrize("action", ACTIONS)

@@ -70,7 +70,8 @@ def test_signals_and_cosines_of_known_gradients(monkeypatch):
         return batch | {"g": rows}
 
     def signal(gradients, fresh=((3.0, 4.0),) * 8):
-        args = grpo.Args(group_size=1)
+        args = grpo.Args()
+        args.group_size = 1
         found = ratio.signals(model, fours(gradients), fours(fresh), args)
         return found["signal, weight 1"], found["cosine, weight 1"]
 

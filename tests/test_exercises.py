@@ -1,5 +1,6 @@
 """The exercises: without the body their command fails, with a likely mistake, too (slow). And the
-bugs to find: each fits its script, and the test that its row names sees it (slow)."""
+bugs to find: each fits its script, and the test that its row names sees it (slow). What a run has
+logged is shown; and the tools print where there is only ASCII."""
 
 import os
 import re
@@ -15,14 +16,16 @@ import tyro
 from conftest import ROOT, script
 from exercise import blanked
 from launch import Launched, is_ours
+from launch import run as launch
 from lineage import PATHS, parts, source
+from torch.utils.tensorboard import SummaryWriter
 
 ROWS = re.findall(r"^\| `(\w+)` in (\w+)\.py.*? \| `(tests/.+?)` \|", exercise.PAGE, re.M)
 DONE = 'rollout["done"][t]'
 MISTAKES = {  # what the solution has, and what a learner might write
     "rloo_llm compute_advantages": [
         ("(rewards.shape[1] - 1)", "rewards.shape[1]"),
-        ('if args.baseline == "none":', "if False:"),
+        ("rewards.sum(1, keepdim=True) - rewards", "rewards.sum(1, keepdim=True)"),
     ],
     "rloo_llm token_weights": [
         ("mask / num_tokens", "mask / mask.sum(1, keepdim=True) / len(mask)"),
@@ -42,8 +45,8 @@ MISTAKES = {  # what the solution has, and what a learner might write
         ("ratio = log_ratio.exp()", "ratio = log_ratio.exp().detach()"),
     ],
     "grpo_llm kl_k3": [
-        ("d.exp() - d - 1", "-d"),
-        ("d.exp() - d - 1", "d.square() / 2"),
+        ("d.expm1() - d", "-d"),
+        ("d.expm1() - d", "d.square() / 2"),
     ],
     "dapo_llm overlong_penalty": [
         (".clamp(min=0)", ""),
@@ -71,7 +74,7 @@ MISTAKES = {  # what the solution has, and what a learner might write
     ],
     "ppo surrogate": [
         ("torch.minimum(unclipped, clipped_ratio * advantages)", "clipped_ratio * advantages"),
-        ("ratio - 1 - log_ratio", "-log_ratio"),
+        ("kl_k3(old_logprobs, logprobs)", "kl_k3(logprobs, old_logprobs)"),
         ("logprobs - old_logprobs", "old_logprobs - logprobs"),
     ],
     "trpo conjugate_gradient": [
@@ -159,3 +162,34 @@ def test_the_test_that_tells_sees_the_bug(number, copy):
     path.write_text(text)
     assert run(exercise.CASES[number - 1][-1], copy) == 1
     path.write_text(right)
+
+
+def test_the_log_is_that_of_the_newest_run_which_has_one(tmp_path, monkeypatch, capsys):
+    """After a page, or a run that logged nothing, it is the run before; without any, a word."""
+    monkeypatch.setattr(exercise, "ROOT", tmp_path)
+    with pytest.raises(SystemExit, match="no run in .* has logged a number"):
+        exercise.show_log()
+    for number, name in enumerate(["older", "trained", "watched"]):
+        with SummaryWriter(tmp_path / "runs" / name) as writer:
+            for step, reward in enumerate([0.25, 0.75] if name == "trained" else []):
+                writer.add_scalar("reward", reward, step)
+        (events,) = (tmp_path / "runs" / name).iterdir()
+        os.utime(events, (number, number))
+    (tmp_path / "runs/rollout_page.html").write_text("a page")
+    capsys.readouterr()
+    exercise.show_log()
+    title, _, reward = capsys.readouterr().out.splitlines()
+    assert title == "trained" and reward.split() == ["reward", "0.25", "0.5", "0.75", "0.75"]
+
+
+ASCII = ["exercise.py --bug 9", "counts.py grpo_llm dapo_llm", "examples/rollout_page.py --help"]
+
+
+@pytest.mark.parametrize("command", ASCII)
+def test_tools_print_where_stdout_is_ascii(command, copy):
+    file, *words = command.split()
+    before = (copy / "ppo.py").read_text()
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    shown = launch(copy / "tests" / file, *words, environment=environment).stdout
+    (copy / "ppo.py").write_text(before)
+    assert "?" in shown

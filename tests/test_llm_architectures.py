@@ -13,14 +13,9 @@ from oracles import check_logprobs
 
 grpo = script("grpo_llm")
 V = 23  # tokens
-SHAPE = {
-    "vocab_size": V,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
+SHAPE = {"vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+SHAPE |= {
     "max_position_embeddings": 128,
     "bos_token_id": None,
     "eos_token_id": 1,
@@ -37,6 +32,11 @@ MLA |= {"v_head_dim": 8, "head_dim": 8, "num_key_value_heads": 4, "n_routed_expe
 MLA |= {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
 MAMBA |= {"mamba_d_ssm": 64, "mamba_expand": 2, "mamba_chunk_size": 8}
+NEMOTRON = {"mamba_num_heads": 8, "mamba_head_dim": 8}
+GEMMA3N = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "intermediate_size": [48] * 4}
+GEMMA3N |= {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 6}
+GEMMA3N |= {"vocab_size_per_layer_input": V, "hidden_size_per_layer_input": 8, "laurel_rank": 8}
+GEMMA3N |= {"activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0]}
 COMMON = {  # the quick tests
     "llama": {},
     "qwen3": {},
@@ -48,17 +48,7 @@ COMMON = {  # the quick tests
 OTHERS = {  # slow
     "mistral": {"sliding_window": 6},
     "gemma4_text": WINDOW | {"hidden_size_per_layer_input": 0, "global_head_dim": 8},
-    "gemma3n_text": {
-        "num_hidden_layers": 4,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "sliding_window": 6,
-        "num_kv_shared_layers": 2,
-        "intermediate_size": [48] * 4,
-        "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0],
-        "vocab_size_per_layer_input": V,
-        "hidden_size_per_layer_input": 8,
-        "laurel_rank": 8,
-    },
+    "gemma3n_text": GEMMA3N,
     "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "rotary_dim": 4},
     "gpt_neo": {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
     "gpt_bigcode": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
@@ -74,12 +64,7 @@ OTHERS = {  # slow
     "granitemoehybrid": MAMBA | EXPERTS | {"layer_types": ["mamba", "attention"]},
     # Its decoding of a single token clamps dt to time_step_min, its reading of many does not, so
     # that no cache could be exact at the default of 0.001: a quirk of transformers 5.23.
-    "nemotron_h": {
-        "hybrid_override_pattern": "M*",
-        "mamba_num_heads": 8,
-        "mamba_head_dim": 8,
-        "time_step_min": 1e-6,
-    },
+    "nemotron_h": {"hybrid_override_pattern": "M*", "time_step_min": 1e-6} | NEMOTRON,
 }
 WRONG = {  # their samplers: a cache that padding disturbs, one that forgets the prompt
     "mamba2": {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1, "chunk_size": 8},
@@ -104,7 +89,6 @@ def toy_decoder(kind: str):
             if parameter.dim() > 1:
                 parameter.normal_(std=0.7 * parameter.shape[-1] ** -0.5)
     model.generation_config.eos_token_id = [1, 13, 14, 15]
-    model.generation_config.pad_token_id = 0
     return model
 
 
@@ -136,7 +120,7 @@ def saved(tmp_path, short_run):
 
 @pytest.mark.parametrize("kind", ["qwen3_5_text", pytest.param("gpt2", marks=slow)])
 def test_one_step_by_main(kind, saved, monkeypatch):
-    """Load, check, evaluate, train with a KL penalty, save: on rewards that differ."""
+    """Load, evaluate, train with a KL penalty, save: on rewards that differ."""
     rewards = count()
     monkeypatch.setattr(grpo, "load_verifier", lambda _: lambda *_: next(rewards) % 3)
     flags = saved(kind)
@@ -152,19 +136,8 @@ def test_one_step_by_main(kind, saved, monkeypatch):
 def test_a_sampler_that_is_not_exact_ends_the_run(kind, saved, refused):
     """In one line at the first step, whose samples are not the policy's."""
     flags = saved(kind)
-    assert "sampler and loss disagree" in refused(grpo.main, grpo.Args(**flags))
+    assert refused(grpo.main, grpo.Args(**flags)).startswith("--model: generate and the loss disa")
     assert not list(Path(flags["output_dir"]).glob("*/step-*"))
-
-
-@pytest.mark.parametrize("kind", ["llama", pytest.param("gemma3_text", marks=slow)])
-def test_activation_checkpointing_changes_nothing(kind):
-    """A cache in the loss would be dropped without a word, and the log-probs be off by nats."""
-    model = toy_decoder(kind)
-    batch = grpo.generate(model, PROMPTS, 3, 12, 1.0)
-    model.activation_checkpointing_enable()
-    model.train()
-    check_logprobs(grpo, model, batch)
-    assert any(layer.gradient_checkpointing for layer in model.model.layers)
 
 
 def test_a_model_that_can_also_see(saved):

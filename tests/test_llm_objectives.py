@@ -1,5 +1,6 @@
 """The three functions of each algorithm against its oracle."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -45,17 +46,6 @@ def test_advantages_against_the_oracle(name, flags):
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.double), **EXACT)
 
 
-def test_baselines_of_rloo_llm_by_hand():
-    rloo, rewards = script("rloo_llm"), torch.tensor([[0.0, 0, 1, 0], [1, 1, 1, 1]])
-    for baseline, expected in {
-        "none": rewards,
-        "mean": rewards - 5 / 8,
-        "leave-one-out": torch.tensor([[-1 / 3, -1 / 3, 1, -1 / 3], [0, 0, 0, 0]]),
-    }.items():
-        found = rloo.compute_advantages(rewards, rloo.Args(baseline=baseline))
-        torch.testing.assert_close(found, expected)
-
-
 @pytest.mark.parametrize("name,flags", CASES)
 def test_value_and_gradient_against_the_oracle(name, flags):
     """Of six cases, with tokens on both sides of the clip; padding counts nowhere."""
@@ -71,3 +61,15 @@ def test_value_and_gradient_against_the_oracle(name, flags):
         assert torch.equal(beyond, clipped_tokens(name, *tensors, args))
         clipped += beyond[mask > 0].tolist()
     assert set(clipped) == ({False} if name == "rloo_llm" else {False, True})
+
+
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_k3_is_never_negative(name):
+    """In float32, where e^d − d − 1 would be −6e-8: where |d| is small it is d²/2."""
+    d = torch.linspace(-2e-3, 2e-3, 100_001)
+    d = torch.cat([d, d * 1e-4, d * 1e4])
+    found = script(name).kl_k3(torch.ones_like(d), 1 + d)
+    assert (found >= 0).all()
+    d = (1 + d).double() - 1  # as float32 has it
+    torch.testing.assert_close(found.double(), d.expm1() - d, rtol=1e-2, atol=1e-12)
+    assert script(name).kl_k3(torch.tensor(0.0), torch.tensor(2.0)) == pytest.approx(math.e**2 - 3)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import calls_of, last_checkpoint, random_model, script, with_critic
 from oracles import gae
-from test_llm_epochs import LENGTHS, by_length, take_step
+from test_llm_epochs import LENGTHS, TEXTS, by_length, take_step
 
 ppo = script("ppo_llm")
 DECAYS = [(1.0, 1.0), (1.0, 0.95), (0.9, 0.8), (0.7, 1.0), (1.0, 0.0), (0.0, 0.5)]
@@ -47,7 +47,7 @@ def test_what_reaches_the_update(monkeypatch):
     ((_, (batch, *_)),) = rollouts
     for i, length in enumerate(LENGTHS):
         expected = [-0.5 * d for d in drift[i, :length].tolist()]
-        expected[-1] += length % 2
+        expected[-1] += TEXTS[i] % 2
         assert rewards[i, :length].tolist() == pytest.approx(expected, abs=1e-6)
         assert not rewards[i, length:].any()
     assert metrics["kl"] == pytest.approx(drift[mask > 0].mean().item(), rel=1e-4)
@@ -65,18 +65,12 @@ def test_what_reaches_the_update(monkeypatch):
 def test_a_critic_is_a_copy_that_says_0(kind):
     """It has weights of its own, also where embeddings are tied to the head, as in GPT-2."""
     model = random_model(kind)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     ppo.add_critic(model)
     batch = ppo.generate(model, [[3, 4], [5]], 2, 6, 1.0)
     assert not ppo.token_values(model, batch).any() and not model.critic.training
     policy = [p for name, p in model.named_parameters() if not name.startswith("critic.")]
-    critic = list(model.critic.parameters())
-    assert not {p.data_ptr() for p in policy} & {p.data_ptr() for p in critic}
-    with torch.no_grad():
-        for parameter in critic:
-            parameter.add_(1.0)
-    after = model.state_dict()
-    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    shared = {p.data_ptr() for p in policy} & {p.data_ptr() for p in model.critic.parameters()}
+    assert not shared and len(policy) > 5
 
 
 def test_the_saved_model_is_the_policy_alone(pretrained, short_run, monkeypatch):

@@ -19,15 +19,14 @@ def test_a_run_learns_and_its_log_is_complete(tmp_path):
     assert found["eval/pass@1"] > found["eval/pass@1_initial"] + 0.1
     assert found["eval/pass@8"] >= found["eval/pass@1"]
     names = "reward reward_std frac_reward_zero_std completions/mean_length clip_ratio approx_kl"
-    names += " completions/clipped_ratio learning_rate kl entropy grad_norm step_time num_tokens"
-    names += " tokens_per_second loss eval/pass@1 eval/pass@8"
+    names += " completions/clipped_ratio learning_rate kl entropy grad_norm step_time"
+    names += " loss eval/pass@1 eval/pass@8"
     logged = {name: scalars(found["folder"], name) for name in names.split()}
     for name, values in logged.items():
         assert len(values) == (2 if name.startswith("eval") else 16), name
     assert 0 < sum(logged["clip_ratio"]) / 16 < 0.5
     assert abs(logged["kl"][0]) < 1e-8 < 1e-3 < logged["kl"][-1]  # it begins as the reference
     assert logged["approx_kl"][-1] > 0 and logged["learning_rate"][9] == pytest.approx(5e-4)
-    assert min(logged["num_tokens"]) > 0 and max(logged["num_tokens"]) < 256 * 32, "of one step"
 
 
 @pytest.mark.slow
@@ -70,31 +69,31 @@ def test_same_seed_same_run(short_run, monkeypatch):
     for name in ("loss", "reward", "clip_ratio", "kl", "eval/pass@1"):
         assert scalars(first["folder"], name) == scalars(second["folder"], name)
     assert first["eval/pass@1_initial"] == other["eval/pass@1_initial"]
-    assert len({seed for (seed,), _ in seeded}) == 1 + 2 * 2, "evaluations, and each seed's steps"
+    seeds = {seed for (seed,), _ in seeded}
+    assert len(seeds) == 1 + 2 * 2, "evaluations, and each seed's steps"
+    seeded.clear()
+    monkeypatch.setattr(grpo, "RANK", 1)  # so another process answers a question otherwise
+    grpo.main(grpo.Args(**own))
+    assert len({seed for (seed,), _ in seeded} - seeds) == 1 + 2
 
 
-def test_reference_stays_and_is_not_loaded_without_kl(short_run, monkeypatch):
-    """The fourth model that is loaded is the first once more, for an evaluation alone."""
-    rewards, loaded = count(), calls_of(monkeypatch, grpo, "load_policy")
-    monkeypatch.setattr(grpo, "load_verifier", lambda _: lambda *_: next(rewards) % 3)
-    for own in ({}, {"beta": 0.0}, {"steps": 0}):
-        grpo.main(grpo.Args(**short_run | own))
-    policy, reference, trained, first = (model.state_dict() for _, (model, _) in loaded)
-    assert equal(reference, first)
-    assert not equal(policy, first) and not equal(trained, first)
+@pytest.mark.parametrize("what", ["reward", "loss"])
+def test_what_is_not_finite_ends_the_run_and_keeps_the_model(what, short_run, monkeypatch, refused):
+    """A verifier may give NaN, or a number that float32 cannot hold."""
+    draws, steps = count(), count()
 
+    def verify(completion, answer):
+        n = next(draws)  # 64 evaluate, 16 train, 64 evaluate, 16 train
+        return 1e39 if what == "reward" and n == 150 else n % 3
 
-def test_non_finite_loss_stops_with_the_step_and_keeps_the_model(short_run, monkeypatch, refused):
-    real, calls = grpo.compute_advantages, []  # called by each evaluation, too
+    def compute_advantages(rewards, args, real=grpo.compute_advantages):
+        wrong = what == "loss" and next(steps) == 1
+        return real(rewards, args) + (float("nan") if wrong else 0.0)
 
-    def poisoned(rewards, args):
-        calls.append(1)
-        return real(rewards, args) + (float("nan") if len(calls) == 4 else 0.0)
-
-    monkeypatch.setattr(grpo, "compute_advantages", poisoned)
-    monkeypatch.setattr(grpo, "are_equal", lambda rewards: rewards[:, 0] != rewards[:, 0])  # none
+    monkeypatch.setattr(grpo, "load_verifier", lambda _: verify)
+    monkeypatch.setattr(grpo, "compute_advantages", compute_advantages)
     line = refused(grpo.main, grpo.Args(**short_run | {"steps": 4, "eval_every": 1}))
-    assert line.startswith("error: step 2: not finite") and "--learning-rate" in line
+    assert line.startswith("step 2: a reward or the loss is not finite: ")
     (folder,) = Path(short_run["output_dir"]).iterdir()
     assert last_checkpoint(folder).name == "step-000001"
     assert all(tensor.isfinite().all() for tensor in weights(folder).values())

@@ -38,10 +38,9 @@ def gsm(n, offset=0):
 
 def test_jsonl_split_is_fixed_and_disjoint(tmp_path):
     """Held out are questions whose checksum is in the lowest tenth of its range, so that a question
-    stays on its side when the file grows. One that
-    comes twice, also with blanks around it, has its last answer; blank lines are skipped, and the
-    file may begin with a byte-order mark."""
-    wrong = [{"question": f" {row['question']}\n", "answer": 0} for row in gsm(20, 600)]
+    stays on its side when the file grows, or the first one. One that comes twice has its last
+    answer; blank lines are skipped, and the file may begin with a byte-order mark."""
+    wrong = [{"question": row["question"], "answer": 0} for row in gsm(20, 600)]
     path = write(tmp_path / "d.jsonl", [*wrong, "", "  ", *gsm(500, 600), ""], mark="\ufeff")
     train, held_out = grpo.load_data(grpo.Args(dataset=path))
     sums = {f"What is {i} + {i}?" for i in range(600, 1100)}
@@ -51,69 +50,87 @@ def test_jsonl_split_is_fixed_and_disjoint(tmp_path):
     assert ("What is 600 + 600?", "1,200") in train + held_out
     args = grpo.Args(dataset=path, eval_problems=10)
     assert grpo.load_data(args) == (train, held_out[:10])
+    high = [row for row in gsm(500, 600) if row["question"] not in lowest][:5]
+    args = grpo.Args(dataset=write(tmp_path / "few.jsonl", high), **STEPS_OF_4)
+    assert [len(side) for side in grpo.load_data(args)] == [4, 1]
 
 
+STEPS_OF_4 = {"prompts_per_step": 4}
 TRAIN = [(f"{i}?", str(i)) for i in range(20)]
 
 
 def asked(steps, draw=0, **flags):
     """The problems of the first steps, one after the other."""
-    args, problems = grpo.Args(**flags), []
+    args, problems = grpo.Args(minibatches=1, **flags), []
     for step in range(1, steps + 1):
         problems += grpo.next_problems(TRAIN, step, args, draw)
     return problems
 
 
-@pytest.mark.parametrize("size", [4, 6, 20, 32])
-def test_each_pass_over_the_data_has_every_question_once(size):
-    """Also where the size of a step does not divide the data, or is larger. Each pass has an order
-    of its own, which follows from the seed."""
-    found = asked(-(-60 // size), prompts_per_step=size)[:60]
-    passes = [found[i : i + 20] for i in (0, 20, 40)]
-    assert all(sorted(once) == sorted(TRAIN) for once in passes)
-    assert passes[0] != passes[1] != passes[2] and passes[0] != TRAIN
-    assert asked(1, prompts_per_step=60) == found
-    assert asked(1, prompts_per_step=60, seed=2) != found != asked(1, draw=1, prompts_per_step=60)
-    assert asked(1, draw=1, prompts_per_step=20) not in passes
+@pytest.mark.parametrize("size", [4, 6, 20])
+def test_a_pass_over_the_data_has_no_question_twice(size):
+    """Questions left over, too few for a step, are not asked. Each pass has an order of its own,
+    which follows from the seed and the draw."""
+    used = 20 // size * size
+    found = asked(3 * (20 // size), prompts_per_step=size)
+    passes = [found[i : i + used] for i in range(0, 3 * used, used)]
+    assert all(len(set(once)) == used and set(once) <= set(TRAIN) for once in passes)
+    assert passes[0] != passes[1] != passes[2] and passes[0] != TRAIN[:used]
+    assert found == asked(3 * (20 // size), prompts_per_step=size)
+    for other in ({"seed": 2}, {"draw": 1}):
+        assert asked(20 // size, prompts_per_step=size, **other) not in passes
 
 
-def test_eval_dataset_takes_nothing_out_of_training(tmp_path, capsys):
-    own = {"dataset": write(tmp_path / "t.jsonl", gsm(20)), "eval_problems": 7}
-    own["eval_dataset"] = write(tmp_path / "e.jsonl", gsm(10, 15))
-    train, held_out = grpo.load_data(grpo.Args(**own))
-    assert len(train) == 20 and len(held_out) == 7
+def test_questions_of_eval_dataset_leave_the_training_data(tmp_path):
+    """A file may be scored as a whole: --steps 0 needs nothing to train on."""
+    path = write(tmp_path / "t.jsonl", gsm(20))
+    own = {"dataset": path, "eval_dataset": write(tmp_path / "e.jsonl", gsm(10, 15))}
+    train, held_out = grpo.load_data(grpo.Args(**own, eval_problems=7, **STEPS_OF_4))
+    assert len(train) == 15 and len(held_out) == 7
+    assert {i for i in range(20) if (f"What is {i} + {i}?", f"{2 * i}") in train} == set(range(15))
     sums, held_out = grpo.load_data(grpo.Args(eval_dataset=own["eval_dataset"]))
     assert len(sums) == 10_000 and held_out[0][0].startswith("What is ")
-    assert "5 questions are in both" in capsys.readouterr().out
+    _, held_out = grpo.load_data(grpo.Args(dataset=path, eval_dataset=path, steps=0))
+    assert len(held_out) == 20
 
 
 BAD = ["{", "7", "[]", '{"question": "q"}', '{"question": "q", "answer": "no number"}']
 BAD += ['{"question": null, "answer": "#### 5"}', '{"question": "q", "answer": "#### five"}']
 BAD += ['{"question": "q", "answer": " "}', '{"question": " ", "answer": 1}']
 BAD += ["[" * 100_000, '{"question": "' + "\udce9" * 5000 + '", "answer": 1}']  # é in Latin-1
+BAD = [("", line) for line in BAD]
+BAD += [("any verifier", f'{{"question": "q", "answer": {answer}}}') for answer in ('""', "null")]
 
 
-@pytest.mark.parametrize("line", BAD, ids=range(len(BAD)))
-def test_bad_line_is_named_by_its_number(tmp_path, refused, line):
+@pytest.mark.parametrize("verifier,line", BAD, ids=range(len(BAD)))
+def test_bad_line_is_named_by_its_number(tmp_path, refused, verifier, line):
+    """An empty answer would be right for some verifiers, whatever the model says."""
     good = write(tmp_path / "good.jsonl", gsm(4))
-    path = write(tmp_path / "bad.jsonl", gsm(2) + [line] + gsm(2))
-    error = refused(grpo.load_data, grpo.Args(dataset=path))
-    assert f"--dataset {path}, line 3: " in error and len(error) < 420
-    error = refused(grpo.load_data, grpo.Args(dataset=good, eval_dataset=path))
-    assert f"--eval-dataset {path}, line 3: " in error and "--dataset" not in error
+    path = write(tmp_path / "bad.jsonl", gsm(2) + ["", line] + gsm(2))
+    own = {"verifier": str(tmp_path)} if verifier else {}
+    for files in ({"dataset": path}, {"dataset": good, "eval_dataset": path}):
+        error = refused(grpo.load_data, grpo.Args(**files, **own))
+        assert error.startswith(f'{path}, line 4: needs a "question" and an "answer": ')
 
 
-def test_files_that_are_not_there_or_have_too_few_questions(tmp_path, refused):
-    write(tmp_path / "empty.jsonl", [])
-    for name in ("none.jsonl", "", "empty.jsonl"):
-        path = str(tmp_path / name)
-        assert f"--dataset {path}" in refused(grpo.load_data, grpo.Args(dataset=path))
-        if name:
-            args = grpo.Args(eval_dataset=path)
-            assert f"--eval-dataset {path}" in refused(grpo.load_data, args)
-    same = write(tmp_path / "same.jsonl", gsm(1) * 20)
-    assert "no question is left" in refused(grpo.load_data, grpo.Args(dataset=same))
-    two = write(tmp_path / "two.jsonl", gsm(2))
-    assert [len(side) for side in grpo.load_data(grpo.Args(dataset=two))] == [1, 1]
-    null = write(tmp_path / "null.jsonl", ['{"question": "q", "answer": null}'])
-    assert "line 1" in refused(grpo.load_data, grpo.Args(dataset=null, verifier="any.py"))
+@pytest.mark.parametrize("size,trained,held_out", [(0, 0, 0), (4, 3, 1), (20, 20, 0)])
+def test_too_few_questions(size, trained, held_out, tmp_path, refused):
+    """To train on, to evaluate on, or both."""
+    own = {"dataset": write(tmp_path / "d.jsonl", gsm(size))}
+    if size == 20:
+        own["eval_dataset"] = write(tmp_path / "e.jsonl", [])
+    line = refused(grpo.load_data, grpo.Args(**own, **STEPS_OF_4))
+    counts = f"{trained} questions to train on and {held_out} to evaluate on"
+    assert line == f"--dataset {own['dataset']}: {counts}; a step needs 4"
+
+
+def test_what_a_row_holds_besides(tmp_path, capsys):
+    """Other fields, such as a story problem's body or the choices, are named once. And the blanks
+    before a question may be code's indentation."""
+    rows = [row | {"body": "Ann has", "choices": [1]} for row in gsm(3)]
+    rows.append({"question": "    return 1 + 1\n", "answer": 2})
+    path = write(tmp_path / "d.jsonl", rows)
+    problems = grpo.load_jsonl(path, grpo.Args())
+    assert ("    return 1 + 1\n", "2") in problems
+    said = capsys.readouterr().out
+    assert said == f"{path}: these fields are not used: ['body', 'choices']\n"

@@ -1,26 +1,25 @@
 """The verifiers: the built-in one, the examples, and a file of the reader's own."""
 
 import json
+import re
 import sys
 import time
 from itertools import product
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
-from conftest import ROOT, Characters, random_model, script
+from conftest import ROOT, Characters, last_checkpoint, random_model, script
 
 grpo = script("grpo_llm")
 EXAMPLES = ROOT / "tests/examples/verifiers"
 
 # The right number: completions that end in it, or do not, with ~ between them.
 RIGHT = {
-    "14": "#14~# 14\n~#### 14.~#14.0~12,14#14~#15#14~#15\n# 14~#014",
-    "1234": "so it is\n#### 1,234~#### $1,234.00~#1234~#$1234.",
-    "1,234": "#### 1234~####1,234.",
-    "$72": "#### 72~#### 72.00~####\u00a072",
-    "0.5": "#### 0.50~#### $0.5",
-    "0.30000000000000004": "#0.3",
-    "-3": "#### -3~####-3.0~#-$3",
+    "14": "#14~# 14\n~#14.0~12,14#14~#15#14~#15\n# 14~#014",
+    "1234": "so it is\n#### 1,234~#### 1,234.00~#1234",
+    "1,234": "#### 1234~####\u00a01234.00",
+    "0.5": "#### 0.50",
+    "-3": "#### -3~####-3.0",
     "0": "#### -0~#0.00",
     "1234567.5": "#### 1,234,567.50",
     "123456789012345678901234567890": "#### 123456789012345678901234567890",
@@ -33,7 +32,10 @@ WRONG = {
     "0.5": "#.5",
     "1000": "#### 1'000~#### 1\u202f000~#### 1 000~#### 1{,}000~#10,00~#1,00,0",
     "12345": "#1,2345~#12,34,5",
+    "72": "#$72~#72.",
     "0.1": "#0.1001",
+    "9007199254740993": "#9007199254740992",  # equal as floats
+    "1" + "0" * 400: "#1" + "0" * 399 + "1~#1" + "0" * 401,
 }
 
 
@@ -44,21 +46,7 @@ def test_right_wrong_and_hostile_completions(cases, reward):
             assert grpo.verify(completion, answer) == reward, (completion, answer)
 
 
-LONG = [
-    "7",
-    "#7",
-    "1,",
-    " ",
-    "\\boxed{",
-    "7.",
-    "2003-",
-    "[",
-    '{"answer":',
-    '"',
-    "9\\,",
-    "1 234",
-    "- ",
-]
+LONG = ["7", "#7", "1,", " ", "\\boxed{", "7.", "2003-", "[", '{"answer":', '"', "9\\,", "1 234"]
 
 
 @pytest.mark.parametrize("piece", LONG)
@@ -89,29 +77,36 @@ def own(tmp_path):
 ANSWERS = ["blue", "#### 5", 5, 2.5, ["a", "b"], {"x": [1, None]}, " spaces ", "x", True, [], 0]
 
 
-def test_a_file_gets_answers_of_any_json_type_unchanged(own, tmp_path):
-    """A list of right answers stays a list. The file is run once: it may load a model."""
+def test_a_file_gets_answers_of_any_json_type_as_they_stand(own, tmp_path):
+    """A list of right answers stays a list. But 27.0 is 27: so a data frame writes whole numbers if
+    one is missing. The file is run once: it may load a model."""
     data = tmp_path / "d.jsonl"
-    rows = [{"question": f"q{i}", "answer": answer} for i, answer in enumerate(ANSWERS)]
+    rows = [{"question": f"q{i}", "answer": answer} for i, answer in enumerate([*ANSWERS, 27.0])]
     data.write_text("\n".join(map(json.dumps, rows)))
     source = "seen = []\ndef verify(completion, answer):\n    seen.append(answer)\n    return 1"
     args = grpo.Args(verifier=own(source), dataset=str(data))
-    problems = grpo.load_jsonl("--dataset", str(data), args)
-    assert dict(problems) == {f"q{i}": answer for i, answer in enumerate(ANSWERS)}
+    problems = grpo.load_jsonl(str(data), args)
+    found = [dict(problems)[f"q{i}"] for i in range(len(rows))]
+    assert list(map(repr, found)) == list(map(repr, [*ANSWERS, 27]))
     grpo.rollout(random_model(), Characters(), problems, 2, 1.0, args)
     seen = grpo.load_verifier(args.verifier).__globals__["seen"]
-    expected = [answer for _, answer in problems for _ in range(2)]
-    assert seen == expected and list(map(type, seen)) == list(map(type, expected))
+    assert list(map(repr, seen)) == [repr(answer) for _, answer in problems for _ in range(2)]
     assert sys.path.count(str(tmp_path)) == 1  # loaded once, though asked for twice
 
 
-def rollout(name):
+def rollout(path):
     given = random_model(), Characters(), [("1+2", "3")], 2, 1.0
-    return grpo.rollout(*given, grpo.Args(verifier=name))
+    return grpo.rollout(*given, grpo.Args(verifier=path))
 
 
-def test_a_file_may_import_another_beside_it_and_start_processes(tmp_path):
-    """A new process finds the verifier's functions by the name of its file."""
+def test_a_file_s_neighbour_comes_before_a_package_and_may_start_processes(tmp_path, monkeypatch):
+    """The neighbour is taken, though another module of its name is installed; but no module beside
+    the script is hidden. A new process finds the verifier's functions by the name of its file."""
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    (installed / "beside_the_verifier.py").write_text("HALF = 0.1\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])
+    script_folder = sys.path[0]
     (tmp_path / "beside_the_verifier.py").write_text("HALF = 0.5\n")
     path = tmp_path / "verifier_with_a_pool.py"
     path.write_text("""
@@ -127,37 +122,39 @@ def verify(completion, answer):
         return pool.submit(score, completion).result()
 """)
     assert grpo.load_verifier(str(path))("#3", "3") == 0.5
+    assert sys.path[:2] == [script_folder, str(tmp_path)]
 
 
-BROKEN = {  # source, and what the traceback shows
-    "raises": ("def verify(completion, answer):\n    return 1 / 0", "line 2, in verify"),
-    "exits": ("def verify(completion, answer):\n    exit()", "line 2, in verify"),
-    "no number": ("def verify(completion, answer):\n    return 'right'", "could not convert"),
-    "exits at import": ("import sys\nsys.exit(0)", "line 2, in <module>"),
-    "NaN": ("def verify(completion, answer):\n    return float('nan')", ""),
-    "too large for float32": ("def verify(completion, answer):\n    return 1e39", ""),
-    "another name": ("def check(completion, answer):\n    return 1", "no attribute 'verify'"),
+def test_a_verifier_may_change_the_folder(own, short_run, monkeypatch, tmp_path):
+    """Its own path and the run's folder are then no longer where they were."""
+    source = (
+        "import os\ndef verify(completion, answer):\n    os.chdir('/')\n    return len(completion)"
+    )
+    path = own(source)
+    monkeypatch.chdir(tmp_path)
+    flags = short_run | {"output_dir": "runs", "verifier": Path(path).name, "steps": 1}
+    result = grpo.main(grpo.Args(**flags))
+    assert last_checkpoint(result["folder"]).is_relative_to(tmp_path)
+
+
+BROKEN = {  # the body of verify, the error, and what it says
+    "raises": ("return 1 / 0", ZeroDivisionError, "division by zero"),
+    "exits": ("exit()", RuntimeError, "--verifier {} called exit()"),
+    "exits at import": ("pass\nexit(0)", RuntimeError, "--verifier {} called exit()"),
+    "no number": ("return 'right'", ValueError, "could not convert string to float: 'right'"),
+    "nothing": ("return None", TypeError, "not 'NoneType'"),
+    "a pair": ("return 1.0, 'why'", TypeError, "not 'tuple'"),
+    "a dict": ("return {'score': 1.0}", TypeError, "not 'dict'"),
+    "another name": ("pass\ncheck = verify\ndel verify", AttributeError, "no attribute 'verify'"),
 }
 
 
-@pytest.mark.parametrize("source,shown", BROKEN.values(), ids=BROKEN)
-def test_what_a_verifier_raises_is_shown_and_blamed_on_it(source, shown, own, capsys):
-    """SystemExit, too, which would end the run with status 0 and no word."""
-    name = own(source)
-    with pytest.raises(SystemExit) as caught:
-        rollout(name)
-    said = capsys.readouterr().err
-    assert caught.value.code == 2 and shown in said
-    last = said.splitlines()[-1]
-    assert last.startswith(f"error: --verifier {name}: no finite number from its verify")
-
-
-def test_a_file_that_is_not_there_or_has_another_module_s_name(tmp_path, refused, monkeypatch):
-    """The other module has a verify, too, which must not be taken for the file's."""
-    (tmp_path / "taken.py").write_text("def verify(completion, answer):\n    return 1.0\n")
-    monkeypatch.setitem(sys.modules, "taken", SimpleNamespace(verify=lambda *_: 0.0))
-    for path in (tmp_path / "taken.py", tmp_path / "nowhere.py"):
-        assert f"--verifier {path}" in refused(rollout, str(path))
+@pytest.mark.parametrize("body,error,said", BROKEN.values(), ids=BROKEN)
+def test_what_a_verifier_raises_ends_the_run(body, error, said, own):
+    """SystemExit is another error: it would end the run with status 0 and no word."""
+    path = own(f"def verify(completion, answer):\n    {body}\n")
+    with pytest.raises(error, match=re.escape(said.format(path))):
+        rollout(path)
 
 
 # File: rows of an answer, a reward, and completions that earn it, with ~ between them.
@@ -197,7 +194,7 @@ CASES = {
         ("Łódź", 1.0, '{"answer": "Łódź"}~{"answer": "\\u0141\\u00f3d\\u017a"}'),
         ("85", 0.2, '{"answer": 86}~{"answer": null}~{"answer": [85]}~{"answer": {"answer": 85}}'),
         ("85", 0.2, '{"answer": 85, "answer": 7}~{"answer": NaN}~{"answer": 1e999}~{"answer": ""}'),
-        ("1", 0.2, '{"answer": true}~{"answer": 1.0}~{"answer": "1 "}'),
+        ("1", 0.2, '{"answer": true}~{"answer": 1.01}~{"answer": "1 "}'),
         ("85", 0.0, '~85~"answer"~[85]~["answer"]~{}~{"sum": 85}~{"Answer": 85}~null~{answer: 85}'),
         ("85", 0.0, '{"answer": 85~So {"answer": 85}~{"answer": 80 + 5}~{"answer": 085}'),
         ("85", 0.0, '{"answer": __import__("os").abort()}~{"answer": 85}{"answer": 85}'),

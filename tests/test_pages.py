@@ -21,6 +21,8 @@ OTHERS = ("tests/EXERCISES.md", "tests/QUESTIONS.md", ".github/CONTRIBUTING.md")
 READ = (README, WALK, EXAMPLES, *(ROOT / name for name in OTHERS))
 PAGES = {page: page.read_text() for page in READ}
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", "".join(PAGES.values()), re.S | re.M)
+THEORY = ROOT / "tests/THEORY.md"
+PAGES[THEORY] = THEORY.read_text()  # its examples run in test_theory.py
 STEPS = re.findall(r"^`diff (\S+) (\S+)`(.*?)(?=^## |\Z)", PAGES[WALK], re.S | re.M)
 HUNK = re.compile(r"^```diff\n(.*?)^```$", re.S | re.M)
 STEPS.append(("rloo_llm.py", "grpo_llm.py", PAGES[README]))
@@ -117,7 +119,7 @@ def test_every_pair_of_neighbours_has_its_hunk():
 def test_every_flag_named_is_in_the_help_of_a_script():
     """`others` are flags of other programs."""
     others = {"nproc-per-node", "logdir", "help", "extra-index-url", "index", "word-diff"}
-    others |= {"backup-if-mismatch", "bug", "log", "block"}
+    others |= {"backup-if-mismatch", "bug", "log", "flag", "gif", "block"}  # --flag: any
     asked = [Launched(path, "--help") for path in sorted(PATHS.values())]
     assert [process.wait() for process in asked] == [0] * len(asked)
     flag = r"--(?:no-)?([a-z][a-z-]+)"
@@ -148,13 +150,14 @@ def commands(page):
 
 EXPORT, INSTALL, TEST, *ON_README = commands(README)
 TRAINING = [*ON_README, *commands(EXAMPLES)]
+READERS = ("train.jsonl", "test.jsonl")  # the reader's own files
 TRIED = re.findall(r"`(python (?:\w+/)*\w+\.py[^`]*)`", PAGES[WALK])
 
 
 @pytest.mark.parametrize("command", [*TRAINING, *TRIED])
 def test_every_command_has_flags_that_the_script_takes(command):
     """The script's own Args parse the flags. test_every_command_runs (slow) runs the commands."""
-    words = shlex.split(command)
+    words = [__file__ if word in READERS else word for word in shlex.split(command)]
     at = next(i for i, word in enumerate(words) if word.endswith(".py"))
     module = script(Path(words[at]).stem)
     tyro.cli(module.Args, args=words[at + 1 :])
@@ -177,8 +180,7 @@ def test_every_command_runs(pretrained, gsm_file, tmp_path):
     A small local model stands in for the hub's models, and a small file for GSM8K's."""
     assert INSTALL.endswith("&& pip install -r requirements.txt && python grpo_llm.py")
     assert EXPORT.startswith("export ") and TEST == "python -m pytest -q tests"
-    stand_ins = {"train.jsonl": gsm_file, "test.jsonl": gsm_file}
-    stand_ins["--steps 25"] = "--steps 2"
+    stand_ins = dict.fromkeys(READERS, gsm_file) | {"--steps 25": "--steps 2"}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
     for command in ["python grpo_llm.py", *TRAINING]:
@@ -186,7 +188,7 @@ def test_every_command_runs(pretrained, gsm_file, tmp_path):
         for known, stand_in in stand_ins.items():
             command = command.replace(known, stand_in)
         if EARLIER in command:
-            (made,) = tmp_path.glob("ppo__*/agent.pt")
+            (made,) = tmp_path.glob("*__ppo__*/agent.pt")
             command = command.replace(EARLIER, str(made))
         file = next(word for word in command.split() if word.endswith(".py"))
         command = command.replace(file, f"{file} {SMOKE[file]} --output-dir {tmp_path}")

@@ -1,6 +1,7 @@
 """The numbers of tests/examples/rollout_page.py are those of the oracles' plain loops, at the epoch
 they stand for; in a browser the slider, the keys and a click change what is drawn, as the numbers
-say, without an error; and text of a model is shown as text."""
+say, without an error; text of a model is shown as text, blanks too; and flags that were typed
+hold."""
 
 import html
 import json
@@ -9,13 +10,17 @@ import re
 import shutil
 
 import pytest
+import tokenizers
 import torch
+import transformers
+import tyro
 from conftest import ROOT, calls_of
+from launch import flags
 from oracles import clipped_tokens, oracle, row_by_row, tokens
 
 import rollout_page
 
-SMALL = {"group_size": 4, "update_epochs": 2, "minibatches": 2, "learning_rate": 3e-3}
+SMALL = flags({"group_size": 4, "update_epochs": 2, "minibatches": 2, "learning_rate": 3e-3})
 HOSTILE = ["</script>", "<img src=x onerror=null.x>", "&lt;b&gt;", "<!--<script>", "\u2028`${1}"]
 
 
@@ -40,7 +45,7 @@ def made():
             return look(script, policy, batch, args)
 
         patch.setattr(rollout_page, "look", watched)
-        page = rollout_page.make_page(rollout_page.Args(**SMALL))
+        page = rollout_page.make_page(SMALL)
     return page, trainings, looks
 
 
@@ -124,8 +129,8 @@ def test_slider_click_and_keys_change_what_is_drawn(made, tmp_path, monkeypatch)
         for answer in group["answers"]:
             answer["tokens"][: len(HOSTILE)] = HOSTILE[: len(answer["tokens"])]
     page["command"] = "python rollout_page.py --prompt '{question}</script><b>'"
-    monkeypatch.setattr(rollout_page, "make_page", lambda args: page)
-    path = rollout_page.main(rollout_page.Args(output_dir=str(tmp_path)))
+    monkeypatch.setattr(rollout_page, "make_page", lambda words: page)
+    path = rollout_page.main(["--output-dir", str(tmp_path)])
     assert path.stat().st_size < 500_000
     path.write_text(path.read_text() + REPORT % SCRIPT)
     done = rollout_page.browse(path, "--dump-dom")
@@ -137,10 +142,52 @@ def test_slider_click_and_keys_change_what_is_drawn(made, tmp_path, monkeypatch)
         check_view(view, page, epoch, *place)
 
 
-def test_without_a_difference_the_page_says_so(tmp_path, refused):
+def test_each_answer_ends_as_it_has_ended(made):
+    """With ■ for the stop token, unless it was cut off at its last token or by the page."""
+    page, trainings, _ = made
+    (_, _, batch, _, shown, _), _ = trainings[0]
+    ends = [answer["tokens"][-1] for group in page["groups"] for answer in group["answers"]]
+    expected = [batch["ended"][row].item() for row in shown.tolist()]
+    assert [end == "■" for end in ends] == expected and any(expected)
+
+
+def test_without_a_difference_the_page_says_so(tmp_path):
     (tmp_path / "all_right.py").write_text("def verify(text, answer): return 1")
-    args = rollout_page.Args(**SMALL, verifier=str(tmp_path / "all_right.py"))
-    assert "no question has answers of unequal rewards" in refused(rollout_page.main, args)
+    words = [*SMALL, "--verifier", str(tmp_path / "all_right.py")]
+    with pytest.raises(SystemExit, match="no question has answers of unequal rewards"):
+        rollout_page.main(words)
+
+
+def test_a_checkpoint_is_named_by_model(tmp_path):
+    """With --resume the page would show the model that the run began with."""
+    with pytest.raises(SystemExit, match="--resume: .* by --model"):
+        rollout_page.make_page(["--resume", str(tmp_path)])
+
+
+def test_a_flag_that_was_typed_holds_also_at_a_default_of_the_tiny_model():
+    """Without it the rate is 1e-6, an answer of a file has 256 tokens, DAPO's clip is at 0.28."""
+    typed = {"learning_rate": 5e-4, "max_new_tokens": 32, "clip_high": 0.2}
+    words = flags({"model": "some/model", "dataset": __file__, "picture": "page.png"} | typed)
+    args = tyro.cli(rollout_page.Args, args=words)
+    for script in rollout_page.SCRIPTS:
+        found = vars(rollout_page.own_args(script, words, args))
+        assert {name: found.get(name, typed[name]) for name in typed} == typed, script
+    own = [rollout_page.own_args(script, [], args) for script in rollout_page.SCRIPTS[1:]]
+    assert [each.clip_high for each in own] == [0.2, 0.28, 0.013, 0.2]
+
+
+def test_blanks_that_belong_to_tokens_are_shown():
+    """Llama 2's decoder drops the blank in front of a text, and so that of a single token. Of a
+    letter that is two tokens neither half can be read."""
+    words = ["▁We", "▁add", "▁", "three", "<0xC3>", "<0xA9>", "."]
+    model = tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, words[0])
+    backend, parts = tokenizers.Tokenizer(model), tokenizers.decoders
+    steps = [parts.Replace("▁", " "), parts.ByteFallback(), parts.Fuse(), parts.Strip(" ", 1, 0)]
+    backend.decoder = parts.Sequence(steps)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend)
+    assert tokenizer.decode([0, 1]) == "We add" and tokenizer.decode([1]) == "add"
+    shown = rollout_page.texts(list(range(7)), tokenizer)
+    assert shown == ["We", " add", " ", "three", "\ufffd", "\ufffd", "."]
 
 
 def test_the_page_asks_no_server():

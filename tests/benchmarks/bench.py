@@ -1,6 +1,7 @@
 """Tables, and runs of scripts that benchmarks and experiments can look into."""
 
 import contextlib
+import importlib
 import io
 import math
 import multiprocessing
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +27,7 @@ CPU = torch.device("cpu")
 for room in ("tests/experiments", "tests/examples", "tests", "."):
     sys.path.insert(0, str(ROOT / room))
 
+import after  # noqa: E402
 from lineage import LLM_SCRIPTS  # noqa: E402
 
 LLM = [name for name in LLM_SCRIPTS if name != "ppo_llm"]  # only experiments run ppo_llm.py
@@ -38,11 +41,11 @@ def table(header, rows):
 
 
 def revision(checkout=ROOT):
-    """The commit of this checkout, followed by + if a file that git tracks has changed since. Where
-    there is no git, it is what the variable REVISION says, or "unknown"."""
+    """The commit of this checkout, followed by + if a file that git tracks has changed since. The
+    variable REVISION says it for a copy on another machine."""
     command = ["git", "describe", "--always", "--dirty=+"]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
-    return done.stdout.strip() or os.environ.get("REVISION", "unknown")
+    return os.environ.get("REVISION") or done.stdout.strip() or "unknown"
 
 
 def footer(*packages):
@@ -74,6 +77,17 @@ def write_table(name, lines, *packages, note, smoke=False):
 def spread(values, form=".2f"):
     """The median of these values, then the lowest and the highest in parentheses."""
     return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def load(name):
+    """The module of a script, or of the script that a block of AFTER.md makes of its parent."""
+    if name not in after.BLOCKS:
+        return importlib.import_module(name)
+    module = types.ModuleType(f"after_{name}")
+    module.__file__ = str(ROOT / f"after_{name}.py")  # it looks for the tiny model from there
+    sys.modules[module.__name__] = module
+    exec(compile(after.applied(name), module.__file__, "exec"), module.__dict__)
+    return module
 
 
 def own_process(function, **job):
@@ -128,7 +142,7 @@ def run_main(script, args, **functions):
         except Enough:
             return {}
         except SystemExit as end:
-            if end.code == 2:  # a flag is wrong
+            if "not finite" not in str(end.code):  # a flag or a file is wrong
                 raise
             return {}
 

@@ -1,4 +1,4 @@
-"""Nobody has run this on a GPU yet. Is a GPU right, does a model fit, how fast is it, and why?
+"""Run once on a GPU, an H100. Is a GPU right, does a model fit, how fast is it, and why?
 
     python tests/benchmarks/gpu.py                       # an NVIDIA card; 5 to 8 minutes
     python tests/benchmarks/gpu.py --smoke               # toy sizes, any machine; 1 to 2 minutes

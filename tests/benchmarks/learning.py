@@ -1,6 +1,7 @@
 """Do the classic scripts learn on every seed? Ten minutes on two cores.
 
-    python tests/benchmarks/learning.py        # the table goes into results/learning.md
+    python tests/benchmarks/learning.py             # the table goes into results/learning.md
+    python tests/benchmarks/learning.py --picture   # two minutes; the curves, results/learning.png
 
 Each row is a script on an environment with its defaults but for the flags named, on the seeds from
 101 on. With --smoke one seed plays a few steps, and nothing is written.
@@ -18,7 +19,7 @@ from unittest.mock import patch
 
 import gymnasium as gym
 import tyro
-from bench import table, write_table
+from bench import RESULTS, table, write_table
 
 ALL = ("reinforce", "actor_critic", "trpo", "ppo")
 ROWS = [  # environment, what its rewards are multiplied by, scripts and seeds, flags
@@ -63,7 +64,30 @@ def spread(values):
     return f"{median(values):.2f} ({min(values):.2f})"
 
 
-def main(smoke: bool = False):
+def draw(steps=100_000, seeds=(101, 102, 103)):
+    """Learning curves on CartPole at the defaults: the seeds' mean, and a thin line for each."""
+    from classic_parts import thousands, train
+    from pictures import COLORS, figure, label_lines
+
+    page, (axes,) = figure("Four methods on CartPole, three seeds each", 3.2, 1, 1)
+    axes.ends = []
+    names = zip(ALL, ("REINFORCE", "actor-critic", "TRPO", "PPO"), strict=True)
+    for script, name in names:
+        module = importlib.import_module(script)
+        runs = [train(module, total_timesteps=steps, seed=seed).curve for seed in seeds]
+        print(script, *([round(each) for each in run] for run in runs), flush=True)
+        mean = [sum(part) / len(part) for part in zip(*runs, strict=True)]
+        for run, width, alpha in [*((run, 0.5, 0.4) for run in runs), (mean, 2.2, 1)]:
+            axes.plot(thousands(steps), run, color=COLORS[name], linewidth=width, alpha=alpha)
+        axes.ends.append((mean[-1], name, COLORS[name]))
+    axes.set(xlabel="thousands of steps", ylabel="mean return", ylim=(0, 510))
+    label_lines(page)
+    page.savefig(RESULTS / "learning.png", dpi=150)
+
+
+def main(smoke: bool = False, picture: bool = False):
+    if picture:
+        return draw()
     lines = []
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         for env_id, scale, scripts, flags in ROWS[::3] if smoke else ROWS:

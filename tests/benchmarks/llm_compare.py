@@ -58,7 +58,7 @@ def run(script: str, model: str, rate: float | None, seed: int, every=10, **flag
     def rollout(*given, own=module.rollout):
         batch, completions, rewards = own(*given)
         drawn.append(rewards.numel())
-        if given[4] > 0:  # sampled, not greedy
+        if given[4] == args.temperature:  # sampled, not greedy
             for length, reward in zip(batch["mask"].sum(1), rewards.flatten(), strict=True):
                 lengths.setdefault("right" if reward > 0.5 else "wrong", []).append(length.item())
         return batch, completions, rewards
@@ -66,8 +66,9 @@ def run(script: str, model: str, rate: float | None, seed: int, every=10, **flag
     def evaluate(*given, own=module.evaluate):
         lengths.clear()
         scores = own(*given)
-        for name in ("pass@1", "pass@1_greedy"):
-            found[name].append(scores[f"eval/{name}"])
+        found["pass@1"].append(scores["eval/pass@1"])
+        _, _, rewards = module.rollout(*given[:3], 1, 1e-4, args)
+        found["pass@1_greedy"].append(rewards.mean().item())
         for name in ("right", "wrong"):
             found[name].append(fmean(lengths.get(name, [0])))
         return scores

@@ -38,7 +38,7 @@ def real_model(model: Path, prompt_tokens: int, max_new_tokens: int, folder: Pat
     words = " the" * (prompt_tokens - 40)  # some 40 tokens are the chat template's
     rows = [json.dumps({"question": f"{i}{words}", "answer": "1"}) for i in range(40)]
     (folder / "questions.jsonl").write_text("\n".join(rows))
-    flags = ["--model", model, "--dtype", "float32", "--beta", 0, "--steps", 3]
+    flags = ["--model", model, "--beta", 0, "--steps", 3]
     flags += ["--dataset", folder / "questions.jsonl", "--verifier", folder / "arbitrary.py"]
     flags += ["--prompts-per-step", 2, "--minibatches", 2, "--max-new-tokens", max_new_tokens]
     return flags

@@ -63,7 +63,6 @@ class Options:
     what: Annotated[Literal["tiny", "real", "long"], tyro.conf.Positional]  # the task
     model: str = "tiny"  # the folder of the model, for real and long
     gsm8k: str = ""  # a JSONL file of GSM8K's questions, for long
-    dtype: str = "bfloat16"  # of real and long; float32 is faster on a CPU without avx512_bf16
     scripts: tuple[str, ...] = ("grpo_llm", "rloo_llm")  # our scripts to measure
     seeds: tuple[int, ...] = (11, 12, 13)  # one run for each
     rollouts: int = 0  # rollouts of a run, which is then not scored; 0: until the target; long: 4
@@ -81,7 +80,7 @@ def task(options: Options, folder: Path) -> dict:
     random.Random(0).shuffle(rows)
     (folder / "train").write_text("".join(rows[16:]))
     (folder / "test").write_text("".join(rows[:16]))
-    found = REAL | {"model": options.model, "dtype": options.dtype}
+    found = REAL | {"model": options.model}
     found |= {"dataset": str(folder / "train"), "eval_dataset": str(folder / "test")}
     if options.what == "long":
         (folder / "verifier.py").write_text(ARBITRARY)
@@ -164,7 +163,7 @@ def trl_settings(script, args, model, rollouts: int) -> dict:
     rate |= {"warmup_steps": args.warmup_steps * updates, "max_steps": args.steps * updates}
     sampling = {"num_generations": args.group_size, "temperature": args.temperature}
     sampling |= {"max_completion_length": args.max_new_tokens, "seed": args.seed}
-    machine = {"use_cpu": True, "bf16": args.dtype == "bfloat16", "gradient_checkpointing": False}
+    machine = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
     quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True}
     quiet |= {"logging_steps": 10**6, "output_dir": tempfile.mkdtemp()}
     return more | sizes | rate | sampling | machine | quiet | {"beta": args.beta}
@@ -276,7 +275,7 @@ def main(options: Options):
     header += ["seconds: this / ours", "completions per second: ours / this"]
     lines = table(header, [cells(*key, runs) for key in runs])
     note = f"seeds {options.seeds}, micro-batches of {micro[0]} and {micro[1]}, "
-    note += f"OMP_NUM_THREADS {THREADS or 'not set'}, {flags.get('dtype', 'float32')}"
+    note += f"OMP_NUM_THREADS {THREADS or 'not set'}, float32"
     name = f"trl_{options.what}" + "_rate" * bool(options.rollouts)
     name += f"_{THREADS}_threads" * bool(THREADS)
     write_table(name, lines, "transformers", "trl", note=note, smoke=options.smoke)

@@ -589,7 +589,7 @@ def load_jsonl(path, args):
                 if not NUMBER.fullmatch(answer):
                     raise ValueError("an answer that is no number needs a --verifier")
         except Exception as error:
-            sys.exit(f'{path}, line {number}: needs a "question" and an "answer": {error!r}')
+            sys.exit(f'{path}, line {number}: needs a "question" and an "answer": {error!r:.200}')
         problems[question] = answer
         unused |= row.keys()
     if unused and RANK == 0:

@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -44,12 +44,12 @@ class Args(grpo_llm.Args):
     picture: str = ""  # FILE.png: also draw the page after the last epoch, by headless Chromium
 
 
-def own_args(script, args):
-    """The flags that were given, and this algorithm's own defaults for the others."""
-    defaults, known = vars(Args()), {field.name for field in fields(script.Args)}
-    given = {k: v for k, v in vars(args).items() if k in known and v != defaults[k]}
-    same = {"beta": 0.0, "minibatches": args.minibatches, "update_epochs": args.update_epochs}
-    return script.Args(**given | same)
+def own_args(script, words, args):
+    """The flags that were typed, and this algorithm's own defaults for the others. A flag that only
+    other algorithms have is left out."""
+    own, _ = tyro.cli(script.Args, args=words, return_unknown_args=True)
+    own.beta, own.minibatches, own.update_epochs = 0.0, args.minibatches, args.update_epochs
+    return own
 
 
 def explain(script, args):
@@ -88,7 +88,7 @@ def choose_groups(rewards, lengths, args):
     equal = grpo_llm.are_equal(rewards).tolist()
     mixed = [g for g in score.argsort(descending=True).tolist() if not equal[g]]
     if not mixed:
-        grpo_llm.stop("no question has answers of unequal rewards: raise --prompts-per-step")
+        sys.exit("no question has answers of unequal rewards: raise --prompts-per-step")
     fit = (lengths[mixed].sum(1).cumsum(0) <= room(args)).sum()
     return mixed[: max(1, fit)]
 
@@ -113,9 +113,9 @@ def look(script, policy, batch, args):
     return {name: digits(tensor, lengths) for name, tensor in tensors.items()}
 
 
-def train(script, model, batch, rewards, shown, args):
+def train(script, model, batch, rewards, shown, own):
     """Let a copy of the model take this algorithm's steps; returns what the page shows of it."""
-    own, policy = own_args(script, args), copy.deepcopy(model)
+    policy = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(
         policy.parameters(), lr=own.learning_rate, weight_decay=0.0, fused=True
     )
@@ -130,7 +130,7 @@ def train(script, model, batch, rewards, shown, args):
     part = script.take_rows(batch | {"weights": weights}, shown)
     frames = [look(script, policy, part, own)]
     rows = torch.arange(rewards.numel(), device=rewards.device).view_as(rewards)
-    torch.manual_seed(args.seed)  # so that all algorithms get the same minibatches
+    torch.manual_seed(own.seed)  # so that all algorithms get the same minibatches
     for _ in range(own.update_epochs):
         for groups in torch.randperm(len(rewards)).tensor_split(own.minibatches):
             minibatch = script.take_rows(batch, rows[groups].flatten())
@@ -155,23 +155,37 @@ def telling_token(algorithms, size):
     return max(scores, key=scores.get)
 
 
+def texts(ids, tokenizer):
+    """Each token's text, with the blanks that belong to it: Llama 2's decode drops a first one."""
+    found, before = [], ""
+    for end, token in enumerate(ids, start=1):
+        after = tokenizer.decode(ids[:end], clean_up_tokenization_spaces=False)
+        whole = after.startswith(before)  # otherwise the token completes a letter
+        found.append(after[len(before) :] if whole else tokenizer.decode([token]))
+        before = after
+    return found
+
+
 def describe(g, problems, batch, rewards, tokenizer, stops, args):
     """A question, its right answer, and its group's rewards and tokens; ■ stands for the end."""
     answers = []
     for i in range(g * args.group_size, (g + 1) * args.group_size):
         n = int(batch["mask"][i].sum())
         ids = batch["completion_ids"][i, :n].tolist()[: room(args) // args.group_size]
-        tokens = ["■" if token in stops else tokenizer.decode([token]) for token in ids]
+        tokens = texts(ids, tokenizer)
+        tokens[-1:] = ["■"] if ids[-1] in stops else tokens[-1:]
         answers.append({"R": rewards.flatten()[i].item(), "tokens": tokens, "more": n - len(ids)})
     return {"question": problems[g][0], "right": str(problems[g][1]), "answers": answers}
 
 
-def make_page(args):
-    """All that the page shows."""
+def make_page(words):
+    """All that the page shows. The words are the flags as they were typed."""
+    args = tyro.cli(Args, args=words)
+    if args.resume:
+        sys.exit("--resume: a page is of a model, so name the checkpoint's folder by --model")
     device = grpo_llm.start_device(args)
     problems, _ = grpo_llm.load_data(args)
     model, tokenizer = grpo_llm.load_policy(args, device)
-    grpo_llm.check_prompts(problems, model, tokenizer, args)
     problems = grpo_llm.next_problems(problems, 1, args)
     torch.manual_seed(args.seed)
     size, stops = args.group_size, model.generation_config.eos_token_id or []
@@ -182,7 +196,10 @@ def make_page(args):
     page = {"command": shlex.join(["python", *sys.argv]), "seed": args.seed}
     page |= {"questions": len(problems), "steps": args.minibatches}
     page["groups"] = [describe(g, problems, batch, rewards, tokenizer, stops, args) for g in groups]
-    page["algorithms"] = [train(each, model, batch, rewards, shown, args) for each in SCRIPTS]
+    page["algorithms"] = []
+    for script in SCRIPTS:
+        own = own_args(script, words, args)
+        page["algorithms"].append(train(script, model, batch, rewards, shown, own))
     return page | {"pick": telling_token(page["algorithms"], size)}
 
 
@@ -190,16 +207,16 @@ def browse(path, *flags, epoch=0):
     """Open a page in headless Chromium, at this epoch; returns the process, which has ended."""
     browser = next(filter(shutil.which, BROWSERS), None)
     if browser is None:
-        grpo_llm.stop("no browser: apt-get install chromium-headless-shell")
+        sys.exit("no browser: apt-get install chromium-headless-shell")
     flags = ["--headless", "--no-sandbox", "--hide-scrollbars", "--enable-logging=stderr", *flags]
     address = f"{path.as_uri()}#{epoch}"
     options = {"capture_output": True, "text": True, "check": True, "timeout": 100}
     return subprocess.run([browser, *flags, address], **options)
 
 
-def main(args: Args) -> Path:
-    grpo_llm.check_args(args)
-    data = json.dumps(make_page(args)).replace("<", "\\u003c")  # so that no token ends the script
+def main(words: list[str]) -> Path:
+    args = tyro.cli(Args, args=words)
+    data = json.dumps(make_page(words)).replace("<", "\\u003c")  # so that no token ends the script
     path = Path(args.output_dir, f"rollout_page__{args.seed}__{time.time_ns()}.html").resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(Path(__file__).with_suffix(".html").read_text().replace("/*DATA*/null", data))
@@ -211,4 +228,5 @@ def main(args: Args) -> Path:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    sys.stdout.reconfigure(errors="replace")  # for terminals without UTF-8
+    main(sys.argv[1:])

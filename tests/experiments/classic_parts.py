@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from lab import LEARNED
 
-from ppo import mean_kl
+from ppo import kl_k3
 
 PARTS = 40  # of a learning curve
 
@@ -33,11 +33,14 @@ def train(script, after_update=None, **flags):
             yield rollout, returns
 
     def watched(agent, optimizer, batch, *rest):
-        with torch.no_grad():
-            batch["logprobs"] = agent.policy(batch["obs"]).log_prob(batch["actions"])
+        @torch.no_grad()
+        def logprobs():
+            return agent.policy(batch["obs"]).log_prob(batch["actions"])
+
+        batch["logprobs"] = logprobs()
         stats = update(agent, optimizer, batch, *rest)
         run.batch = batch
-        run.kl = max(run.kl, mean_kl(agent, batch))
+        run.kl = max(run.kl, kl_k3(batch["logprobs"], logprobs()).mean().item())
         if after_update:
             after_update(agent, batch)
         return stats

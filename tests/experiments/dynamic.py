@@ -1,5 +1,7 @@
 """DAPO's dynamic sampling, against one draw of as many questions: the filter, or the samples?"""
 
+from unittest.mock import patch
+
 from lab import Contrast, Experiment, arms, mean, train, values
 from llm_parts import started, warm_start
 from pictures import dots, figure
@@ -20,13 +22,24 @@ def run(form, seed, start, shorter=1, warm=400):
     flags = {"prompts_per_step": 16, "steps": 24} | FORMS[form]
     args = dapo_llm.Args(seed=seed, **flags)
     args.steps //= shorter
-    found = train(dapo_llm, args, folder=warm_start("tiny", start, warm))
-    tokens, lengths = found["num_tokens"], found["completions/mean_length"]
+    drawn, answers = [], []  # of the step that goes on, and of the steps so far
+
+    def rollout(*inputs, own=dapo_llm.rollout):
+        found = own(*inputs)
+        drawn.append(found[2].numel())
+        return found
+
+    def each_step(step, model, metrics):
+        answers.append(sum(drawn))
+        drawn.clear()
+
+    with patch.object(dapo_llm, "rollout", rollout):
+        found = train(dapo_llm, args, None, each_step, warm_start("tiny", start, warm))
     signal = [1 - share for share in found["frac_reward_zero_std"]]
     return {
         "pass@1": found["pass@1"],
         "reward": mean(found["reward"]),
-        "answers": sum(each / length for each, length in zip(tokens, lengths, strict=True)),
+        "answers": sum(answers),
         "signal": mean(signal),
         "signal, last quarter": mean(signal[-len(signal) // 4 :]),
     }

@@ -28,7 +28,7 @@ def run(temperature, seed, start, steps=40, warm=400):
         if step % EVERY == 0:
             with patch.object(grpo_llm, "rollout", own):
                 sampled.append(evaluate(grpo_llm, model, tokenizer, args, sums))
-            greedy.append(own(model, tokenizer, sums, 1, 0.0, args)[2].mean().item())
+            greedy.append(own(model, tokenizer, sums, 1, 1e-4, args)[2].mean().item())
 
     with patch.object(grpo_llm, "rollout", train_rollout):
         found = train(grpo_llm, args, steps, look, folder)

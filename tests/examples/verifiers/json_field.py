@@ -5,11 +5,32 @@ that the policy finds the form first. Ask for the form in --prompt by an example
 """
 
 import json
+import re
+from decimal import Decimal
+from unicodedata import normalize
+
+NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+
+
+def value(found):
+    """What is compared: of a number, and of a text that is one, its exact value, so "85" is 85 and
+    85.0; of another text its letters, however Unicode writes them. true, false and null are only
+    themselves, and no text."""
+    if isinstance(found, list):
+        return [value(each) for each in found]
+    if isinstance(found, dict):
+        return {name: value(each) for name, each in found.items()}
+    if found is None or isinstance(found, bool):
+        return (found,)
+    text = normalize("NFC", str(found))
+    return Decimal(text) if NUMBER.fullmatch(text) else text
 
 
 def verify(completion: str, answer) -> float:
     try:
-        found = str(json.loads(completion)["answer"])
-    except (ValueError, LookupError, TypeError, RecursionError):  # not JSON, no such field, …
-        return 0.0
-    return 1.0 if found == str(answer) else 0.2
+        # Numbers stay texts until value reads them, so none is rounded; Python's NaN is a null.
+        numbers = {"parse_int": str, "parse_float": str, "parse_constant": lambda name: None}
+        found = value(json.loads(completion, **numbers)["answer"])
+    except (ValueError, LookupError, TypeError, RecursionError, ArithmeticError):
+        return 0.0  # not JSON, no such field, …
+    return 1.0 if found == value(answer) else 0.2

@@ -6,6 +6,7 @@ one.
 
 import math
 import re
+from decimal import Decimal
 
 # Between thousands: 1,234 and 1 234, and LaTeX's 1{,}234 and 1\,234
 SEPARATOR = r"(?:,|\{,\}|\\,|[ \u00a0\u2009\u202f])"
@@ -16,14 +17,19 @@ NUMBER = re.compile(
 )
 
 
-def last_number(text: str) -> float:
-    """The last number of a text, or NaN, which equals nothing."""
+def last_number(text: str) -> Decimal | None:
+    """The last number of a text, exactly, or None."""
     numbers = NUMBER.findall(text.replace("\u2212", "-"))  # a typeset minus
     if not numbers:
-        return math.nan
+        return None
     sign, digits = numbers[-1]
-    return float(sign + re.sub(SEPARATOR, "", digits))
+    return Decimal(sign + re.sub(SEPARATOR, "", digits))
 
 
 def verify(completion: str, answer) -> float:
-    return float(math.isclose(last_number(completion), last_number(str(answer)), rel_tol=1e-9))
+    found = last_number(completion)
+    if found is None:
+        return 0.0
+    if isinstance(answer, float):  # such as 0.1 + 0.2: it is not exact itself
+        return float(math.isclose(found, answer, rel_tol=1e-9))
+    return float(found == last_number(str(answer)))

@@ -1,0 +1,288 @@
+"""Losses and gradients of the scripts, beside those of TRL's and Stable-Baselines3's own code.
+
+    pip install -r requirements.txt -r tests/benchmarks/requirements.txt
+    python tests/benchmarks/parity.py    # a minute; ends with status 1 if a difference is too large
+
+A language-model script takes its own train_step on one batch of toy data: two passes of two
+minibatches. Behind each the weights are moved a little, so that ratios leave 1 and clips act. TRL's
+trainer gets the same answers and rewards. It computes advantages and log π_old by its own code, and
+then its own loss at the same weights as the script. A classic script takes its own `update` on a
+rollout that Stable-Baselines3 (SB3) has collected, and SB3 takes its own `train` on it, both by
+plain gradient descent: the gradient is how far the weights have moved.
+
+All is in float64, but for TRL's rewards and last layer, which are in float32. Losses are compared
+by their absolute difference (relative above 1), all else by the largest difference over the largest
+value. With --smoke the language-model scripts run alone, and nothing is written.
+"""
+
+import copy
+import importlib
+import sys
+import tempfile
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest.mock import patch
+
+import parity_sb3
+import torch
+import transformers
+import tyro
+from bench import CPU, ROOT, load, table, write_table
+from parity_sb3 import Row, command, flat, relative
+from torch import nn
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+HERE = Path(__file__).resolve().parent
+LIMIT = 1e-6
+GROUPS, GROUP_SIZE, PARTS = 6, 4, 2  # of the rollout; minibatches of each of the two passes
+HEADER = ["ours", "theirs", "n", "loss", "gradient or values", "clipped", "meant to differ"]
+
+
+# -------------------------------------------------------------------------------- Language models
+@dataclass
+class Case:
+    """A script or block with its flags, beside a trainer of TRL with its settings."""
+
+    name: str
+    flags: dict = field(default_factory=dict)
+    settings: dict = field(default_factory=dict)
+    trainer: str = "GRPO"
+    meant: str = ""  # what is meant to differ, and how it is taken out
+
+    def theirs(self):
+        settings = (f"{name} {value}" for name, value in self.settings.items())
+        return ", ".join([f"{self.trainer}Trainer", *settings]).replace(VLLM, "")
+
+
+VLLM = "vllm_importance_sampling_"
+K3 = "TRL's default weighs k3 by the ratio, as unbiased_kl does: switched off"
+PLAIN = {"use_bias_correction_kl": False}
+ROLLOUT = "TRL's mean is over the rollout's tokens, ours over the minibatch's: multiplied out"
+WORDS = (
+    "TRL's mean is over answers, ours over tokens: multiplied out; its loss has a ratio of whole "
+)
+WORDS += "answers in place of log π, so only gradients at ratio 1 are equal"
+HALVED = "TRL's penalty for length falls to −1, ours to −0.5: weighed by 0.5; " + ROLLOUT
+SEQUENCE = {"importance_sampling_level": "sequence"}
+TIS = {f"{VLLM}mode": "token_truncate", f"{VLLM}clip_max": 2.0}
+ICEPOP = {f"{VLLM}mode": "token_mask", f"{VLLM}clip_max": 5.0}
+ICEPOP |= {f"{VLLM}clip_min": 0.5}
+DR_GRPO = {"scale_rewards": False, "length_norm": "constant", "beta": 0.0}
+CASES = [
+    Case("rloo_llm", {"beta": 0.1}, {}, "RLOO", WORDS),
+    Case("grpo_llm", {"beta": 0.1}, PLAIN, meant=K3),
+    Case("grpo_llm", {"beta": 0.0}),
+    Case("grpo_llm", DR_GRPO, {"loss_type": "dr_grpo", "scale_rewards": "none"}),
+    Case("dapo_llm", {"max_resample": 1}, {"loss_type": "dapo"}, meant=HALVED),
+    Case("gspo_llm", {}, SEQUENCE),
+    Case("cispo_llm", {}, {"loss_type": "cispo"}, meant=ROLLOUT),
+    Case("cispo_llm", {"clip_high": 4.0}, {"loss_type": "cispo"}, meant=ROLLOUT),
+    Case("sapo", {"beta": 0.0}, {"loss_type": "sapo"}),
+    Case("gmpo", {"beta": 0.0}, {}, "GMPO"),
+    Case("gspo_token", {}, SEQUENCE),
+    Case("dual_clip", {"delta": 1.4, "beta": 0.0}, {"delta": 1.4}),
+    Case("unbiased_kl", {"beta": 0.1}, {"use_bias_correction_kl": True}),
+    Case("tis", {"beta": 0.0}, TIS),
+    Case("icepop", {"beta": 0.0}, ICEPOP),
+    Case("sequence_mask", {"max_drift": 0.1, "beta": 0.0}, {"off_policy_mask_threshold": 0.1}),
+]
+
+
+def make_model(folder):
+    """A GPT-2 of two layers with random weights, as it has no step in float32: Llama's norms and
+    rotary angles have, and would round by 1e-6. The tokenizer is the tiny model's."""
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "tests/tiny_model")
+    sizes = {"vocab_size": len(tokenizer), "n_positions": 64, "n_layer": 2, "n_embd": 32}
+    rates = dict.fromkeys(["resid_pdrop", "embd_pdrop", "attn_pdrop"], 0.0)
+    ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
+    torch.manual_seed(1)
+    config = GPT2Config(n_head=2, initializer_range=0.2, **sizes, **rates, **ends)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def toy(script, args, model, tokenizer):
+    """The model's answers to a few sums, as a batch, and rewards, which are made up and equal in
+    the first group. The sampler's log-probs get noise, as if it were another program. The sums are
+    equally long, as TRL would give padded prompts other positions."""
+    train, _ = script.load_data(args)
+    problems = [problem for problem in train if len(problem[0]) == 7][:GROUPS]
+    torch.manual_seed(5)
+    batch, texts, _ = script.rollout(model, tokenizer, problems, GROUP_SIZE, 1.0, args)
+    for name in "mask", "sampled_logprobs":
+        batch[name] = batch[name].double()
+    batch["sampled_logprobs"] += 0.6 * torch.randn_like(batch["mask"]) * batch["mask"]
+    batch["row"] = torch.arange(len(texts))
+    rewards = torch.tensor([0.0, 0.25, 1.0])[torch.randint(3, (GROUPS, GROUP_SIZE))].float()
+    rewards[0] = 1.0
+    return problems, batch, texts, rewards
+
+
+@torch.no_grad()
+def move(model, seed):
+    """Add noise to the weights, so that the model is not the one that wrote the answers."""
+    generator = torch.Generator().manual_seed(seed)
+    for weight in model.parameters():
+        weight += 0.15 * weight.std() * torch.randn(weight.shape, generator=generator)
+
+
+def our_steps(script, args, model, reference, tokenizer, data):
+    """The script's own train_step. Of each minibatch: its rows, the weights before the step, loss,
+    gradient, and the share of tokens that are clipped."""
+    problems, batch, texts, rewards = data
+    found, own = [], script.train_minibatch
+
+    def train_minibatch(model, optimizer, minibatch, args):
+        rows, before = minibatch["row"].clone(), flat(model.parameters())
+        metrics = own(model, optimizer, minibatch, args)
+        gradient = flat([weight.grad for weight in model.parameters()])
+        found.append((rows, before, metrics["loss"], gradient, metrics["clip_ratio"]))
+        move(model, len(found))
+        return metrics
+
+    def rollout(*_):
+        return dict(batch), texts, rewards.clone()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with patch.multiple(script, train_minibatch=train_minibatch, rollout=rollout):
+        script.train_step(model, reference, tokenizer, optimizer, problems, 1, args)
+    return found
+
+
+def trl_settings(case, args):
+    """Our settings under TRL's names, followed by the case's own."""
+    found = {"loss_type": "grpo"} if case.trainer != "RLOO" else {}
+    found |= {"beta": args.beta, "num_generations": GROUP_SIZE, "num_iterations": 2}
+    found |= {"max_completion_length": args.max_new_tokens, "steps_per_generation": PARTS}
+    found |= {"per_device_train_batch_size": GROUPS * GROUP_SIZE // PARTS}
+    found |= {"use_cpu": True, "bf16": False, "report_to": "none", "output_dir": tempfile.mkdtemp()}
+    if hasattr(args, "clip_low"):
+        found["epsilon"] = args.clip_low
+    if hasattr(args, "clip_high"):  # of CISPO, TRL's is the cap itself
+        cap = case.settings.get("loss_type") == "cispo"
+        found["epsilon_high"] = cap + args.clip_high
+    if hasattr(args, "overlong_cache"):
+        found["reward_weights"] = [1.0, 0.5]
+    return found | case.settings
+
+
+def trl_trainer(case, args, model, reference, tokenizer, data):
+    """TRL's trainer, with the same answers and rewards in place of its own generation."""
+    from datasets import Dataset
+    from trl.rewards import get_soft_overlong_punishment
+
+    problems, batch, texts, rewards = data
+
+    def lists(name, mask):
+        rows = zip(batch[name], batch[mask], strict=True)
+        return [row[real > 0].tolist() for row, real in rows]
+
+    ids, answers = lists("prompt_ids", "prompt_mask"), lists("completion_ids", "mask")
+    logprobs = lists("sampled_logprobs", "mask")
+
+    def given(**_):
+        return rewards.flatten().tolist()
+
+    functions = [given]
+    if hasattr(args, "overlong_cache"):
+        cache = round(args.overlong_cache * args.max_new_tokens)
+        functions.append(get_soft_overlong_punishment(args.max_new_tokens, cache))
+    home = importlib.import_module("trl.experimental.gmpo" if case.trainer == "GMPO" else "trl")
+    settings = getattr(home, f"{case.trainer}Config")(**trl_settings(case, args))
+    rows = Dataset.from_list([{"prompt": question} for question, _ in problems])
+    trainer = getattr(home, f"{case.trainer}Trainer")(
+        model=model,
+        args=settings,
+        reward_funcs=functions,
+        train_dataset=rows,
+        processing_class=tokenizer,
+    )
+    generated = ids, answers, None, texts, logprobs, {}, None, None
+    if case.trainer == "RLOO":
+        generated = ids, answers, texts
+    trainer._generate = lambda _: generated
+    trainer.current_gradient_accumulation_steps = 1
+    if trainer.ref_model:
+        weights = flat(reference.parameters())
+        nn.utils.vector_to_parameters(weights, trainer.ref_model.double().parameters())
+    trainer.use_vllm = f"{VLLM}mode" in case.settings
+    return trainer
+
+
+def beside_trl(case, folder, smoke):
+    """A row of the table."""
+    torch.set_default_dtype(torch.float32)
+    script = load(case.name)
+    parts = (1, 1) if case.trainer == "RLOO" else (PARTS, 2)
+    flags = {"minibatches": parts[0], "update_epochs": parts[1], "max_grad_norm": 1e30} | case.flags
+    flags |= {"prompts_per_step": GROUPS, "group_size": GROUP_SIZE, "max_new_tokens": 15}
+    flags |= {"model": folder, "device": "cpu"}
+    args = script.Args(**flags)
+    model, tokenizer = script.load_policy(args, CPU)
+    data = toy(script, args, model, tokenizer)
+    torch.set_default_dtype(torch.float64)
+    model, reference = model.double(), copy.deepcopy(model).double()
+    move(reference, 0)
+    start = flat(model.parameters())
+    found = our_steps(script, args, model, reference, tokenizer, data)
+    clipped = f"{sum(step[-1] for step in found) / len(found):.0%}"
+    row = Row(command(case.name, case.flags), case.theirs(), clipped=clipped)
+    if smoke:
+        return row
+    tokenizer.pad_token = tokenizer.eos_token
+    nn.utils.vector_to_parameters(start, model.train().parameters())
+    trainer = trl_trainer(case, args, model, reference, tokenizer, data)
+    prompts = [{"prompt": question} for question, _ in data[0] for _ in range(GROUP_SIZE)]
+    scored = trainer._generate_and_score_completions(prompts)
+    row.meant = case.meant or "–"
+    for rows, before, loss, gradient, _ in found:
+        nn.utils.vector_to_parameters(before, model.parameters())
+        model.zero_grad()
+        inputs = {k: value[rows] if value.dim() else value for k, value in scored.items()}
+        theirs = trainer.compute_loss(model, inputs)
+        theirs.backward()
+        factor = quotient(case, data[1]["mask"], rows)
+        expected = factor * flat([weight.grad for weight in model.parameters()])
+        row.values.append(relative(gradient, expected))
+        if case.trainer != "RLOO":
+            row.losses.append(abs(loss - factor * theirs.item()))
+    return row
+
+
+def quotient(case, mask, rows):
+    """Our weight of a token of these rows over TRL's, where the two are meant to differ."""
+    if case.trainer == "RLOO":
+        return len(rows) / mask[rows].sum()
+    if case.settings.get("loss_type") in ("dapo", "cispo"):
+        return mask.sum() / PARTS / mask[rows].sum()
+    return 1.0
+
+
+def main(smoke: bool = False):
+    sys.path[:] = [path for path in sys.path if Path(path).resolve() != HERE]  # trl.py is there
+    warnings.simplefilter("ignore")
+    transformers.logging.disable_progress_bar()
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(folder)
+        for case in CASES:
+            try:
+                found.append(beside_trl(case, folder, smoke))
+            except SystemExit as end:  # a block that does not fit its parent
+                found.append(Row(case.name, case.theirs(), meant=str(end).splitlines()[0]))
+    torch.set_default_dtype(torch.float64)
+    if not smoke:
+        found += parity_sb3.rows()
+    lines = table(HEADER, [row.cells() for row in found])
+    wrong = [row.ours for row in found if not row.agrees(LIMIT)]
+    if wrong and not smoke:
+        sys.exit("\n".join([*lines, f"above the limit of {LIMIT:.0e}: " + "; ".join(wrong)]))
+    packages = ["transformers", "trl", "gymnasium", "stable-baselines3", "sb3-contrib"]
+    n = sum(len(row.differences()) for row in found)
+    note = f"{n} comparisons, limit {LIMIT:.0e}"
+    write_table("parity", lines, *packages, note=note, smoke=smoke)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

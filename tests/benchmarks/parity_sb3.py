@@ -1,0 +1,253 @@
+"""The classic scripts beside Stable-Baselines3 (SB3) and sb3-contrib, for parity.py; and its rows.
+
+SB3 collects a rollout by its own code, computes advantages and returns, and takes its own `train`.
+A script gets the transitions of that rollout and the same weights, and takes its own
+compute_advantages and `update`. Both go by plain gradient descent, so that the gradient is how far
+the weights have moved. Episodes are cut off after 12 steps: some end before, by themselves.
+"""
+
+import types
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from bench import load
+from torch import nn
+
+
+@dataclass
+class Row:
+    ours: str
+    theirs: str
+    losses: list[float] = field(default_factory=list)  # absolute differences
+    values: list[float] = field(default_factory=list)  # relative ones, of gradients and values
+    clipped: str = "–"  # the share of tokens or steps that a clip has acted on
+    meant: str = "–"  # what is meant to differ, and how it is taken out
+
+    def differences(self):
+        return [*self.losses, *self.values]
+
+    def agrees(self, limit):
+        """Whether there is a comparison, and all are within the limit. (NaN is not.)"""
+        found = self.differences()
+        return found != [] and all(each <= limit for each in found)
+
+    def cells(self):
+        largest = [f"{max(found):.0e}" if found else "–" for found in (self.losses, self.values)]
+        n = len(self.differences())
+        return [self.ours, self.theirs, n, *largest, self.clipped, self.meant]
+
+
+def command(name, flags):
+    """As one would type it."""
+    words = [name]
+    for flag, value in flags.items():
+        flag = flag.replace("_", "-")
+        words.append(f"--no-{flag}" if value is False else f"--{flag} {value}")
+    return " ".join(words)
+
+
+def relative(ours, theirs):
+    """The largest difference, over the largest value."""
+    return ((ours - theirs).abs().max() / theirs.abs().max()).item()
+
+
+def flat(tensors):
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+@dataclass
+class Peer:
+    """A script with its flags, beside an algorithm of SB3 with its settings."""
+
+    script: str
+    flags: dict
+    algorithm: str
+    settings: dict
+    meant: str
+
+
+FLOATS = ("rewards", "values", "advantages", "returns", "log_probs", "episode_starts")
+RATES = {"CartPole-v1": 1.0, "Pendulum-v1": 1e-2}  # so that PPO's clip acts on some steps
+FLAGS = {"gamma": 0.99, "num_minibatches": 1, "update_epochs": 1, "max_grad_norm": 1e30}
+SETTINGS = {"gamma": 0.99, "n_steps": 64, "normalize_advantage": False, "seed": 1, "device": "cpu"}
+FREE = {"max_grad_norm": 1e30, "ent_coef": 0.01}
+SEARCH = {"line_search_shrinking_factor": 0.5, "line_search_max_iter": 10}
+TRUST = {"target_kl": 0.01, "cg_damping": 0.1, "cg_max_steps": 10, "n_critic_updates": 1}
+GAE = {"gae_lambda": 0.95}
+MEAN = "our update subtracts the mean of A, which SB3 is given"
+HALF = MEAN + "; sb3-contrib's loss of the critic is twice ours: halved, and so is its rate"
+ONCE = "our actor takes one step on the sum over episodes, so only Ψ and targets are compared; its "
+ONCE += "rollout is whole episodes"
+PEERS = [
+    Peer("reinforce", {}, "A2C", {"gae_lambda": 1.0}, ONCE),
+    Peer("actor_critic", {"ent_coef": 0.01}, "A2C", {"gae_lambda": 0.0} | FREE, MEAN),
+    Peer("trpo", GAE | {"max_kl": 0.01}, "TRPO", GAE | SEARCH | TRUST | {"batch_size": 256}, HALF),
+    Peer(
+        "ppo",
+        GAE | {"update_epochs": 4, "ent_coef": 0.01},
+        "PPO",
+        GAE | {"n_epochs": 4, "batch_size": 256} | FREE,
+        MEAN,
+    ),
+]
+
+
+def collect(peer, env_id, rate):
+    """The algorithm, in float64, with a rollout of its own in four environments; and the rollout's
+    transitions as our scripts have them, (T, N, …)."""
+    import sb3_contrib
+    import stable_baselines3
+    from stable_baselines3.common.buffers import RolloutBuffer
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.torch_layers import FlattenExtractor
+
+    class Double(FlattenExtractor):
+        def forward(self, obs):
+            return super().forward(obs).double()
+
+    class Buffer(RolloutBuffer):
+        def reset(self):
+            super().reset()
+            for name in FLOATS:
+                setattr(self, name, getattr(self, name).astype(float))
+
+    envs = make_vec_env(env_id, 4, seed=1, env_kwargs={"max_episode_steps": 12})
+    rollout = record(envs)
+    module = sb3_contrib if peer.algorithm == "TRPO" else stable_baselines3
+    kinds = {"rollout_buffer_class": Buffer, "policy_kwargs": {"features_extractor_class": Double}}
+    settings = SETTINGS | peer.settings | {"learning_rate": rate}
+    model = getattr(module, peer.algorithm)("MlpPolicy", envs, **settings, **kinds)
+    model.policy.double().optimizer = torch.optim.SGD(model.policy.parameters(), lr=rate)
+    _, callback = model._setup_learn(1)
+    buffer = model.rollout_buffer
+    model.collect_rollouts(model.env, callback, buffer, model.n_steps)
+    found = {name: torch.as_tensor(np.stack(column)) for name, column in rollout.items()}
+    found["obs"] = torch.as_tensor(buffer.observations).double()
+    actions = torch.as_tensor(buffer.actions)
+    found["actions"] = actions.squeeze(-1) if env_id == "CartPole-v1" else actions
+    found["mask"] = torch.ones_like(found["done"])
+    return model, found
+
+
+def record(envs):
+    """{name: list}, which each step of these environments makes longer."""
+    own = envs.step_wait
+    columns = {"next_obs": [], "rewards": [], "done": [], "terminated": []}
+
+    def step_wait():
+        obs, rewards, done, infos = own()
+        last = [info.get("terminal_observation", row) for info, row in zip(infos, obs, strict=True)]
+        cut = np.array([info.get("TimeLimit.truncated", False) for info in infos])
+        rewards = rewards.astype(float)
+        step = np.stack(last).astype(float), rewards.copy(), done.copy(), done & ~cut
+        for column, values in zip(columns.values(), step, strict=True):
+            column.append(values)
+        return obs, rewards, done, infos  # where it is cut off SB3 adds γ V to this reward
+
+    envs.step_wait = step_wait
+    return columns
+
+
+def theirs_of(policy):
+    """SB3's actor and critic, as networks with the layers that ours have, and all weights, (P,)."""
+    actor = nn.Sequential(*policy.mlp_extractor.policy_net, policy.action_net)
+    critic = nn.Sequential(*policy.mlp_extractor.value_net, policy.value_net)
+    log_std = [policy.log_std] if hasattr(policy, "log_std") else []
+    return actor, critic, flat([*log_std, *actor.parameters(), *critic.parameters()])
+
+
+def make_agent(script, model):
+    """Our agent with the weights of SB3's policy."""
+    spaces = {"single_observation_space": model.observation_space}
+    spaces |= {"single_action_space": model.action_space}
+    agent = script.Agent(types.SimpleNamespace(**spaces)).double()
+    agent.obs_norm = nn.Identity()  # SB3's is a wrapper around the environments
+    actor, critic, _ = theirs_of(model.policy)
+    agent.actor.load_state_dict(actor.state_dict(), strict=False)  # all but log_std
+    agent.critic.load_state_dict(critic.state_dict())
+    if hasattr(model.policy, "log_std"):
+        agent.actor.log_std.data.copy_(model.policy.log_std.data)
+    return agent
+
+
+def our_weights(agent):
+    return flat([*agent.actor.parameters(), *agent.critic.parameters()])
+
+
+def our_update(script, agent, batch, args, rate):
+    """The script's own update. Returns its loss, what it has to log, and the weights' movement."""
+    before = our_weights(agent)
+    optimizer = torch.optim.SGD(agent.parameters(), lr=rate)
+    stats = script.update(agent, optimizer, batch, 1.0, args)
+    loss = stats["policy_loss"] + stats["value_loss"]
+    if hasattr(args, "ent_coef"):
+        loss -= args.ent_coef * stats["entropy"]
+    return loss, stats, our_weights(agent) - before
+
+
+def their_update(model):
+    """SB3's own train: its loss at the last step, and the weights' movement."""
+    model.rollout_buffer.advantages -= model.rollout_buffer.advantages.mean()
+    *_, before = theirs_of(model.policy)
+    model.train()
+    *_, after = theirs_of(model.policy)
+    found = model.logger.name_to_value
+    if "train/loss" in found:  # PPO
+        return found["train/loss"], after - before
+    loss = 0.5 * found["train/value_loss"]
+    if "train/policy_objective" in found:  # TRPO
+        return loss - found["train/policy_objective"], after - before
+    loss += found["train/policy_loss"] + model.ent_coef * found["train/entropy_loss"]
+    return loss, after - before
+
+
+def beside_sb3(peer, env_id):
+    """A row of the table."""
+    script, rate = load(peer.script), RATES[env_id]
+    flags = FLAGS | {"learning_rate": rate} | peer.flags
+    names = script.Args.__dataclass_fields__
+    args = script.Args(**{name: value for name, value in flags.items() if name in names})
+    # sb3-contrib's loss of the critic is twice ours; its actor does not use the rate.
+    model, rollout = collect(peer, env_id, rate / 2 if peer.algorithm == "TRPO" else rate)
+    agent = make_agent(script, model)
+    if peer.script == "reinforce":
+        rollout["done"][-1] = True
+    title = command(f"{peer.script}.py", peer.flags | {"env_id": env_id})
+    lambda_ = f"{peer.algorithm}, gae_lambda {peer.settings['gae_lambda']}"
+    row = Row(title, lambda_, meant=peer.meant)
+    values, next_values = agent.value(rollout["obs"]), agent.value(rollout["next_obs"])
+    found = script.compute_advantages(rollout, values, next_values, args)
+    buffer = model.rollout_buffer
+    for ours, theirs in zip(found, (buffer.advantages, buffer.returns), strict=True):
+        row.values.append(relative(ours.detach(), torch.as_tensor(theirs)))
+    if peer.script == "reinforce":
+        return row
+    batch = script.prepare(agent, rollout, args)
+    loss, stats, moved = our_update(script, agent, batch, args, rate)
+    their_loss, they_moved = their_update(model)
+    row.losses.append(abs(loss - their_loss) / max(1.0, abs(their_loss)))
+    row.values.append(relative(moved, they_moved))
+    if "clipfrac" in stats:
+        row.clipped = f"{stats['clipfrac']:.0%}"
+    return row
+
+
+def beside_solver():
+    """A row of the table: conjugate gradients on a random symmetric, positive matrix."""
+    from sb3_contrib.common.utils import conjugate_gradient_solver
+
+    root = torch.randn(30, 30, generator=torch.Generator().manual_seed(1))
+    matrix, g = root @ root.T / 30 + torch.eye(30), torch.ones(30)
+    row = Row("trpo's conjugate_gradient, ten steps", "sb3-contrib's conjugate_gradient_solver")
+    ours = load("trpo").conjugate_gradient(matrix.mv, g, 10)
+    row.values.append(relative(ours, conjugate_gradient_solver(matrix.mv, g, max_iter=10)))
+    return row
+
+
+def rows():
+    """All rows, one by one."""
+    for peer in PEERS:
+        for env_id in RATES:
+            yield beside_sb3(peer, env_id)
+    yield beside_solver()
