@@ -139,10 +139,11 @@ def compute_advantages(rewards, args):
     RLOO's advantage, R_i less the mean of the others. So if all tokens weigh the same, the mean of
     the gradient at r = 1 still points along ∇E[R].
 
-    Dividing by the std changes that direction. With 1 right completion of 8 the std is 0.35, so
-    this question gets 2.8 times the weight that it has without the division; with 4 of 8 right it
-    is 0.53, and the factor 1.9. And where rewards differ by 0.01, A is nearly as large as where
-    they differ by 1. (The 1e-4 avoids a division by 0.)
+    Dividing by the std shifts weight between questions. With 1 right completion of 8 it is 0.35, so
+    this group gets 2.8 times the weight that it has without the division; with 4 of 8 right it is
+    0.53, and the factor 1.9. (A question that is hardly ever solved gets 1.4 times the weight of
+    one solved half of the time, at most: tests/THEORY.md, 7.) And where rewards differ by 0.01, A
+    is nearly as large as where they differ by 1. (The 1e-4 avoids a division by 0.)
     """
     advantages = rewards - rewards.mean(1, keepdim=True)
     if args.scale_rewards:
@@ -163,7 +164,7 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
     """L_it, to be maximized, and whether the clip has lowered its weight: (B, T) and (B, T).
 
     It is called a surrogate because it stands in for E[R], which backward() cannot reach. Its own
-    gradient is weight A ∇log π. That is never 0, however far the ratio has moved.
+    gradient is weight A ∇log π. No bound ever stops it, but it fades as the ratio falls.
     """
     advantages = advantages[:, None]
     log_ratio = (logprobs - old_logprobs) * mask  # 0 on padding

@@ -48,7 +48,7 @@ def test_the_real_model_s_numbers_are_those_measured():
         row = []
         for way in WAYS:
             scores = found[f"{task}, {way}"]
-            columns = ("held out, sampled: before → after (worst)", "greedy")
+            columns = ("pass@1: before → after (worst seed)", "pass@8")
             row.append(", ".join(scores[name].split(" → ")[-1].split(" (")[0] for name in columns))
         expected.append((found[f"{task}, GRPO"]["seeds"], " | ".join(row)))
     shown = re.findall(r"^\| \*.+?\* \((\d) seeds\) \| (.+) \|$", PAGES[README], re.M)
@@ -119,7 +119,7 @@ def test_every_pair_of_neighbours_has_its_hunk():
 def test_every_flag_named_is_in_the_help_of_a_script():
     """`others` are flags of other programs."""
     others = {"nproc-per-node", "logdir", "help", "extra-index-url", "index", "word-diff"}
-    others |= {"backup-if-mismatch", "bug", "log", "flag", "gif", "block"}  # --flag: any
+    others |= {"backup-if-mismatch", "bug", "log", "flag", "gif", "arms", "block"}  # --flag: any
     asked = [Launched(path, "--help") for path in sorted(PATHS.values())]
     assert [process.wait() for process in asked] == [0] * len(asked)
     flag = r"--(?:no-)?([a-z][a-z-]+)"
