@@ -1,207 +1,475 @@
-"""AFTER.md: each block fits its parent, and the script that it makes runs, and agrees in value and
-gradient with the method's formula as plain loops."""
+"""AFTER.md: each method gives the numbers that its source's own code gives (run once, outside the
+repository, on the answers below). Blocks fit the scripts, alone and together, and what they write
+runs."""
 
+import copy
 import importlib
 import itertools
 import math
 import re
 import sys
 from pathlib import Path
-from statistics import mean
 
 import after
 import pytest
 import torch
 import tyro
-from conftest import random_model
-from lineage import ROOT
-from oracles import clip, row_by_row
-from test_llm_update import LENGTHS, LOG_RATIOS, PROMPTS, batch_of
+from conftest import calls_of, random_model, script
+from lineage import LLM_SCRIPTS, ROOT
+from oracles import single_rows
+from test_llm_update import LENGTHS, PROMPTS, batch_of
 
-METHODS = list(after.BLOCKS)
-CREDIT = ("reinforce_pp", "maxrl", "pass_at_k")
+FIVE = [name for name in LLM_SCRIPTS if name != "ppo_llm"]
+ENGINEERING = ("bf16", "checkpointing")
+ALONE = [([name], "grpo_llm") for name in after.BLOCKS]
+TOGETHER = [([name], parent) for name in ENGINEERING for parent in FIVE if parent != "grpo_llm"]
+TOGETHER += [(["stale", name], "grpo_llm") for name in ("tis", "icepop", "mis", "sequence_mask")]
+TOGETHER += [(names.split(), "grpo_llm") for names in ("dppo icepop", "bf16 checkpointing")]
+TOGETHER += [(names.split(), "grpo_llm") for names in ("token_mean mis unbiased_kl",)]
+TOGETHER += [(["token_mean", "icepop", "sequence_mask", "unbiased_kl"], "grpo_llm")]
+TOGETHER += [(["token_mean", name], "grpo_llm") for name in ("dual_clip", "dppo", "reinforce_pp")]
 
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
-    """Imports a method's script, written into a folder of its own."""
+    """Imports a script with these blocks, written into a folder of its own."""
     folder = tmp_path_factory.mktemp("after")
-    (folder / "tests").symlink_to(ROOT / "tests")  # with the tiny model
-    sys.path.insert(0, str(folder))
+    for path in [ROOT / "tests", *(ROOT / f"{name}.py" for name in FIVE)]:
+        (folder / path.name).symlink_to(path)
+    sys.path.append(str(folder))
 
-    def script(name):
-        (folder / f"{name}_llm.py").write_text(after.applied(name))
-        return importlib.import_module(f"{name}_llm")
+    def module(names, parent="grpo_llm"):
+        with pytest.MonkeyPatch.context() as patch:
+            text = after.applied(*names, script=parent)
+            patch.setattr(after, "ROOT", folder)
+            path = after.write(*names, script=parent)
+        assert path.read_text() == text
+        return importlib.import_module(path.stem)
 
-    yield script
+    yield module
     sys.path.remove(str(folder))
 
 
-def credit(name, groups, args):
-    """The advantages of groups of rewards, as lists. pass_at_k: by going through all draws."""
-    centered = [[r - mean(group) for r in group] for group in groups]
-    if name == "reinforce_pp":
-        scale = math.sqrt(mean(a * a for group in centered for a in group)) + 1e-4
-        return [[a / scale for a in group] for group in centered]
-    if name == "maxrl":
-        return [[a / (mean(g) + 1e-4) for a in c] for g, c in zip(groups, centered, strict=True)]
-    found = []
-    for group in groups:
-        draws = list(itertools.combinations(range(len(group)), args.pass_k))
-        rewards = [float(any(group[i] > 0 for i in draw)) for draw in draws]
-        average = mean(rewards)
-        scale = math.sqrt(mean((r - average) ** 2 for r in rewards)) + 1e-4
-        paired = list(zip(draws, rewards, strict=True))
-        own = [mean(r for draw, r in paired if i in draw) for i in range(len(group))]
-        found.append([(each - average) / scale for each in own])
-    return found
+# ------------------------------------------------------------------------------- A token's push
+
+# Four answers, a row each: log π_old, and what log π_θ, log π_s and log π_ref differ from it by.
+COUNTS = [3, 2, 3, 1]
+ADVANTAGES = torch.tensor([1.5, 0.5, -1.0, -2.0])
+OLD = torch.tensor([[-0.7, -1.2, -2.3], [-0.4, -1.6, 0], [-0.9, -0.3, -1.8], [-1.5, 0, 0]])
+LOG_R = torch.tensor([[0.3, -0.3, 0.05], [0.1, 0.5, 0], [-0.3, 0.2, 1.3], [1.2, 0, 0]])
+LOG_W = torch.tensor([[0.5, -0.8, 0], [0.8, 0.2, 0], [-0.4, 0.1, -1.0], [1.8, 0, 0]])
+D = torch.tensor([[0.4, -0.5, 0.1], [0, 0.6, 0], [-0.2, 0.3, -0.7], [0.25, 0, 0]])
+# Credit of each token in place of an answer's, as slime's apply_opd_kl_to_advantages gives it to
+# OLD with OLD + LOG_R + D as the teacher's.
+TEACHER_A = torch.tensor([[0.7, -0.8, 0.15], [0.1, 1.1, 0], [-0.5, 0.5, 0.6], [1.45, 0, 0]])
+
+SOURCES = [
+    # block, flags, and the slope of each token's objective by its log π. TRL is 1.16.0 and its
+    # GRPOTrainer, verl 1dda039 and its core_algos, prime-rl 559b447, OpenRLHF 3c3be62.
+    (  # TRL, loss_type sapo; verl, compute_policy_loss_sapo
+        "sapo",
+        {"beta": 0},
+        [1.964071, 1.092773, 1.575871, 0.55106, 0.743369]
+        + [-0.727269, -1.205048, -0.79119, -1.965127],
+    ),
+    (  # verl, compute_policy_loss_geo_mean
+        "gmpo",
+        {"beta": 0, "clip_low": 0.25, "clip_high": 0.25},
+        [0, 1.5, 1.5, 0.595623, 0, 0, -1.516897, -1.516897, -6.640234],
+    ),
+    (  # prime-rl, default_loss_fn with kl_tau 0, and OLD as the sampler's
+        "dppo",
+        {"beta": 0, "clip_low": 0.1, "clip_high": 0.15},
+        [0, 1.111227, 1.576907, 0.552585, 0.824361, 0, -1.221403, -3.669297, -6.640234],
+    ),
+    (
+        "dppo",
+        {"beta": 0, "clip_low": 0.17, "clip_high": 0.2},
+        [2.024788, 1.111227, 1.576907, 0.552585, 0.824361]
+        + [-0.740818, -1.221403, -3.669297, -6.640234],
+    ),
+    (  # TRL, delta; with β 0 verl's vanilla and OpenRLHF's dual_clip give its slopes
+        "dual_clip",
+        {"beta": 0.3, "delta": 3.0},
+        [0.147547, 0.993187, 1.608458, 0.552585, 0.246636]
+        + [-0.054381, -1.116445, -0.151024, 0.085208],
+    ),
+    (  # TRL, use_bias_correction_kl
+        "unbiased_kl",
+        {"beta": 0.3},
+        [0.161983, 1.000105, 1.608445, 0.552585, 0.29677]
+        + [-0.044449, -1.111477, -4.439849, -6.391225],
+    ),
+    (  # TRL, token_truncate; with β 0 OpenRLHF's tis, too
+        "tis",
+        {"beta": 0.3, "max_weight": 2.0},
+        [0.147547, 0.381266, 1.608458, 1.105171, 0.246636]
+        + [-0.054381, -1.244901, -1.500883, -13.19526],
+    ),
+    (  # TRL, token_mask from 0.5 to 5; with β 0 OpenRLHF's icepop, too
+        "icepop",
+        {"beta": 0.3},
+        [0.147547, -0.118041, 1.608458, 1.229802, 0.246636]
+        + [-0.054381, -1.244901, -0.151024, 0.085208],
+    ),
+    (  # TRL, sequence_mask with its default of 3
+        "mis",
+        {"beta": 0.3},
+        [0.147547, 0.705177, 1.199752, 1.502083, 0.246636]
+        + [-0.054381, -0.227913, -1.151024, 0.085208],
+    ),
+    (  # TRL, off_policy_mask_threshold
+        "sequence_mask",
+        {"beta": 0.3, "max_drift": 0.03},
+        [0.147547, 0.993187, 1.608458, 0.552585, 0.246636]
+        + [-0.054381, 0.104958, -0.151024, -6.555026],
+    ),
+    (
+        "sequence_mask",
+        {"beta": 0.3, "max_drift": 0.05},
+        [0.147547, 0.993187, 1.608458, 0.552585, 0.246636]
+        + [-0.054381, -1.116445, -3.820321, -6.555026],
+    ),
+    (  # verl, the vanilla loss with bounds of 9 and minus its k1 as the advantage
+        "opd",
+        {"beta": 0, "clip_low": 9.0, "clip_high": 9.0},
+        [0.944901, -0.592655, 0.157691, 0.110517, 1.813593]
+        + [-0.370409, 0.610701, 2.201578, 4.814169],
+    ),
+    (  # TRL, loss_type dapo: of a token of 9, not of 1/|o_i| of 4 answers
+        "token_mean",
+        {"beta": 0},
+        [0, 1.111227, 1.576907, 0.552585, 0, 0, -1.221403, -3.669297, -6.640234],
+    ),
+]
 
 
-def surrogate(name, t, new, old, A, args):
-    """Of one completion, from lists of log-probs: a token's L and its slope by log π."""
-    logs = [n - o for n, o in zip(new, old, strict=True)]
-    r, low, high = math.exp(logs[t]), getattr(args, "clip_low", 0), getattr(args, "clip_high", 0)
-    if name == "sapo":
-        tau = args.tau_pos if A > 0 else args.tau_neg
-        gate = 1 / (1 + math.exp(-tau * (r - 1)))
-        return 4 / tau * gate * A, 4 * gate * (1 - gate) * r * A
-    if name == "gmpo":
-        kept = [min(x, high) if A > 0 else max(x, -low) for x in logs]
-        weight = math.exp(mean(kept)) * A
-        return weight, weight if kept[t] == logs[t] else 0.0
-    if name == "dppo":
-        rise = math.exp(new[t]) - math.exp(old[t])
-        stopped = rise > high if A > 0 else -rise > low
-        return (0.0, 0.0) if stopped else (r * A, r * A)
-    if name == "dual_clip" and A < 0 and r > args.delta:
-        return args.delta * A, 0.0
-    return clip(math.exp(mean(logs)) if name == "gspo_token" else r, A, args)
+class Table(torch.nn.Module):
+    """A policy of which only the log π of the answers above is known."""
+
+    device = torch.device("cpu")
+
+    def __init__(self):
+        super().__init__()
+        self.logprobs = torch.nn.Parameter((OLD + LOG_R).double())
 
 
-def weight(name, t, new, old, sampled, A, args):
-    """What a token's L is multiplied by."""
-    w = math.exp(old[t] - sampled[t])
-    if name == "tis":
-        return min(w, args.max_weight)
-    if name == "icepop":
-        return w if args.min_weight <= w <= args.max_weight else 0.0
-    if name == "sequence_mask":
-        drift = mean(p - n for p, n in zip(sampled, new, strict=True))
-        return 0.0 if A < 0 and drift > args.max_drift else 1.0
-    return 1.0
+@pytest.mark.parametrize("name,flags,expected", SOURCES)
+def test_a_token_is_pushed_as_in_the_source(name, flags, expected, made, monkeypatch):
+    module, model = made([name]), Table()
+    args = module.Args(micro_batch_size=3, max_grad_norm=1e9, **flags)
+    mask = (torch.arange(3) < torch.tensor(COUNTS)[:, None]).double()
+    batch = {"mask": mask, "row": torch.arange(4), "old_logprobs": OLD.double()}
+    batch |= {
+        "sampled_logprobs": (OLD - LOG_W).double(),
+        "ref_logprobs": (OLD + LOG_R + D).double(),
+    }
+    batch["advantages"] = (TEACHER_A if name == "opd" else ADVANTAGES).double()
+    monkeypatch.setattr(module, "token_logprobs", lambda m, part, _: m.logprobs[part["row"]])
+    module.train_minibatch(model, torch.optim.SGD(model.parameters(), lr=0.0), batch, args)
+    share = torch.tensor(COUNTS)[:, None] * 4 if name != "token_mean" else 9
+    found = -(model.logprobs.grad * share)[mask > 0]
+    torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=1e-5, atol=1e-6)
 
 
-def terms(name, new, old, sampled, ref, A, args):
-    """Each token's objective and its slope by log π, with the KL penalty."""
-    for t in range(len(new)):
-        L, slope = surrogate(name, t, new, old, A, args)
-        w = weight(name, t, new, old, sampled, A, args)
-        d = ref[t] - new[t]
-        kl, kl_slope = math.exp(d) - d - 1, 1 - math.exp(d)
-        if name == "unbiased_kl":
-            r = math.exp(new[t] - old[t])
-            kl, kl_slope = r * kl, -r * d
-        yield w * L - args.beta * kl, w * slope - args.beta * kl_slope
+# -------------------------------------------------------------------------------------- Credit
+
+# Block, flags, rewards, lengths, and the advantages that the source gives them.
+REWARDS = [[1, 0, 1, 0], [0, 0, 0, 1], [1, 1, 1, 1]]
+TOKENS = [[2, 6, 3, 7], [5, 4, 8, 2], [3, 3, 2, 4]]
+WHITE = [1.860498, -1.056763, 1.860498, -1.056763, *[-0.327448] * 3, 2.589813, *[0.401868] * 4]
+HALF, MOST = [[1.0] * 4 + [0.0] * 4], [[1.0] * 5 + [0.0] * 3]
+CREDIT = [
+    # OpenRLHF 3c3be62, experience_maker.py, reinforce_baseline
+    ("reinforce_pp", {}, REWARDS, TOKENS, WHITE),
+    ("reinforce_pp", {}, [[1.0, 0.0]], [[2, 6]], [1.732051, -0.57735]),
+    # tajwarfahim/maxrl c0698eb, core_algos.py; prime-rl's max_rl.py gives the same
+    ("maxrl", {}, REWARDS, TOKENS, [1, -1, 1, -1, -1, -1, -1, 3, 0, 0, 0, 0]),
+    # RUCAIBox/Passk_Training c3ba575, passk_adv.py
+    ("pass_at_k", {"pass_k": 3}, HALF, [[1] * 8], [0.277349] * 4 + [-0.277349] * 4),
+    ("pass_at_k", {"pass_k": 3}, [[1.0] + [0.0] * 7], [[1] * 8], [1.290992] + [-0.184427] * 7),
+    ("pass_at_k", {}, [[1.0] * 2 + [0.0] * 6], [[1] * 8], [0.522232] * 2 + [-0.174077] * 6),
+    ("pass_at_k", {}, MOST, [[1] * 8], [0.0] * 8),
+]
 
 
-FLAGS = {  # so that tokens and answers are on both sides of every bound
-    "pass_at_k": {"pass_k": 3},
-    "dppo": {"clip_low": 0.01, "clip_high": 0.02},
-    "dual_clip": {"delta": 1.4},
-    "tis": {"max_weight": 1.2},
-    "icepop": {"min_weight": 0.8, "max_weight": 1.3},
-    "sequence_mask": {"max_drift": 0.1},
-}
+def one_step(module, patch, args, lengths, rewards, old=None):
+    """The minibatches of a train_step whose rollout has these lengths and rewards."""
+    mask = (torch.arange(8) < torch.tensor(lengths).view(-1, 1)).double()
+    logprobs = -mask if old is None else old
+    batch = {"mask": mask, "sampled_logprobs": logprobs, "ended": torch.ones(len(mask)) > 0}
+    rollout = (batch, None, torch.tensor(rewards).double())
+    patch.setattr(module, "next_problems", lambda train, step, args: None)
+    patch.setattr(module, "rollout", lambda model, *_: rollout)
+    patch.setattr(module, "batch_logprobs", lambda model, batch, args: logprobs * (model or 1))
+    seen = []
+    patch.setattr(module, "train_minibatch", lambda model, _, part, args: seen.append(part) or {})
+    patch.setattr(module, "global_means", lambda records, device: records[0])
+    record = module.train_step(Nothing(), 3, None, None, None, 1, args)
+    return seen, record
 
 
-@pytest.mark.parametrize("name", CREDIT)
-def test_advantages_are_those_of_the_formula(name, made):
-    """Of groups with none, one, some and all of five answers right."""
-    right = torch.tensor([0, 1, 2, 3, 4, 5])[:, None]
-    rewards = (torch.arange(5).roll(2) < right).double()
-    module = made(name)
-    args = module.Args(**FLAGS.get(name, {}))
-    found = module.compute_advantages(rewards, args)
-    expected = torch.tensor(credit(name, rewards.tolist(), args), dtype=torch.double)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+class Nothing(int):
+    """In place of a model that is never asked."""
+
+    device = torch.device("cpu")
 
 
-def test_reinforce_pp_counts_the_rewards_of_all_processes(made, monkeypatch):
+@pytest.mark.parametrize("name,flags,rewards,lengths,expected", CREDIT)
+def test_credit_is_that_of_the_source(name, flags, rewards, lengths, expected, made, monkeypatch):
+    module = made([name])
+    args = module.Args(**{"beta": 0, "minibatches": 1, "prompts_per_step": 1} | flags)
+    monkeypatch.setattr(torch, "randperm", torch.arange)
+    (batch,), _ = one_step(module, monkeypatch, args, lengths, rewards)
+    expected = torch.tensor(expected).double()
+    torch.testing.assert_close(batch["advantages"], expected, rtol=1e-3, atol=1e-5)
+
+
+def test_reinforce_pp_counts_the_tokens_of_all_processes(made, monkeypatch):
     """Here of two processes that hold the same."""
-    module, rewards = made("reinforce_pp"), torch.tensor([[0.0, 1, 1, 0], [1, 0, 0, 0]])
-    alone = module.compute_advantages(rewards, module.Args())
+    module = made(["reinforce_pp"])
+    args = module.Args(beta=0, minibatches=1, prompts_per_step=1)
+    monkeypatch.setattr(torch, "randperm", torch.arange)
     monkeypatch.setattr(module, "sum_over_processes", lambda tensor: 2 * tensor)
-    torch.testing.assert_close(module.compute_advantages(rewards, module.Args()), alone)
+    (batch,), _ = one_step(module, monkeypatch, args, TOKENS, REWARDS)
+    torch.testing.assert_close(batch["advantages"], torch.tensor(WHITE).double(), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.3])
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in CREDIT])
-def test_a_step_is_that_of_the_formula(name, beta, made):
-    """Its loss, and its gradient by all weights, through plain passes over single rows."""
-    module, model = made(name), random_model("gpt2").double()
-    args = module.Args(beta=beta, micro_batch_size=5, max_grad_norm=1e9, **FLAGS.get(name, {}))
-    batch, g = batch_of(model, PROMPTS, LENGTHS), torch.Generator().manual_seed(3)
-    mask = batch["mask"]
-
-    def moved(by):
-        return (batch["sampled_logprobs"] + by * torch.randn(mask.shape, generator=g)) * mask
-
-    batch["old_logprobs"] = moved(0.1) - LOG_RATIOS[:, None] * mask
-    batch["ref_logprobs"], batch["sampled_logprobs"] = moved(0.5), moved(0.3)
-    batch["advantages"] = torch.tensor([1.0, -1.0] * 6) * (0.5 + torch.rand(12, generator=g))
-    found = module.train_minibatch(model, torch.optim.SGD(model.parameters(), lr=0.0), batch, args)
-
-    logprobs = row_by_row(model, batch)
-    rows = [logprobs, *(batch[f"{each}_logprobs"] for each in ("old", "sampled", "ref"))]
-    value, slopes = 0.0, torch.zeros_like(mask)
-    for i, length in enumerate(LENGTHS):
-        lists = [row[i, :length].tolist() for row in rows]
-        tokens = terms(name, *lists, batch["advantages"][i].item(), args)
-        for t, (objective, slope) in enumerate(tokens):
-            value += objective / length / len(LENGTHS)
-            slopes[i, t] = slope / length / len(LENGTHS)
-    assert found["loss"] == pytest.approx(-value, abs=1e-5)
-    for parameter in model.parameters():
-        parameter.grad, parameter.own = None, parameter.grad
-    (-(slopes * logprobs).sum()).backward()
-    for parameter in model.parameters():
-        torch.testing.assert_close(parameter.own, parameter.grad, rtol=1e-4, atol=1e-5)
+def mean_of_gradient(module, args, p, size):
+    """Of 1/G Σ_i A_i d log π(o_i) / dp over all groups of answers that are right with p."""
+    total = 0.0
+    for right in itertools.product([0.0, 1.0], repeat=size):
+        chance = math.prod(p if r else 1 - p for r in right)
+        advantages = module.compute_advantages(torch.tensor([right]).double(), args)[0]
+        slopes = torch.tensor([1 / p if r else -1 / (1 - p) for r in right]).double()
+        total += chance * (advantages * slopes).mean().item()
+    return total
 
 
-def test_gspo_token_takes_an_advantage_per_token(made):
-    module, g = made("gspo_token"), torch.Generator().manual_seed(0)
-    new, old, A = torch.randn(3, 2, 4, generator=g)
-    mask, args = torch.tensor([[1.0, 1, 1, 1], [1, 1, 0, 0]]), module.Args(clip_low=9, clip_high=9)
-    new.requires_grad_()
-    objective, _ = module.surrogate(new, old, A, mask, args)
-    s = (((new - old) * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True)).exp().detach()
-    (slopes,) = torch.autograd.grad((objective * mask).sum(), new)
-    torch.testing.assert_close(slopes, s * A * mask)
+@pytest.mark.parametrize("p,k,size", [(0.1, 3, 5), (0.3, 2, 6), (0.8, 4, 6), (0.5, 1, 4)])
+def test_without_the_std_pass_at_k_s_mean_is_exactly_the_gradient_of_pass_at_k(p, k, size, made):
+    module = made(["pass_at_k"])
+    args = module.Args(pass_k=k, scale_rewards=False)
+    gradient = k * (1 - p) ** (k - 1)  # of 1 − (1 − p)^k
+    assert mean_of_gradient(module, args, p, size) == pytest.approx((1 / k - 1 / size) * gradient)
+    assert mean_of_gradient(module, module.Args(pass_k=size, scale_rewards=False), p, size) == 0
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_the_run_to_try_has_flags_of_the_method(name, made, capsys, monkeypatch):
-    module = made(name)
-    monkeypatch.setattr(after, "ROOT", Path(module.__file__).parent)
-    after.main(name)
-    *_, command = capsys.readouterr().out.splitlines()
-    tyro.cli(module.Args, args=command.split()[2:])
+@pytest.mark.parametrize("p,size", [(0.1, 4), (0.4, 6), (0.9, 5)])
+def test_maxrl_s_mean_is_the_gradient_of_the_first_terms_of_log_p(p, size, made):
+    module = made(["maxrl"])
+    gradient = sum((1 - p) ** n for n in range(size - 1))
+    found = mean_of_gradient(module, module.Args(), p, size)
+    assert found == pytest.approx(gradient, rel=1e-3)
+
+
+# --------------------------------------------------------------- Teacher, entropy, stale, machines
+
+
+def test_opd_s_credit_is_the_teacher_s_log_prob_minus_pi_old_s(made, monkeypatch):
+    module = made(["opd"])
+    args = module.Args(beta=0, minibatches=1, prompts_per_step=1)
+    monkeypatch.setattr(torch, "randperm", torch.arange)
+    old = -torch.rand(12, 8).double() * (torch.arange(8) < torch.tensor(TOKENS).view(-1, 1))
+    (batch,), record = one_step(module, monkeypatch, args, TOKENS, REWARDS, old)
+    torch.testing.assert_close(batch["advantages"], 2 * old)  # the teacher's are 3 times as large
+    torch.testing.assert_close(record["kl"].mean(), -2 * old[batch["mask"] > 0].mean())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
-def test_two_steps(name, made, short_run):
-    module = made(name)
-    assert 0 <= module.main(module.Args(**short_run))["eval/pass@1"] <= 1
+def test_opd_is_drawn_to_its_teacher(made, short_run):
+    """Which is the tiny model with a head of its own; without a teacher it asks for one."""
+    module = made(["opd"])
+    folder = short_run["output_dir"] + "/teacher"
+    teacher, _ = module.load_policy(module.Args(), "cpu")
+    torch.manual_seed(0)
+    torch.nn.init.normal_(teacher.get_output_embeddings().weight, std=0.2)
+    teacher.save_pretrained(folder)
+    flags = short_run | {"beta": 0, "steps": 30, "learning_rate": 2e-3, "warmup_steps": 1}
+    with pytest.MonkeyPatch.context() as patch:
+        steps = calls_of(patch, module, "train_step")
+        module.main(module.Args(**flags, teacher=folder))
+    kls = [record["kl"] for _, record in steps]
+    assert sum(kls[-5:]) < 0.5 * sum(kls[:5])
+    with pytest.raises(OSError):
+        module.main(module.Args(**short_run))
 
 
-def test_the_page_and_gitignore_have_every_method():
-    rows = re.findall(r"^\| \[(\w+)\]\(#(\S+)\) \| .+? \| (\d+) \| (\S+) \|$", after.PAGE, re.M)
-    assert sorted(name for name, *_ in rows) == sorted(METHODS)
+# Skywork-OR1 64e96af, EntController with a target of 0.2: entropy of a rollout, and its weight then
+CONTROLLED = [(0.3, 0.0), (0.1, 0.005), (0.15, 0.01), (0.05, 0.015), (0.25, 0.01), (0.1, 0.015)]
+
+
+def test_the_entropy_s_weight_is_controlled_as_in_the_source(made, monkeypatch):
+    """And the bonus rests while the entropy is above the target."""
+    module = made(["entropy"])
+    args = module.Args(beta=0, minibatches=1, prompts_per_step=1, entropy_target=0.2)
+    for entropy, after_it in CONTROLLED:
+        record = {"entropy": torch.tensor([entropy - 0.01, entropy + 0.01])}
+        monkeypatch.setattr(module, "rollout_metrics", lambda *_, record=record: record)
+        before = args.entropy_weight
+        (batch,), logged = one_step(module, monkeypatch, args, TOKENS, REWARDS)
+        assert args.entropy_weight == pytest.approx(after_it)
+        assert set(batch["bonus"].tolist()) == {before if entropy <= 0.2 else 0.0}
+        assert logged["entropy_weight"] == before
+
+
+def test_the_entropy_bonus_has_the_gradient_of_the_entropy(made):
+    module, model = made(["entropy"]), random_model("gpt2").double()
+    args = module.Args(beta=0, micro_batch_size=5, max_grad_norm=1e9)
+    batch, gradients = batch_of(model, PROMPTS, LENGTHS), []
+    batch["advantages"] = torch.tensor([1.0, -1.0] * 6)
+    for bonus in (0.0, 0.7):
+        batch["bonus"] = torch.full((12,), bonus)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        module.train_minibatch(model, optimizer, batch, args)
+        gradients.append(torch.cat([p.grad.flatten().clone() for p in model.parameters()]))
+    total = 0.0
+    for _, logits in single_rows(model, batch):
+        total += torch.distributions.Categorical(logits=logits).entropy().mean() / 12
+    expected = torch.autograd.grad(total, list(model.parameters()))
+    expected = torch.cat([each.flatten() for each in expected])
+    torch.testing.assert_close(gradients[0] - gradients[1], 0.7 * expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stale", [0, 2])
+def test_stale_rollouts_are_drawn_by_the_model_of_so_many_steps_ago(stale, made, short_run):
+    """And the run goes on, however far π_old is from π_s."""
+    with pytest.MonkeyPatch.context() as patch:
+        module, weights, drawn = made(["stale"]), [], []
+        module.SAMPLERS.clear()
+        step, rollout = module.train_step, module.rollout
+
+        def watched_step(model, *rest):
+            weights.append(copy.deepcopy(model.state_dict()))
+            drawn.clear()
+            metrics = step(model, *rest)
+            expected = weights[max(0, len(weights) - 1 - stale)]
+            assert all(torch.equal(drawn[0][key], expected[key]) for key in expected)
+            return metrics | {"sampling/sampling_logp_difference/mean": 1.0}
+
+        def watched_rollout(model, *rest):
+            drawn.append(copy.deepcopy(model.state_dict()))
+            return rollout(model, *rest)
+
+        patch.setattr(module, "train_step", watched_step)
+        patch.setattr(module, "rollout", watched_rollout)
+        module.main(module.Args(**short_run | {"steps": 5, "stale": stale}))
+    assert len(weights) == 5 and len(module.SAMPLERS) == stale + 1
+
+
+def test_bf16_rounds_the_passes_and_not_the_weights(made):
+    module, model = made(["bf16"]), random_model("llama")
+    batch = batch_of(model, PROMPTS, LENGTHS)
+    logprobs = module.token_logprobs(model, batch, 1.0)
+    gap = (logprobs - batch["old_logprobs"]).abs().max().item()
+    assert logprobs.dtype == torch.float32 and 1e-5 < gap < 0.1
+    logprobs.sum().backward()
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_checkpointing_reads_each_layer_twice_and_gives_grpo_s_gradient(made):
+    """Without dropout, and the sampler's cache works as before."""
+    gradients, counts = [], []
+    for module in (script("grpo_llm"), made(["checkpointing"])):
+        model = random_model("gpt2", attn_pdrop=0.5, resid_pdrop=0.5).double()
+        if counts:
+            model.activation_checkpointing_enable()
+        batch = batch_of(model, PROMPTS, LENGTHS)
+        batch["advantages"] = torch.tensor([1.0, -1.0] * 6)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        with pytest.MonkeyPatch.context() as patch:
+            calls = calls_of(patch, model.transformer.h[1].ln_1, "forward")
+            module.train_minibatch(model, optimizer, batch, module.Args(beta=0))
+            counts.append(len(calls))
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+        assert not any(part.training for part in model.modules())
+    assert counts == [1, 2]
+    torch.testing.assert_close(*gradients)
+    assert module.generate(model.float(), PROMPTS, 4, 8, 1.0)["mask"].sum() > 12
+
+
+# ------------------------------------------------------------------------ The scripts and the page
+
+
+def test_blocks_of_engineering_fit_all_five_and_others_say_where_they_do_not():
+    for names, parent in ALONE + TOGETHER:
+        compile(after.applied(*names, script=parent), parent, "exec")
+    with pytest.raises(SystemExit) as caught:
+        after.applied("tis", "sapo", script="cispo_llm")
+    told = str(caught.value)
+    assert told.startswith("sapo does not fit cispo_llm.py with tis: its hunk 1, in class Args:")
+    assert "\n    clip_low: float = 0.2  # ε_low" in told
+    with pytest.raises(
+        SystemExit, match="dual_clip does not fit grpo_llm.py with sapo: its hunk 2"
+    ):
+        after.applied("sapo", "dual_clip")
+
+
+def test_a_block_changes_only_lines_that_stand_there_once(monkeypatch):
+    twice = "--- grpo_llm.py\n+++ after_mine.py\n@@ imports\n-import torch\n+import torch  # mine\n"
+    monkeypatch.setitem(after.BLOCKS, "once", twice)
+    monkeypatch.setitem(after.BLOCKS, "twice", twice.replace("import torch", "    if RANK > 0:"))
+    assert "\nimport torch  # mine\n" in after.applied("once")
+    with pytest.raises(SystemExit, match="which are not there, or not once"):
+        after.applied("twice")
+
+
+@pytest.mark.parametrize("name", after.BLOCKS)
+def test_the_block_printed_of_a_script_makes_that_script(name, made, monkeypatch):
+    module = made([name])
+    monkeypatch.setattr(after, "ROOT", Path(module.__file__).parent)
+    monkeypatch.setitem(after.BLOCKS, name, after.block(module.__name__) + "\n")
+    assert after.applied(name) == Path(module.__file__).read_text()
+
+
+@pytest.mark.parametrize("name", after.BLOCKS)
+def test_the_run_to_try_is_printed_and_has_flags_of_its_script(name, made, capsys, monkeypatch):
+    module = made([name])
+    monkeypatch.setattr(after, "ROOT", Path(module.__file__).parent)
+    after.main([name])
+    *_, command = capsys.readouterr().out.splitlines()
+    assert f"after_{name}.py" in command.split()
+    tyro.cli(module.Args, args=command.split()[2:])
+    for names, command in re.findall(r"`python tests/after.py (.+?)`, then `(.+?)`", after.PAGE):
+        module = made(names.split())
+        assert command.split()[1] == f"{module.__name__}.py"
+        tyro.cli(module.Args, args=command.split()[2:])
+
+
+def test_a_script_is_named_after_its_blocks_and_its_parent(made):
+    assert made(["dppo", "icepop"]).__name__ == "after_dppo_icepop"
+    assert made(["bf16"], "gspo_llm").__name__ == "after_gspo_llm_bf16"
+    for unknown in ([], ["gspo_llm"], ["dppo", "nothing"], ["nothing", "dppo"], ["--block"]):
+        with pytest.raises(SystemExit, match="The blocks: opd reinforce_pp"):
+            after.main(unknown)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names,parent", ALONE + TOGETHER)
+def test_two_steps(names, parent, made, short_run):
+    module = made(names, parent)
+    teacher = {"teacher": str(ROOT / "tests/tiny_model")} if "opd" in names else {}
+    result = module.main(module.Args(**short_run, **teacher))
+    assert 0 <= result["eval/pass@1"] <= 1
+
+
+def test_the_page_has_every_block_and_one_line_ignores_their_scripts():
+    rows = re.findall(r"^\| \[(\w+)\]\(#(\S+)\) \| .+? \| (\d+) \|$", after.PAGE, re.M)
+    assert [name for name, *_ in rows] == list(after.BLOCKS)
     titles = re.sub(r"[^\w\n #-]", "", after.PAGE.lower()).replace("-", " ")
-    for name, anchor, count, parent in rows:
-        hunks = after.BLOCKS[name][1].split("\n@@", 1)[1]
-        assert after.BLOCKS[name][0] == parent and f"\n## {anchor.replace('-', ' ')}\n" in titles
-        assert int(count) == len(re.findall("^[-+]", hunks, re.M))
-    ignored = (ROOT / ".gitignore").read_text().split()
-    assert {f"/{name}_llm.py" for name in METHODS} <= set(ignored)
+    for name, anchor, count in rows:
+        lines = after.BLOCKS[name].split("\n@@", 1)[1]
+        assert f"\n## {anchor.replace('-', ' ')}\n" in titles
+        assert int(count) == len(re.findall("^[-+]", lines, re.M)), name
+        assert f"\n`python tests/after.py {name}`\n" in after.PAGE
+        assert (
+            f"**Try it.** `python after_{name}.py" in after.PAGE
+            or f"stale {name}`" in after.PAGE
+            or name == "opd"
+        )
+    assert "/after_*.py" in (ROOT / ".gitignore").read_text().split()
+    table = after.PAGE.partition("## What the libraries do")[2].partition("\n## ")[0]
+    for built in re.findall(r"^\| .+? \| (\w[\w ,>β]+) \| ", table, re.M)[1:]:
+        after.applied(*(word for word in re.findall(r"\w+", built) if word in after.BLOCKS))

@@ -23,7 +23,7 @@ SMOKE = [
     ("classic", "cartpole --smoke", "| trpo | 0 of 1 | … | ppo | 0 of 1 |"),
     ("learning", "--smoke", "| CartPole-v1 | 1 | reinforce | … | FrozenLake-v1 | 1 | ppo |"),
     ("observations", "--smoke", "| CartPole-v1 | reinforce | 1 | … | CartPole-v1 | ppo | 1 |"),
-    ("methods", "--smoke", "| GRPO | `grpo_llm.py --learning-rate … | sapo | `sapo_llm.py --"),
+    ("methods", "--smoke", "| GRPO | `grpo_llm.py --learning-rate … | sapo | `after_sapo.py --"),
     ("pass_k", "--smoke", "| the first model | 1 | … | GRPO | 1 | … | pass_at_k | 1 |"),
     ("parity", "--smoke", "| rloo_llm --beta 0.1 | … | sequence_mask --max-drift 0.1 "),
     ("trl", "tiny --smoke", "| grpo_llm.py | 1 | … | rloo_llm.py | 1 |"),

@@ -83,8 +83,8 @@ def load(name):
     """The module of a script, or of the script that a block of AFTER.md makes of its parent."""
     if name not in after.BLOCKS:
         return importlib.import_module(name)
-    module = types.ModuleType(f"{name}_llm")
-    module.__file__ = str(ROOT / f"{name}_llm.py")  # it looks for the tiny model from there
+    module = types.ModuleType(f"after_{name}")
+    module.__file__ = str(ROOT / f"after_{name}.py")  # it looks for the tiny model from there
     sys.modules[module.__name__] = module
     exec(compile(after.applied(name), module.__file__, "exec"), module.__dict__)
     return module

@@ -48,7 +48,7 @@ def mean_of(runs, key, at=-1):
 
 def command(arm, rate):
     """As one would type it; for a block, after `python tests/after.py NAME`."""
-    words = [f"{arm.script.removesuffix('_llm')}_llm.py"]
+    words = [f"{arm.script if arm.script.endswith('_llm') else f'after_{arm.script}'}.py"]
     for flag, value in (arm.flags | {"learning_rate": rate}).items():
         text = flag.replace("_", "-")
         words.append(f"--no-{text}" if value is False else f"--{text} {value}")

@@ -80,7 +80,6 @@ CASES = [
     Case("cispo_llm", {"clip_high": 4.0}, {"loss_type": "cispo"}, meant=ROLLOUT),
     Case("sapo", {"beta": 0.0}, {"loss_type": "sapo"}),
     Case("gmpo", {"beta": 0.0}, {}, "GMPO"),
-    Case("gspo_token", {}, SEQUENCE),
     Case("dual_clip", {"delta": 1.4, "beta": 0.0}, {"delta": 1.4}),
     Case("unbiased_kl", {"beta": 0.1}, {"use_bias_correction_kl": True}),
     Case("tis", {"beta": 0.0}, TIS),
