@@ -13,7 +13,7 @@ In CartPole each step pays 1 until the pole falls. Suppose V predicts 40 before 
 and 41 after it. If γ is 0.99, δ_t = 1 + 40.59 − 40 = 1.59, and the push becomes likelier. Had V
 fallen to 38, because the pole now leans, δ_t would be −1.38, and the push would become rarer.
 
-If V is right, δ_t is one sample of the advantage A = Q − V. Here Q(s, a) = E[ R_t + γ V(s_{t+1}) |
+If V is right, the mean of δ_t is the advantage A = Q − V. Here Q(s, a) = E[ R_t + γ V(s_{t+1}) |
 s, a ] is the value of an action, and V its mean over π's actions, V(s) = Σ_a π(a | s) Q(s, a). That
 is Bellman's equation. (The scale is one over the episodes' mean length, because the mean is over
 steps, not over episodes. As in reinforce.py, γ^t is left out.)
@@ -29,8 +29,8 @@ error depends on one reward and one step of the environment, so it varies far le
 R_t + γ V(s_{t+1}), V stands for the rewards to come. This is called bootstrapping. No gradient
 flows through the target: V(s_t) is pulled to it, not it to V(s_t). That is called a semi-gradient.
 
-Weakness: δ_t is unbiased if V is right. As it rarely is, V should learn faster than the policy
-(--update-epochs). And nothing limits how far a step moves the policy.
+Weakness: the mean of δ_t is the advantage only if V is right. It rarely is, so it should learn
+faster than the policy (--update-epochs). And nothing limits how far a step moves the policy.
 
 Differs from the paper: there the actor's rule is not yet ∇log π, both learn after every step of one
 environment, and eligibility traces spread δ_t over past states. Here they learn from T steps of N
@@ -156,7 +156,7 @@ def rollouts(envs, agent, args):
                 returns += infos["whole episode"]["r"][done].tolist()
             step = {
                 "obs": obs,  # (N, D); in the rollout (T, N, D)
-                "next_obs": next_obs,
+                "next_obs": next_obs,  # after the last step, too: the reset comes a step later
                 "actions": actions,  # (N,) or (N, A)
                 "rewards": rewards.astype(np.float32),  # (N,), as all below
                 "terminated": terminated.copy(),

@@ -13,15 +13,15 @@ the policy, now called π, takes many small steps, on minibatches in several epo
 Suppose the pole leans to the right, π_old pushed right with probability 0.5, and A_t is 1. Then L
 grows until π makes this push 0.6 likely, if ε is 0.2. Beyond, L is flat, and the sample has no
 gradient. With A_t = −1 L would grow as the probability falls to 0.4, and be flat below. The min
-matters in the other direction: if steps on other samples have lowered the probability to 0.35
-although A_t is 1, the min is r_t A_t = 0.7, not 0.8, and its gradient, r_t A_t ∇log π, pushes it up
-again. The clip alone would leave it there.
+matters if r_t has moved against A_t. Suppose steps on other samples have lowered the probability to
+0.35 although A_t is 1. Then the min is r_t A_t = 0.7, not 0.8, and its gradient, r_t A_t ∇log π,
+pushes it up again. The clip alone would leave it there.
 
 What changes from trpo.py                        Where
     a clip, not a bound on the KL                surrogate, --clip-coef
     many steps of Adam, not a single step        update, --update-epochs, --num-minibatches
     actor and critic step together               update
-    or no clip, but a penalty on the KL          kl_k3, surrogate, update, --beta, --target-kl
+    or a penalty on KL(π_old ‖ π), not a clip    kl_k3, surrogate, update, --beta, --target-kl
 
 Why: TRPO needs conjugate gradients and a line search for a single step per rollout. PPO takes many
 steps, but after the first one the samples are an older policy's. The ratio corrects for the choice
@@ -31,7 +31,7 @@ direction of A_t.
 
 Weakness: a clipped sample no longer pushes its own ratio, but Adam's momentum and the other samples
 may. So nothing bounds the distance to π_old. And if A_t < 0, a ratio above 1 + ε is not clipped,
-however large. Dual-clip PPO adds that bound (Ye et al. 2020, arXiv:1912.09729).
+however large. Dual-clip PPO bounds its term of L (Ye et al. 2020, arXiv:1912.09729).
 
 Differs from many implementations (Huang et al. 2022, The 37 Implementation Details of PPO): they
 also clip the critic's loss, scale A_t to std 1 in each minibatch, and initialize orthogonally. Here
@@ -113,9 +113,9 @@ def prepare(agent, rollout, args):
 
 
 def kl_k3(logprobs, other_logprobs):
-    """Schulman's k3 of each action, an estimate of KL(π ‖ other), if π drew the actions: −d, whose
-    mean is the KL, plus e^d − 1 = other / π − 1, whose mean is Σ_a other − 1 = 0. As d ≤ e^d − 1,
-    none is negative. (Here π_old drew them, and the other is the policy since then.)"""
+    """Schulman's k3 of each action, an estimate of KL(π ‖ other), if π drew the actions. It adds −d,
+    with d = log(other / π) and the KL as its mean, and e^d − 1, with the mean Σ_a other − 1 = 0. As
+    d ≤ e^d − 1, none is negative. (Here π_old drew them, and the other is the policy since.)"""
     d = other_logprobs - logprobs
     return d.expm1() - d
 
@@ -196,7 +196,7 @@ def rollouts(envs, agent, args):
                 returns += infos["whole episode"]["r"][done].tolist()
             step = {
                 "obs": obs,  # (N, D); in the rollout (T, N, D)
-                "next_obs": next_obs,
+                "next_obs": next_obs,  # after the last step, too: the reset comes a step later
                 "actions": actions,  # (N,) or (N, A)
                 "rewards": rewards.astype(np.float32),  # (N,), as all below
                 "terminated": terminated.copy(),

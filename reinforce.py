@@ -1,12 +1,12 @@
 """REINFORCE, the Monte Carlo policy gradient: make the actions that paid off likelier.
 
 In CartPole a pole stands on a cart. A state s (`obs` in the code) is four numbers: where cart and
-pole are, and how fast they move. A policy π(a | s), a network with weights θ, gives each action a,
-a push to the left or to the right, a probability. One is drawn, and each step pays a reward R of 1
+pole are, and how fast they move. A policy π(a | s), a network with weights θ, gives each action a
+a probability: a push to the left or to the right. One is drawn, and each step pays a reward R of 1
 until the pole falls, or until step 500. So an episode τ = s_0, a_0, R_0, s_1, a_1, R_1, … earns as
 much as it has steps. (Sutton & Barto write R_1 for our R_0.) REINFORCE plays one whole episode in
-each of N environments. Then θ takes a step that should raise the expected return J: the more an
-action's credit, what was earned with it, the more this step makes the action likelier.
+each of N environments. Then θ takes a step that should raise the expected return J: the larger an
+action's credit, what was earned with it, the likelier this step makes it.
 
     J(θ) = E[ R(τ) ] = Σ_τ p(τ) R(τ)             over all episodes τ, of probability p(τ)
     R(τ) = R_0 + γ R_1 + γ² R_2 + …              the return; with γ < 1 late rewards count less
@@ -20,7 +20,7 @@ estimate. And nobody has to differentiate the environment, as its part of log p 
 
     return          R(τ)                         all that the episode has earned
     reward-to-go    G_t = R_t + γ R_{t+1} + …    only what it has earned from a_t on
-    baseline        G_t − V(s_t)                 the advantage: G_t less V(s) = E[ G_t | s_t = s ]
+    baseline        G_t − V(s_t)                 the advantage; V(s) is the mean of G_t if s_t = s
                                                  (a network, the critic, learns V from the G_t)
 
 Suppose two episodes return 380 and 400. With the first credit all their actions are pushed up,
@@ -28,8 +28,8 @@ nearly alike. If V expects 390 at the start, the advantages of the first actions
 times smaller, of opposite signs, and yet the mean of the gradient is the same. Here is why, for
 γ = 1. Let b be what is left out or subtracted: rewards from before a_t, or V(s_t). It was fixed
 before a_t was drawn, so the mean of b ∇log π over all actions is Σ_a π b ∇log π = b Σ_a ∇π =
-b ∇ Σ_a π = b ∇1 = 0. Without a time limit (see compute_advantages) each credit gives ∇J on average,
-usually with less noise than the one above.
+b ∇ Σ_a π = b ∇1 = 0. So each credit gives ∇J on average (but where a time limit cuts, see
+compute_advantages), usually with less noise than the credit listed before it.
 
 Why: it is the simplest estimate of ∇J. The mean E is over episodes of the present π, so each step
 of θ needs new ones: the method is on-policy. V is fitted to the G_t only after it has served as the
@@ -40,7 +40,7 @@ end before anything is learned.
 
 Differs from the formula: rewards are rescaled (see main), and π's entropy has a bonus. If γ < 1, ∇J
 weighs G_t by γ^t. We leave γ^t out, because late actions would hardly count; what is estimated is
-then in general no gradient (Nota & Thomas 2020, arXiv:1906.07073).
+then in general no function's gradient (Nota & Thomas 2020, arXiv:1906.07073).
 
     python reinforce.py --psi return             # compare its noise with the default's (baseline)
 Williams 1992, doi:10.1007/BF00992696; best baselines: Greensmith, Bartlett & Baxter 2004, JMLR 5
@@ -124,8 +124,8 @@ def prepare(agent, rollout, args):
 def update(agent, optimizer, batch, progress_remaining, args):
     """One step of the policy, then epochs of the critic; returns what to log."""
     advantages = batch["advantages"]
-    if args.psi == "baseline":  # V may be too low everywhere
-        # An episode's own advantages are in the mean: a bias, of order 1/N.
+    if args.psi == "baseline":  # while V is too low everywhere, every action would look good
+        # The mean contains what followed a_t, so the proof above fails: a bias, of order 1/N.
         advantages = advantages - advantages.mean()
     policy = agent.policy(batch["obs"])
     entropy = policy.entropy().mean()
@@ -136,7 +136,7 @@ def update(agent, optimizer, batch, progress_remaining, args):
     optimizer.zero_grad()
     loss.backward()
     # No clipping: Adam divides by the size of past gradients. If the long ones of early training
-    # were clipped, Adam would divide by less, and later, noisy gradients would make longer steps.
+    # were clipped, Adam would divide by less, and the noisy ones later on would make longer steps.
     optimizer.step()
     stats = {"policy_loss": policy_loss.item(), "entropy": entropy.item()}
     if args.psi == "baseline":
@@ -181,7 +181,7 @@ def rollouts(envs, agent, args):
             done |= len(steps) + 1 == limit
             step = {
                 "obs": obs,  # (N, D); in the rollout (T, N, D)
-                "next_obs": next_obs,
+                "next_obs": next_obs,  # after the last step, too: the reset comes a step later
                 "actions": actions,  # (N,) or (N, A)
                 "rewards": rewards.astype(np.float32),  # (N,), as all below
                 "terminated": terminated.copy(),

@@ -232,7 +232,7 @@ def rollouts(envs, agent, args):
                 returns += infos["whole episode"]["r"][done].tolist()
             step = {
                 "obs": obs,  # (N, D); in the rollout (T, N, D)
-                "next_obs": next_obs,
+                "next_obs": next_obs,  # after the last step, too: the reset comes a step later
                 "actions": actions,  # (N,) or (N, A)
                 "rewards": rewards.astype(np.float32),  # (N,), as all below
                 "terminated": terminated.copy(),
