@@ -3,7 +3,7 @@
 The policy π, the actor, plays T steps in each of N environments. A second network, the critic V,
 predicts from a state the discounted sum of the rewards to come. With it one reward and the next
 state are enough to judge an action: did more come of it than V had predicted? Then π takes one step
-towards the actions that did better, and V several steps towards the truth, in epochs:
+towards the actions that did better, and V several steps towards its targets, in epochs:
 
     mean_t δ_t ∇log π(a_t | s_t)                 the actor's step, an estimate of ∇J but for a scale
     δ_t = R_t + γ V(s_{t+1}) − V(s_t)            the temporal-difference (TD) error
@@ -15,8 +15,8 @@ fallen to 38, because the pole now leans, δ_t would be −1.38, and the push wo
 
 If V is right, the mean of δ_t is the advantage A = Q − V. Here Q(s, a) = E[ R_t + γ V(s_{t+1}) |
 s, a ] is the value of an action, and V its mean over π's actions, V(s) = Σ_a π(a | s) Q(s, a). That
-is Bellman's equation. (The scale is one over the episodes' mean length, because the mean is over
-steps, not over episodes. As in reinforce.py, γ^t is left out.)
+is Bellman's equation. (For γ = 1 the scale is one over the episodes' mean length, because the mean
+is over steps, not over episodes. As in reinforce.py, γ^t is left out.)
 
 What changes from reinforce.py                   Where
     the TD error, not G_t − V(s_t)               compute_advantages
@@ -102,8 +102,8 @@ def prepare(agent, rollout, args):
 
 def update(agent, optimizer, batch, progress_remaining, args):
     """One step of the policy, then epochs of the critic; returns what to log."""
-    # A constant baseline: while V is too low everywhere, every action would look good. (Dividing
-    # by the std, too, as many do, blows up the small advantages of a good policy.)
+    # One baseline for all, with a small bias: while V is too low everywhere, every action would
+    # look good. (Dividing by the std, too, as many do, blows up a good policy's small advantages.)
     advantages = batch["advantages"] - batch["advantages"].mean()
     policy = agent.policy(batch["obs"])
     entropy = policy.entropy().mean()
@@ -176,8 +176,9 @@ def rollouts(envs, agent, args):
 class RunningMeanStd(nn.Module):
     """Scales to mean 0 and standard deviation 1 over all rows seen so far, counted in float64, as
     the mean may be large: a date in seconds. Without this none of the four scripts learned
-    MountainCarContinuous, whose speeds are below 0.07. But it does not always pay: on Acrobot
-    REINFORCE and actor-critic learn more without (tests/benchmarks/results/observations.md)."""
+    MountainCarContinuous, whose speeds are below 0.07; with it all but REINFORCE did. But REINFORCE
+    learned more without on CartPole and Acrobot, and actor-critic on Acrobot (two or three seeds
+    each: tests/benchmarks/results/observations.md)."""
 
     def __init__(self, size):
         super().__init__()

@@ -31,11 +31,11 @@ direction of A_t.
 
 Weakness: a clipped sample no longer pushes its own ratio, but Adam's momentum and the other samples
 may. So nothing bounds the distance to π_old. And if A_t < 0, a ratio above 1 + ε is not clipped,
-however large. Dual-clip PPO bounds its term of L (Ye et al. 2020, arXiv:1912.09729).
+and its gradient grows with it. Dual-clip PPO bounds that (Ye et al. 2020, arXiv:1912.09729).
 
 Differs from many implementations (Huang et al. 2022, The 37 Implementation Details of PPO): they
 also clip the critic's loss, scale A_t to std 1 in each minibatch, and initialize orthogonally. Here
-only the rollout's mean of A_t is subtracted, and rewards are rescaled (see main).
+only the rollout's mean of A_t is subtracted. (Like many, we rescale rewards: see main.)
 
     python ppo.py --env-id Pendulum-v1 --gamma 0.95 --total-timesteps 300000   # continuous actions
     python ppo.py --clip-coef inf --beta 1       # the other form: L = mean_t r_t A_t − β KL
@@ -113,8 +113,8 @@ def prepare(agent, rollout, args):
 
 
 def kl_k3(logprobs, other_logprobs):
-    """Schulman's k3 of each action, an estimate of KL(π ‖ other), if π drew the actions. It adds −d,
-    with d = log(other / π) and the KL as its mean, and e^d − 1, with the mean Σ_a other − 1 = 0. As
+    """Schulman's k3 of each action, an estimate of KL(π ‖ other), if π drew the actions: −d, with
+    d = log(other / π) and the KL as its mean, plus e^d − 1, with the mean Σ_a other − 1 = 0. As
     d ≤ e^d − 1, none is negative. (Here π_old drew them, and the other is the policy since.)"""
     d = other_logprobs - logprobs
     return d.expm1() - d
@@ -137,8 +137,8 @@ def update(agent, optimizer, batch, progress_remaining, args):
     optimizer.param_groups[0]["lr"] = args.learning_rate * progress_remaining
     obs, actions = batch["obs"], batch["actions"]
     old_logprobs = agent.policy(obs).log_prob(actions).detach()  # π is still the one that acted
-    # A constant baseline: while V is too low everywhere, every action would look good. (Dividing
-    # by the std, too, as many do, blows up the small advantages of a good policy.)
+    # One baseline for all, with a small bias: while V is too low everywhere, every action would
+    # look good. (Dividing by the std, too, as many do, blows up a good policy's small advantages.)
     advantages = batch["advantages"] - batch["advantages"].mean()
 
     for _ in range(args.update_epochs):
@@ -216,8 +216,9 @@ def rollouts(envs, agent, args):
 class RunningMeanStd(nn.Module):
     """Scales to mean 0 and standard deviation 1 over all rows seen so far, counted in float64, as
     the mean may be large: a date in seconds. Without this none of the four scripts learned
-    MountainCarContinuous, whose speeds are below 0.07. But it does not always pay: on Acrobot
-    REINFORCE and actor-critic learn more without (tests/benchmarks/results/observations.md)."""
+    MountainCarContinuous, whose speeds are below 0.07; with it all but REINFORCE did. But REINFORCE
+    learned more without on CartPole and Acrobot, and actor-critic on Acrobot (two or three seeds
+    each: tests/benchmarks/results/observations.md)."""
 
     def __init__(self, size):
         super().__init__()

@@ -28,8 +28,8 @@ nearly alike. If V expects 390 at the start, the advantages of the first actions
 times smaller, of opposite signs, and yet the mean of the gradient is the same. Here is why, for
 γ = 1. Let b be what is left out or subtracted: rewards from before a_t, or V(s_t). It was fixed
 before a_t was drawn, so the mean of b ∇log π over all actions is Σ_a π b ∇log π = b Σ_a ∇π =
-b ∇ Σ_a π = b ∇1 = 0. So each credit gives ∇J on average (but where a time limit cuts, see
-compute_advantages), usually with less noise than the credit listed before it.
+b ∇ Σ_a π = b ∇1 = 0. So each credit gives ∇J on average, usually with less noise than the credit
+listed before it. (A time limit biases the third: see compute_advantages.)
 
 Why: it is the simplest estimate of ∇J. The mean E is over episodes of the present π, so each step
 of θ needs new ones: the method is on-policy. V is fitted to the G_t only after it has served as the
@@ -38,9 +38,10 @@ baseline: fitted earlier, V(s_t) would know what followed a_t, and the proof wou
 Weakness: one lucky episode stands for all that might have followed an action, and an episode must
 end before anything is learned.
 
-Differs from the formula: rewards are rescaled (see main), and π's entropy has a bonus. If γ < 1, ∇J
-weighs G_t by γ^t. We leave γ^t out, because late actions would hardly count; what is estimated is
-then in general no function's gradient (Nota & Thomas 2020, arXiv:1906.07073).
+Differs from the formula: rewards are rescaled (see main), the advantages' mean is subtracted, and
+π's entropy has a bonus. If γ < 1, ∇J weighs G_t by γ^t. We leave γ^t out, because late actions
+would hardly count; what is estimated is then in general no function's gradient (Nota & Thomas 2020,
+arXiv:1906.07073).
 
     python reinforce.py --psi return             # compare its noise with the default's (baseline)
 Williams 1992, doi:10.1007/BF00992696; best baselines: Greensmith, Bartlett & Baxter 2004, JMLR 5
@@ -77,7 +78,7 @@ class Args:
     num_envs: int = 24  # N, environments stepped in parallel; many, as whole returns are noisy
     learning_rate: float = 4e-3  # Adam's learning rate; no decay, so that late setbacks can heal
     max_grad_norm: float = 1.0  # the critic's gradient is clipped to this norm
-    total_timesteps: int = 200_000  # steps over all environments; 0: only evaluate --load's agent
+    total_timesteps: int = 200_000  # used steps, all environments; 0: only evaluate --load's agent
     env_id: str = "CartPole-v1"  # any gymnasium environment with Discrete or Box actions
     init_std: float = 1.0  # initial std of a Gaussian policy; bounded actions are scaled to [-1, 1]
     target_return: float = math.inf  # stop once the last 100 episodes reach this mean return
@@ -88,7 +89,7 @@ class Args:
 
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
-    """Ψ_t, with a baseline called the advantage, and the critic's targets, for a rollout (see
+    """Ψ_t (with a baseline: the advantage) and the critic's targets, for a rollout (see
     `rollouts`): all (T, N). Only --psi baseline trains and uses the critic.
 
     There, if a time limit cut an episode off, V(s_{t+1}) stands for the missing rewards, and its
@@ -201,8 +202,9 @@ def rollouts(envs, agent, args):
 class RunningMeanStd(nn.Module):
     """Scales to mean 0 and standard deviation 1 over all rows seen so far, counted in float64, as
     the mean may be large: a date in seconds. Without this none of the four scripts learned
-    MountainCarContinuous, whose speeds are below 0.07. But it does not always pay: on Acrobot
-    REINFORCE and actor-critic learn more without (tests/benchmarks/results/observations.md)."""
+    MountainCarContinuous, whose speeds are below 0.07; with it all but REINFORCE did. But REINFORCE
+    learned more without on CartPole and Acrobot, and actor-critic on Acrobot (two or three seeds
+    each: tests/benchmarks/results/observations.md)."""
 
     def __init__(self, size):
         super().__init__()

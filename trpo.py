@@ -37,11 +37,11 @@ V(s_{t+k}) − V(s_t), with weights (1 − λ) λ^(k−1), the last one λ^(k−
 biased by V's errors; λ = 1 leaves REINFORCE's noisy G_t − V(s_t), up to the rollout's end.
 
 Why: Adam's learning rate roughly bounds each weight's change, but of two equally long steps one
-may hardly change the policy and the other ruin it. TRPO bounds the KL of its step.
+may hardly change the policy and the other ruin it. TRPO bounds the mean KL of its step.
 
 Weakness: one step takes some twenty passes over a rollout. L can be trusted only near π_old, whose
-states it uses. The proof that no step harms needs exact A_t and, in every state, a KL that is some
-4,000 times smaller (γ = 0.99; tests/THEORY.md, 14).
+states it uses. The proof needs exact A_t and bounds the KL in every state: to lose no more than
+0.1 max |A|, it must be some 4,000 times smaller (γ = 0.99; tests/THEORY.md, 14).
 (And after the step the normalizer of observations takes in the rollout, which moves π, too: on
 CartPole up to a KL of 0.02.)
 
@@ -129,7 +129,7 @@ def flat_gradient(scalar, parameters, twice=False):
 def conjugate_gradient(product, g, steps, tolerance=1e-10):
     """Solve F x = g, where F v is product(v): `steps` steps, or fewer if the residual's square is
     small. Each step goes to the minimum of ½ xᵀF x − gᵀx along one direction. Any two
-    directions u, v have uᵀF v = 0, so no step undoes another: P are exact, ten come close."""
+    directions u, v have uᵀF v = 0, so no step undoes another: P are exact, ten often suffice."""
     x = torch.zeros_like(g)
     residual = direction = g
     square = residual @ residual
@@ -167,8 +167,8 @@ def update(agent, optimizer, batch, progress_remaining, args):
     with torch.no_grad():
         old_policy = agent.policy(batch["obs"])
         old_logprobs = old_policy.log_prob(batch["actions"])
-    # A constant baseline: while V is too low everywhere, every action would look good. (Dividing
-    # by the std, too, as many do, blows up the small advantages of a good policy.)
+    # One baseline for all, with a small bias: while V is too low everywhere, every action would
+    # look good. (Dividing by the std, too, as many do, blows up a good policy's small advantages.)
     advantages = batch["advantages"] - batch["advantages"].mean()
 
     def measure():
@@ -186,7 +186,8 @@ def update(agent, optimizer, batch, progress_remaining, args):
         """(F + damping I) v without ever writing down F: the gradient of ∇KL · v."""
         return flat_gradient(kl_gradient @ v, parameters) + args.damping * v
 
-    # x = (F + damping I)⁻¹ g. By step_size the KL's estimate, ½ dᵀ(F + damping I) d, becomes δ.
+    # x = (F + damping I)⁻¹ g: damping keeps weights that hardly move π from moving far. step_size
+    # makes ½ dᵀ(F + damping I) d equal to δ, so the KL's estimate, ½ dᵀF d, is less.
     search_direction = conjugate_gradient(fisher_vector_product, g, args.cg_steps)
     curvature = search_direction @ fisher_vector_product(search_direction)
     step_size = (2 * args.max_kl / (curvature + 1e-20)).sqrt()
@@ -252,8 +253,9 @@ def rollouts(envs, agent, args):
 class RunningMeanStd(nn.Module):
     """Scales to mean 0 and standard deviation 1 over all rows seen so far, counted in float64, as
     the mean may be large: a date in seconds. Without this none of the four scripts learned
-    MountainCarContinuous, whose speeds are below 0.07. But it does not always pay: on Acrobot
-    REINFORCE and actor-critic learn more without (tests/benchmarks/results/observations.md)."""
+    MountainCarContinuous, whose speeds are below 0.07; with it all but REINFORCE did. But REINFORCE
+    learned more without on CartPole and Acrobot, and actor-critic on Acrobot (two or three seeds
+    each: tests/benchmarks/results/observations.md)."""
 
     def __init__(self, size):
         super().__init__()
