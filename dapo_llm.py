@@ -510,6 +510,8 @@ def rollout_metrics(batch, rewards):
         "reward": rewards,
         "reward_std": rewards.std(1),  # within a group
         "frac_reward_zero_std": are_equal(rewards),  # the share of groups that teach nothing
+        "frac_reward_all_right": rewards.amin(1) >= 1,  # no answer is below 1
+        "frac_reward_all_wrong": rewards.amax(1) <= 0,  # no answer is above 0
         "completions/mean_length": mask.sum(1),
         "completions/clipped_ratio": ~batch["ended"],  # cut off at max_new_tokens; not clip_ratio
         "entropy": -batch["old_logprobs"][mask > 0],  # an estimate, in nats per token
