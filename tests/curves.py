@@ -1,0 +1,231 @@
+"""The runs, pictures and tables of CURVES.md: healthy training, and training with a known fault.
+
+python tests/curves.py               # makes all runs and pictures again: ten minutes of one core
+python tests/curves.py kl_sign …     # only the runs of these faults, then all pictures
+python tests/curves.py --pictures    # no run
+"""
+
+import importlib
+import json
+import math
+import sys
+import types
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import tyro
+
+sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
+import bench
+from bugs import BUGS
+from lineage import LLM_SCRIPTS, PATHS, ROOT, source
+
+FOLDER, PAGE = ROOT / "tests/curves", ROOT / "tests/CURVES.md"
+SEEDS = (1, 2)
+QUIZ_SEED = 3  # its curves are in no other picture
+LENGTH = {"grpo_llm": "--steps 40 --eval-problems 128"}
+LENGTH["ppo"] = LENGTH["reinforce"] = "--total-timesteps 60000"
+
+
+@dataclass
+class Fault:
+    """A script with flags, and perhaps a text in it that another one replaces, or a block of
+    AFTER.md."""
+
+    curves: str  # the four that show it; see `full`
+    flags: str = ""
+    script: str = "grpo_llm"
+    patch: tuple = ()
+    block: str = ""
+    beside: str = ""  # the healthy run to compare with, if it is not the script's without flags
+
+
+FORM, ALIKE = "--verifier tests/curves.py", "--verifier tests/exercise.py"
+NO_CLIP = "--steps 10 --update-epochs 16 --clip-low 1 --clip-high inf"
+HELD = "--beta 1 --steps 20"
+NOT_FITTED = ("0.5 * error.square().mean()", "0.5 * error.detach().square().mean()")
+FAULTS = {
+    "rate_high": Fault("reward kl entropy mean_length", "--learning-rate 5e-3"),
+    "rate_low": Fault("reward approx_kl kl clip_ratio", "--learning-rate 5e-5"),
+    "cut_off": Fault("reward clipped_ratio zero_std mean_length", "--max-new-tokens 9"),
+    "no_clip": Fault("reward approx_kl loss kl", NO_CLIP),
+    "cold": Fault("reward entropy zero_std reward_std", "--temperature 0.3"),
+    "beta": Fault("reward kl loss approx_kl", "--beta 3"),
+    "pairs": Fault("reward zero_std all_wrong reward_std", "--group-size 2 --prompts-per-step 128"),
+    "form": Fault("reward right mean_length clipped_ratio", FORM),
+    "alike": Fault("reward zero_std kl entropy", ALIKE),
+    "stale": Fault("reward difference/mean entropy kl", block="stale"),
+    "stop": Fault("reward mean_length entropy clipped_ratio", patch=BUGS[5][1:]),
+    "kl_sign": Fault("reward kl grad_norm loss", HELD, patch=BUGS[3][1:], beside="healthy_held"),
+    "sampler": Fault("reward entropy zero_std difference/mean", patch=BUGS[1][1:]),
+    "critic": Fault("return explained_variance value_loss entropy", "", "ppo", NOT_FITTED),
+    "no_baseline": Fault("return policy_loss entropy value_loss", "--psi return", "reinforce"),
+}
+ALL = {f"healthy_{script}": Fault("", script=script) for script in LENGTH}
+ALL |= {"healthy_held": Fault("", HELD)} | FAULTS
+QUIZ = ("cold", "form", "cut_off", "beta", "rate_high", "pairs")  # its pictures a to f
+QUIZ_CURVES = "reward mean_length zero_std entropy kl"
+TABLES = {
+    "grpo_llm": "reward reward_std zero_std mean_length clipped_ratio entropy kl approx_kl "
+    "clip_ratio grad_norm difference/mean",
+    "ppo reinforce": "return explained_variance value_loss policy_loss entropy",
+}
+
+
+def verify(completion, answer):
+    """The verifier of "form": it pays for a right answer, and for commas, meant for steps shown."""
+    from grpo_llm import verify as strict
+
+    return strict(completion, answer) + 0.2 * completion.count(",")
+
+
+def healthy(name):
+    """The run that this one is compared with."""
+    return ALL[name].beside or f"healthy_{ALL[name].script}"
+
+
+def planted(fault):
+    """The module of the script with its fault."""
+    if fault.block:
+        return bench.load(fault.block)
+    if not fault.patch:
+        return importlib.import_module(fault.script)
+    right, wrong = fault.patch
+    text = source(fault.script)
+    if text.count(right) != 1:
+        sys.exit(f"error: {fault.script}.py must have once: {right.strip()}")
+    module = types.ModuleType(f"ill_{fault.script}")
+    module.__file__ = str(ROOT / PATHS[fault.script])
+    sys.modules[module.__name__] = module
+    exec(compile(text.replace(right, wrong), module.__file__, "exec"), module.__dict__)
+    return module
+
+
+def watch_right(script, args):
+    """Functions for a language-model script that log one curve more, "right": the share of answers
+    that are right by the script's own verifier, whatever --verifier pays for."""
+    right, load, log = [], script.load_verifier, script.log
+
+    def watched(completion, answer):
+        right.append(script.verify(completion, answer))
+        return load(args.verifier)(completion, answer)
+
+    def log_more(writer, metrics, step, bar=None):
+        name = "eval/right" if "eval/pass@1" in metrics else "right"
+        log(writer, metrics | {name: sum(right) / len(right)}, step, bar)
+        right.clear()
+
+    return {"load_verifier": lambda path: watched, "log": log_more}
+
+
+def run(fault, seed, more=""):
+    """A run with this fault, and with more flags: {name: [a value for each step, or None where a
+    step has not logged it]}, the steps as "step", and of eval/… the first and the last value."""
+    script, logged = planted(fault), defaultdict(dict)
+    flags = f"{LENGTH.get(fault.script, '')} {fault.flags} {more} --seed {seed}"
+    args = tyro.cli(script.Args, args=flags.split())
+    writer = SimpleNamespace(add_text=print, flush=print, close=print)
+    writer.add_scalar = lambda name, value, step: logged[name].update({step: float(value)})
+    own = {"evaluate": lambda *inputs, **options: 0.0}  # the classic scripts' takes seconds
+    if fault.script in LLM_SCRIPTS:
+        own = watch_right(script, args)
+    bench.run_main(script, args, SummaryWriter=lambda folder: writer, **own)
+    scores = {name: list(logged.pop(name).values()) for name in [*logged] if name[:5] == "eval/"}
+    steps = sorted(set().union(*logged.values()))
+    columns = {name: [values.get(step) for step in steps] for name, values in logged.items()}
+    return {"step": steps} | columns | scores
+
+
+def load_runs():
+    """{(name, seed): run}"""
+    path = FOLDER / "runs.jsonl"
+    rows = map(json.loads, path.read_text().splitlines() if path.exists() else [])
+    return {(row.pop("fault"), row.pop("seed")): row for row in rows}
+
+
+def make_runs(names):
+    """Make the runs of these names, and write them beside the others, one a line, four digits."""
+    for name in names:
+        for seed in SEEDS + (QUIZ_SEED,) * (name in (*QUIZ, "healthy_grpo_llm")):
+            found = run(ALL[name], seed)
+            kept = sorted(found.keys() - {"charts/SPS", "step_time"})  # seconds are this machine's
+            found = {curve: [v and float(f"{v:.4g}") for v in found[curve]] for curve in kept}
+            runs = load_runs() | {(name, seed): found}
+            rows = [{"fault": who[0], "seed": who[1]} | runs[who] for who in sorted(runs)]
+            lines = [json.dumps(row, separators=(",", ":")) + "\n" for row in rows]
+            (FOLDER / "runs.jsonl").write_text("".join(lines))
+            print(name, seed, flush=True)
+
+
+def points(found, curve, last=math.inf):
+    """Steps and values of the curve whose name ends so, up to this step."""
+    names = [name for name in found if name.endswith(curve) and not name.startswith("eval/")]
+    pairs = zip(found["step"], found[min(names, key=len)] if names else [], strict=False)
+    return [(step, value) for step, value in pairs if value is not None and step <= last]
+
+
+def cell(runs, name, curve):
+    """A curve's number, the mean of the seeds: the largest of kl and grad_norm, of all else the
+    mean of the last quarter. Nothing stands where it is near that of the healthy runs: if it is
+    not, on both seeds, half as large again or smaller by as much."""
+    last, found = runs[name, 1]["step"][-1], []
+    for who in (name, healthy(name)):
+        for seed in SEEDS:
+            values = [value for _, value in points(runs[who, seed], curve, last)] or [math.nan]
+            part = values[-max(1, len(values) // 4) :]
+            largest = curve in ("kl", "grad_norm")
+            found.append(max(values) if largest else sum(part) / len(part))
+    ill, well = found[:2], found[2:]
+    if name == healthy(name) or min(ill) > 1.5 * max(well) or 1.5 * max(ill) < min(well):
+        return f"{sum(ill) / 2:.2g}"
+    return "–" if math.isnan(sum(ill)) else ""
+
+
+def with_tables(page, runs):
+    """The page with its tables as the runs have them."""
+    for scripts, curves in TABLES.items():
+        names = [name for name in ALL if ALL[name].script in scripts.split()]
+        rows = [(name, *(cell(runs, name, curve) for curve in curves.split())) for name in names]
+        table = "\n".join(bench.table(["", *curves.split()], rows))
+        before, mark, rest = page.partition(f"<!-- {scripts} -->\n")
+        page = f"{before}{mark}{table}\n{mark}{rest.partition(mark)[2]}"
+    return page
+
+
+def draw(runs, name, curves, seeds, path):
+    """The curves beside one another: healthy runs in grey, those with the fault in color."""
+    from matplotlib import rcParams
+    from matplotlib.figure import Figure
+    from pictures import STYLE
+    from PIL import Image
+
+    rcParams.update(STYLE | {"font.size": 8, "axes.titlesize": 8})
+    page = Figure(figsize=(8.2, 1.5), dpi=100, layout="constrained")
+    for panel, curve in zip(page.subplots(1, len(curves)), curves, strict=True):
+        for who, color in ((healthy(name), "#888888"), (name, "#D55E00")):
+            for seed in seeds:
+                line = points(runs[who, seed], curve, runs[name, seed]["step"][-1])
+                panel.plot(*zip(*line, strict=True), color=color, linewidth=1.4)
+        panel.set_title(curve)
+        panel.locator_params(nbins=4)
+    page.savefig(path)
+    Image.open(path).convert("RGB").quantize(16, dither=0).save(path, optimize=True)
+
+
+def main(words):
+    if unknown := set(words) - ALL.keys() - {"--pictures"}:
+        sys.exit(f"{__doc__}\nunknown: {' '.join(unknown)}; the faults: {' '.join(ALL)}")
+    make_runs([name for name in words if name in ALL] if words else ALL)
+    runs = load_runs()
+    for name, fault in FAULTS.items():
+        draw(runs, name, fault.curves.split(), SEEDS, FOLDER / f"{name}.png")
+    for letter, name in zip("abcdef", QUIZ, strict=True):
+        draw(runs, name, QUIZ_CURVES.split(), (QUIZ_SEED,), FOLDER / f"quiz_{letter}.png")
+    PAGE.write_text(with_tables(PAGE.read_text(), runs))
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")  # for terminals without UTF-8
+    main(sys.argv[1:])
