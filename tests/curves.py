@@ -5,11 +5,9 @@ python tests/curves.py kl_sign …     # only the runs of these faults, then all
 python tests/curves.py --pictures    # no run
 """
 
-import importlib
 import json
 import math
 import sys
-import types
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +18,12 @@ import tyro
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 import bench
 from bugs import BUGS
-from lineage import LLM_SCRIPTS, PATHS, ROOT, source
+from lineage import LLM_SCRIPTS, ROOT, source
+
+import grpo_llm
 
 FOLDER, PAGE = ROOT / "tests/curves", ROOT / "tests/CURVES.md"
-SEEDS = (1, 2)
-QUIZ_SEED = 3  # its curves are in no other picture
+SEEDS, QUIZ_SEED = (1, 2), 3  # the quiz's curves are in no other picture
 LENGTH = {"grpo_llm": "--steps 40 --eval-problems 128"}
 LENGTH["ppo"] = LENGTH["reinforce"] = "--total-timesteps 60000"
 
@@ -42,7 +41,6 @@ class Fault:
     beside: str = ""  # the healthy run to compare with, if it is not the script's without flags
 
 
-FORM, ALIKE = "--verifier tests/curves.py", "--verifier tests/exercise.py"
 NO_CLIP = "--steps 10 --update-epochs 16 --clip-low 1 --clip-high inf"
 HELD = "--beta 1 --steps 20"
 NOT_FITTED = ("0.5 * error.square().mean()", "0.5 * error.detach().square().mean()")
@@ -54,18 +52,20 @@ FAULTS = {
     "cold": Fault("reward entropy zero_std reward_std", "--temperature 0.3"),
     "beta": Fault("reward kl loss approx_kl", "--beta 3"),
     "pairs": Fault("reward zero_std all_wrong reward_std", "--group-size 2 --prompts-per-step 128"),
-    "form": Fault("reward right mean_length clipped_ratio", FORM),
-    "alike": Fault("reward zero_std kl entropy", ALIKE),
+    "form": Fault("reward right mean_length clipped_ratio", "--verifier tests/curves.py"),
+    "alike": Fault("reward zero_std kl entropy", "--verifier tests/exercise.py"),
     "stale": Fault("reward difference/mean entropy kl", block="stale"),
     "stop": Fault("reward mean_length entropy clipped_ratio", patch=BUGS[5][1:]),
     "kl_sign": Fault("reward kl grad_norm loss", HELD, patch=BUGS[3][1:], beside="healthy_held"),
     "sampler": Fault("reward entropy zero_std difference/mean", patch=BUGS[1][1:]),
     "critic": Fault("return explained_variance value_loss entropy", "", "ppo", NOT_FITTED),
-    "no_baseline": Fault("return policy_loss entropy value_loss", "--psi return", "reinforce"),
+    "no_baseline": Fault(
+        "return policy_loss entropy explained_variance", "--psi return", "reinforce"
+    ),
 }
 ALL = {f"healthy_{script}": Fault("", script=script) for script in LENGTH}
 ALL |= {"healthy_held": Fault("", HELD)} | FAULTS
-QUIZ = ("cold", "form", "cut_off", "beta", "rate_high", "pairs")  # its pictures a to f
+QUIZ = {"a": "cold", "b": "form", "c": "cut_off", "d": "beta", "e": "rate_high", "f": "pairs"}
 QUIZ_CURVES = "reward mean_length zero_std entropy kl"
 TABLES = {
     "grpo_llm": "reward reward_std zero_std mean_length clipped_ratio entropy kl approx_kl "
@@ -76,31 +76,22 @@ TABLES = {
 
 def verify(completion, answer):
     """The verifier of "form": it pays for a right answer, and for commas, meant for steps shown."""
-    from grpo_llm import verify as strict
-
-    return strict(completion, answer) + 0.2 * completion.count(",")
+    return grpo_llm.verify(completion, answer) + 0.2 * completion.count(",")
 
 
 def healthy(name):
     """The run that this one is compared with."""
-    return ALL[name].beside or f"healthy_{ALL[name].script}"
+    return ALL[name].beside or (f"healthy_{ALL[name].script}" if name in FAULTS else name)
 
 
 def planted(fault):
     """The module of the script with its fault."""
-    if fault.block:
-        return bench.load(fault.block)
     if not fault.patch:
-        return importlib.import_module(fault.script)
+        return bench.load(fault.block or fault.script)
     right, wrong = fault.patch
     text = source(fault.script)
-    if text.count(right) != 1:
-        sys.exit(f"error: {fault.script}.py must have once: {right.strip()}")
-    module = types.ModuleType(f"ill_{fault.script}")
-    module.__file__ = str(ROOT / PATHS[fault.script])
-    sys.modules[module.__name__] = module
-    exec(compile(text.replace(right, wrong), module.__file__, "exec"), module.__dict__)
-    return module
+    assert text.count(right) == 1, f"{fault.script}.py must have once: {right}"
+    return bench.module_of(f"ill_{fault.script}", text.replace(right, wrong))
 
 
 def watch_right(script, args):
@@ -140,22 +131,21 @@ def run(fault, seed, more=""):
 
 def load_runs():
     """{(name, seed): run}"""
-    path = FOLDER / "runs.jsonl"
-    rows = map(json.loads, path.read_text().splitlines() if path.exists() else [])
+    rows = map(json.loads, (FOLDER / "runs.jsonl").read_text().splitlines())
     return {(row.pop("fault"), row.pop("seed")): row for row in rows}
 
 
 def make_runs(names):
     """Make the runs of these names, and write them beside the others, one a line, four digits."""
     for name in names:
-        for seed in SEEDS + (QUIZ_SEED,) * (name in (*QUIZ, "healthy_grpo_llm")):
+        for seed in SEEDS + (QUIZ_SEED,) * (name in {*QUIZ.values(), "healthy_grpo_llm"}):
             found = run(ALL[name], seed)
             kept = sorted(found.keys() - {"charts/SPS", "step_time"})  # seconds are this machine's
             found = {curve: [v and float(f"{v:.4g}") for v in found[curve]] for curve in kept}
             runs = load_runs() | {(name, seed): found}
             rows = [{"fault": who[0], "seed": who[1]} | runs[who] for who in sorted(runs)]
-            lines = [json.dumps(row, separators=(",", ":")) + "\n" for row in rows]
-            (FOLDER / "runs.jsonl").write_text("".join(lines))
+            lines = [json.dumps(row, separators=(",", ":")) for row in rows]
+            (FOLDER / "runs.jsonl").write_text("\n".join([*lines, ""]))
             print(name, seed, flush=True)
 
 
@@ -166,21 +156,20 @@ def points(found, curve, last=math.inf):
     return [(step, value) for step, value in pairs if value is not None and step <= last]
 
 
+def number(found, curve, last):
+    """Of kl and grad_norm the largest value up to this step, of all else the second half's mean."""
+    values = [value for _, value in points(found, curve, last)] or [math.nan]
+    half = values[len(values) // 2 :]
+    return max(values) if curve in ("kl", "grad_norm") else sum(half) / len(half)
+
+
 def cell(runs, name, curve):
-    """A curve's number, the mean of the seeds: the largest of kl and grad_norm, of all else the
-    mean of the last quarter. Nothing stands where it is near that of the healthy runs: if it is
-    not, on both seeds, half as large again or smaller by as much."""
-    last, found = runs[name, 1]["step"][-1], []
-    for who in (name, healthy(name)):
-        for seed in SEEDS:
-            values = [value for _, value in points(runs[who, seed], curve, last)] or [math.nan]
-            part = values[-max(1, len(values) // 4) :]
-            largest = curve in ("kl", "grad_norm")
-            found.append(max(values) if largest else sum(part) / len(part))
-    ill, well = found[:2], found[2:]
-    if name == healthy(name) or min(ill) > 1.5 * max(well) or 1.5 * max(ill) < min(well):
-        return f"{sum(ill) / 2:.2g}"
-    return "–" if math.isnan(sum(ill)) else ""
+    """A curve's number, the mean of the seeds, if both lie 30 % above or below both healthy runs."""
+    last, both = runs[name, 1]["step"][-1], (name, healthy(name))
+    ill, well = ([number(runs[who, seed], curve, last) for seed in SEEDS] for who in both)
+    if name == healthy(name) or min(ill) > 1.3 * max(well) or 1.3 * max(ill) < min(well):
+        return f"{float(f'{sum(ill) / 2:.2g}'):g}"
+    return "none" if math.isnan(sum(ill)) else "·"
 
 
 def with_tables(page, runs):
@@ -221,7 +210,7 @@ def main(words):
     runs = load_runs()
     for name, fault in FAULTS.items():
         draw(runs, name, fault.curves.split(), SEEDS, FOLDER / f"{name}.png")
-    for letter, name in zip("abcdef", QUIZ, strict=True):
+    for letter, name in QUIZ.items():
         draw(runs, name, QUIZ_CURVES.split(), (QUIZ_SEED,), FOLDER / f"quiz_{letter}.png")
     PAGE.write_text(with_tables(PAGE.read_text(), runs))
 

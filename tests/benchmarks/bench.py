@@ -79,15 +79,20 @@ def spread(values, form=".2f"):
     return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
+def module_of(name, text):
+    """The module of a script that would lie in the repository's root, from its text."""
+    module = types.ModuleType(name)
+    module.__file__ = str(ROOT / f"{name}.py")  # it looks for the tiny model from there
+    sys.modules[name] = module
+    exec(compile(text, module.__file__, "exec"), module.__dict__)
+    return module
+
+
 def load(name):
     """The module of a script, or of the script that a block of AFTER.md makes of its parent."""
-    if name not in after.BLOCKS:
-        return importlib.import_module(name)
-    module = types.ModuleType(f"after_{name}")
-    module.__file__ = str(ROOT / f"after_{name}.py")  # it looks for the tiny model from there
-    sys.modules[module.__name__] = module
-    exec(compile(after.applied(name), module.__file__, "exec"), module.__dict__)
-    return module
+    if name in after.BLOCKS:
+        return module_of(f"after_{name}", after.applied(name))
+    return importlib.import_module(name)
 
 
 def own_process(function, **job):
