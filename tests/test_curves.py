@@ -59,8 +59,10 @@ class Log:
 
 
 SMALL = "--steps 12 --prompts-per-step 16 --eval-problems 16 --warmup-steps 3"
-MORE = {"no_clip": "--steps 5", "pairs": "--prompts-per-step 64", "stale": "--steps 8"}
-MORE |= dict.fromkeys(["kl_sign", "healthy_held"], "--steps 20 --prompts-per-step 32")
+MORE = dict.fromkeys(["cut_off", "cold", "alike", "stale"], "--steps 6")  # enough to show them
+MORE |= {"stop": "--steps 2", "sampler": "--steps 2", "no_clip": "--steps 3"}
+MORE["pairs"] = "--steps 6 --prompts-per-step 64"  # as many answers as in the healthy run
+MORE |= dict.fromkeys(["kl_sign", "healthy_held"], "--learning-rate 2e-3")  # or it needs luck
 SIGNS = {
     "rate_high": lambda ill, well: ill.last("kl") > 5 * well.last("kl"),
     "rate_low": lambda ill, well: ill.mean("approx_kl") < 0.05 * well.mean("approx_kl"),
