@@ -164,7 +164,7 @@ def number(found, curve, last):
 
 
 def cell(runs, name, curve):
-    """A curve's number, the mean of the seeds, if both are 30 % above or below both healthy runs."""
+    """A curve's number, mean of the seeds, if both are 30 % above or below both healthy runs."""
     last, both = runs[name, 1]["step"][-1], (name, healthy(name))
     ill, well = ([number(runs[who, seed], curve, last) for seed in SEEDS] for who in both)
     if name == healthy(name) or min(ill) > 1.3 * max(well) or 1.3 * max(ill) < min(well):

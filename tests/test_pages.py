@@ -1,4 +1,4 @@
-"""Commands, flags, file names, quoted lines and numbers of README, the walk and four other pages."""
+"""Commands, flags, file names, quoted lines and numbers of README, the walk and other pages."""
 
 import doctest
 import functools
