@@ -24,7 +24,7 @@ import grpo_llm
 
 FOLDER, PAGE = ROOT / "tests/curves", ROOT / "tests/CURVES.md"
 SEEDS, QUIZ_SEED = (1, 2), 3  # the quiz's curves are in no other picture
-LENGTH = {"grpo_llm": "--steps 40 --eval-problems 128"}
+LENGTH = {"grpo_llm": "--steps 40"}
 LENGTH["ppo"] = LENGTH["reinforce"] = "--total-timesteps 60000"
 
 
