@@ -1,7 +1,7 @@
-"""The numbers of tests/examples/rollout_page.py are those of the oracles' plain loops, after
-the steps they stand for; in a browser the slider, the keys and a click change what is drawn, as the numbers
-say, without an error; text of a model is shown as text, blanks too; and flags that were typed
-hold."""
+"""The numbers of tests/examples/rollout_page.py are those of the oracles' plain loops, after the
+steps they stand for; in a browser the slider, the keys and a click change what is drawn, as the
+numbers say, without an error; text of a model is shown as text, blanks too; and flags that were
+typed hold."""
 
 import html
 import json

@@ -251,7 +251,7 @@ def main(words: list[str]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(Path(__file__).with_suffix(".html").read_text().replace("/*DATA*/null", data))
     if args.picture:
-        size = "--window-size=1180,700", "--force-device-scale-factor=1.1"
+        size = "--window-size=1180,688", "--force-device-scale-factor=1.1"
         browse(path, f"--screenshot={args.picture}", *size, frame=page["epoch"])
         few = Image.open(args.picture).convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE)
         few.save(args.picture, optimize=True)
