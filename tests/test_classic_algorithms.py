@@ -158,7 +158,7 @@ def test_the_clip_silences_exactly_what_it_says(advantage, bound):
     found, clipped = ppo.surrogate(logprobs, torch.zeros(100), A, ppo.Args(clip_coef=0.3))
     silent = ratios > bound if advantage > 0 else ratios < bound
     assert 15 < silent.sum() < 25
-    expected, facts = ratios.clone(), {"ratio": ratios, "A": A}
+    expected, facts = ratios.clone(), {"r": ratios, "A": A}
     expected[silent] = bound
     same("surrogate's first value, the objective,", found.detach(), expected * A, **facts)
     (slope,) = torch.autograd.grad(found.sum(), logprobs)

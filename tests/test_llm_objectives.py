@@ -54,11 +54,13 @@ def test_value_and_gradient_against_the_oracle(name, flags):
     for seed in range(6):
         logprobs, _, _, mask = tensors = case(name, seed, B=3 + seed)
         value, expected = value_and_gradient(name, *tensors, args)
-        terms, ratio, A = torch.zeros(3, *mask.shape, dtype=mask.dtype)
+        terms, r, s, A = torch.zeros(4, *mask.shape, dtype=mask.dtype)
         for i, t, inputs in tokens(*tensors):
             terms[i, t], _ = oracle(name).token(*inputs, args)
-            ratio[i, t], A[i, t] = inputs[0], inputs[3]
-        facts, lengths = {"mask": mask, "ratio": ratio, "A": A}, mask.sum(1).int().tolist()
+            r[i, t], s[i, t], _, A[i, t] = inputs
+        facts, lengths = {"mask": mask, "r": r, "s": s, "A": A}, mask.sum(1).int().tolist()
+        for bound in {"clip_low", "clip_high"} & set(vars(args)):
+            facts[bound] = torch.full_like(mask, getattr(args, bound))
         shares = [[oracle(name).share(each, lengths, args)] for each in lengths]
         weights = module.token_weights(mask, args)
         same("token_weights", weights, mask * torch.tensor(shares, dtype=mask.dtype), mask=mask)
