@@ -59,8 +59,8 @@ def test_value_and_gradient_against_the_oracle(name, flags):
             terms[i, t], _ = oracle(name).token(*inputs, args)
             r[i, t], s[i, t], _, A[i, t] = inputs
         facts, lengths = {"mask": mask, "r": r, "s": s, "A": A}, mask.sum(1).int().tolist()
-        for bound in {"clip_low", "clip_high"} & set(vars(args)):
-            facts[bound] = torch.full_like(mask, getattr(args, bound))
+        for bound in ("clip_low", "clip_high"):
+            facts[bound] = torch.full_like(mask, getattr(args, bound, math.inf))
         shares = [[oracle(name).share(each, lengths, args)] for each in lengths]
         weights = module.token_weights(mask, args)
         same("token_weights", weights, mask * torch.tensor(shares, dtype=mask.dtype), mask=mask)

@@ -54,37 +54,39 @@ def own_args(script, words, args):
 
 
 def explain(script, args):
-    """What the page says of an algorithm: L_it; what a token weighs; what the clip does; why a
-    gradient is what it is, if the clip does not act, if it acts and A > 0, if it acts and A < 0;
-    and up to which ratio a token is pushed if A > 0, and if A < 0. The page puts the s of a token's
-    answer in place of {s}."""
+    """What the page says of an algorithm: L_it; what a token weighs; what the clip does, in words
+    and in one; why a gradient is what it is, if the clip does not act, if it acts and A > 0, and if
+    it acts and A < 0; the ratio beyond which it acts in a token's curve, if A > 0, and if A < 0;
+    and the curve's caption. The page puts the s of a token's answer in place of {s}."""
     low, high = 1 - getattr(args, "clip_low", 0), 1 + getattr(args, "clip_high", 0)
-    act, x, ends, right, wrong = "let go", "r", [high, low], "A\xa0>\xa00", "A\xa0<\xa00"
-    lengths = {"response": "mean length / this one's", "constant": "mean length / the longest"}
-    weights = lengths.get(getattr(args, "length_norm", ""), "1, for all tokens")
+    right, wrong, act, x, ends = "A\xa0>\xa00", "A\xa0<\xa00", "let go", "r", [high, low]
+    norms = {"response": "this one's", "constant": args.max_new_tokens, "": None}
+    norm = norms[getattr(args, "length_norm", "")]
+    weights = f"mean length / {norm}" if norm else "1, for all tokens"
     if script is rloo_llm:
-        formula, why, ends = "A log π_θ", [" = weight × A"], [None, None]
+        formula, why, ends, curve = "A log π_θ", [" = weight × A"], [None, None], "No clip"
         note = "A is R minus the others' mean. No ratio and no clip: "
         note += "a push stays the same, however far a token moves."
     elif script is cispo_llm:
         capped = f" = weight × {high:g} × A: capped, as r > {high:g}"
-        act, ends = "capped", [high, high]
+        act, ends, curve = "capped", [high, high], "Grey: capped"
         formula, why = f"sg[min(r, {high:g})] A log π_θ", [" = weight × r × A", capped, capped]
         note = f"The ratio weighs a token's push, up to {high:g}. "
         note += "A push may fade or be capped, but no token is let go."
     else:
+        curve = "Grey: let go"
         note = "A is (R − mean) / std. The clip lets go of a token once r is "
         if script is dapo_llm:
             note = "GRPO with more room upwards. The clip lets go of a token once r is "
         if script is gspo_llm:
             note = "All tokens of an answer stop together, by s, the geometric mean of r: "
-            x, ends = "s", [None, None]
+            x, ends, curve = "s", [None, None], "The clip acts by s"
         note += f"above {high:g} if {right}, below {low:g} if {wrong}."
         formula, more = f"min({x} A, clip({x}, {low:g}, {high:g}) A)", "; s = {s}" * (x == "s")
         why = [f" = weight × {x} × A{more}", f": clipped, as {x} > {high:g} and {right}{more}"]
         why += [f": clipped, as {x} < {low:g} and {wrong}{more}"]
     told = {"L": formula, "weights": weights, "note": note, "why": why}
-    return told | {"act": act, "ends": ends}
+    return told | {"act": act, "ends": ends, "curve": curve}
 
 
 def shown_steps(args):
