@@ -93,7 +93,8 @@ SCRIPT = """(() => {
             signs: all(panel, ".token").map(token => token.className),
             picked: all(panel, ".token").findIndex(token => token.matches(".picked")),
             counted: parseInt(panel.querySelector(".scale").textContent.split("· ")[1]),
-            lines: all(panel, "[stroke-dasharray]").length, zones: all(panel, "rect").length,
+            lines: all(panel, "[stroke-dasharray]").length,
+            zones: all(panel, "rect").map(zone => +zone.getAttribute("y")),
         })),
         images: document.images.length,
     });
@@ -124,7 +125,8 @@ def check_view(view, page, group, step, row, column):
         bounds = bounds.get(algorithm["name"], set())
         old = start["p"][first + row][column]
         assert panel["lines"] == sum(old * bound <= 1 for bound in bounds)
-        assert panel["zones"] == bool(bounds)
+        above = algorithm["name"] == "CISPO" or algorithm["A"][first + row][0] > 0
+        assert [y == 6 for y in panel["zones"]] == [above] * bool(bounds)  # 6: where π_θ is 1
         for x, act, name in zip(numbers, acts, panel["signs"], strict=True):
             assert (("up" if x > 0 else "down") in name.split()) == (abs(x) > 0.005 * largest)
             assert ("clipped" in name.split()) == bool(act)
@@ -155,6 +157,15 @@ def test_slider_click_and_keys_change_what_is_drawn(made, tmp_path, monkeypatch)
     check_view(views[3], page, group, 3, 0, 1)
     group = (group + 1) % count
     check_view(views[4], page, group, 3, *page["picks"][group])
+
+
+def test_an_answer_s_end_is_not_picked_though_it_tells_more():
+    def algorithm(*ps):
+        return {"frames": [{"p": [list(ps)] * 2, "clipped": [[0, 0, 1], [0, 1, 1]]}] * 2}
+
+    two = [algorithm(0.5, 0.5, 0.1), algorithm(0.9, 0.6, 1.0)]
+    assert rollout_page.telling_token(two, [0, 1], 1)[1:] == (1, 1)
+    assert rollout_page.telling_token(two, [0], 1)[1:] == (0, 0)
 
 
 def test_the_token_that_is_picked_tells_most(made):
