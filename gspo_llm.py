@@ -144,9 +144,10 @@ def compute_advantages(rewards, args):
 
     Dividing by the std shifts weight between questions. With 1 right completion of 8 it is 0.35, so
     this group gets 2.8 times the weight that it has without the division; with 4 of 8 right it is
-    0.53, and the factor 1.9. (A question that is hardly ever solved gets 1.4 times the weight of
-    one solved half of the time, at most: tests/THEORY.md, 7.) And where rewards differ by 0.01, A
-    is nearly as large as where they differ by 1. (The 1e-4 avoids a division by 0.)
+    0.53, and the factor 1.9. (On average the gradient of a question that is hardly ever solved gets
+    1.4 times the factor of one solved half of the time: tests/THEORY.md, 7.) And where rewards
+    differ by 0.01, A is nearly as large as where they differ by 1. (The 1e-4 avoids a division by
+    0.)
     """
     advantages = rewards - rewards.mean(1, keepdim=True)
     if args.scale_rewards:
@@ -182,9 +183,9 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
         A < 0   0                    ratio A ∇log π    ratio A ∇log π
 
     Why the min? The clip alone is flat on both sides. Suppose pushes on other answers have made a
-    right one rarer: ratio 0.7, A = 1. The clipped product is 0.99, a constant, and nothing would
-    bring it back. The min takes 0.7 A, which still has its gradient. So the clip only ever stops
-    what moves forward. (And pushes on other answers may still move it.)
+    right one rarer: ratio 0.7, A = 1. The clipped product is 0.99, a constant, so the answer would
+    have no gradient of its own to come back. The min takes 0.7 A, which has one. So the clip only
+    ever stops what moves forward. (And pushes on other answers may still move it.)
     """
     advantages = advantages[:, None]
     log_ratio = (logprobs - old_logprobs) * mask  # 0 on padding

@@ -1,5 +1,6 @@
-"""The solutions of EXERCISES.md's ten bugs: each is a script, a text that stands there once, and
-what takes its place. `python tests/exercise.py --bug 1` plants the first one."""
+"""EXERCISES.md's ten bugs, so do not read on if you look for them: each is a script, a text that
+stands there once, and what takes its place. `python tests/exercise.py --bug 1` plants the first
+one, and ANSWERS.md has the causes."""
 
 from lineage import PATHS, ROOT
 

@@ -126,5 +126,13 @@ def covariance(p, a, b):  # among answers whose chances are p / Σp
     return (p * a * b).sum() - (p * a).sum() * (p * b).sum()
 
 
+def tree(T):
+    """A second model: two tokens, T of them in each of 2^T answers, and a weight for each text.
+    θ, 2^T numbers of which the first is unused → log π of the tokens, (2^T, T)."""
+    leaf = torch.arange(2**T, 2 ** (T + 1))[:, None]  # a text is a 1 and its tokens, as binary
+    signs = (leaf >> torch.arange(T - 1, -1, -1)) % 2 * 2 - 1
+    return lambda theta: (signs * theta[leaf >> torch.arange(T, 0, -1)]).sigmoid().log()
+
+
 def show(*things):
     print(*[x if isinstance(x, str) else f"{round(float(x), 3) + 0.0:.3f}" for x in things])

@@ -1,8 +1,10 @@
-"""Exercises, in tests/EXERCISES.md:
+"""Exercises, in tests/EXERCISES.md, and their answers, in tests/ANSWERS.md:
 
 python tests/exercise.py rloo_llm compute_advantages   # deletes the function's body
 python tests/exercise.py --bug 1                       # plants a bug for you to find
 python tests/exercise.py --log                         # prints what the newest run has logged
+python tests/exercise.py --cause 1                     # prints the cause of bug 1
+python tests/exercise.py --solution 1                  # prints a solution of question 1
 
 `git checkout rloo_llm.py` brings the script back.
 """
@@ -16,6 +18,10 @@ import bugs
 from lineage import PATHS, ROOT
 
 PAGE = (ROOT / "tests/EXERCISES.md").read_text()
+ANSWERS = (ROOT / "tests/ANSWERS.md").read_text()
+FOLDED = r"<summary>The (\w+) of \w+ (\d+)</summary>\n\n(.*?)\n\n</details>"
+# ("cause" or "solution", number) → text
+TOLD = {(kind, n): text for kind, n, text in re.findall(FOLDED, ANSWERS, re.S)}
 # number → command, the number to look at, its right and its wrong values, the test that tells
 CASES = re.findall(r"^\| (\d+) \| `(.+?)` \| (.+?) \| (.+?) \| (.+?) \| `(.+?)` \|$", PAGE, re.M)
 
@@ -37,6 +43,7 @@ def plant(number):
     print(f"{path.name} now has bug {number}. Run\n\n    {command}\n")
     print(f"and look at {look}. Without the bug: {right}. With it: {wrong}.")
     print(f"Once you have mended it, this passes: python -m pytest -q {test}")
+    print(f"And when you have named the cause: python tests/exercise.py --cause {number}")
 
 
 def verify(completion, answer):
@@ -68,6 +75,8 @@ if __name__ == "__main__":
             show_log()
         case ["--bug", number] if number in [case[0] for case in CASES]:
             plant(number)
+        case ["--cause" | "--solution" as kind, number] if (kind[2:], number) in TOLD:
+            print(TOLD[kind[2:], number])
         case [script, function] if script.removesuffix(".py") in PATHS:
             path = ROOT / PATHS[script.removesuffix(".py")]
             path.write_text(blanked(path.read_text(), function))

@@ -128,6 +128,22 @@ def clipped_tokens(name, logprobs, old, advantages, mask, args):
     return clipped
 
 
+def same(what, found, expected, **facts):
+    """Fails if found is not expected, but for rounding: says first what is wrong, at how many
+    places, and what is known of the first of them, and then shows both tensors."""
+    __tracebackhide__ = True
+    if found.shape != expected.shape:
+        shapes = tuple(found.shape), tuple(expected.shape)
+        pytest.fail("{} has the shape {}, and should have {}".format(what, *shapes), pytrace=False)
+    wrong = ~torch.isclose(found.double(), expected.double(), rtol=1e-9, atol=1e-12)
+    if wrong.any():
+        first = tuple(wrong.nonzero()[0].tolist())
+        known = {"found": found, "expected": expected, **facts}
+        known = "".join(f"\n    {name:9} {known[name][first].item():.5g}" for name in known)
+        text = f"{what} is wrong at {wrong.sum()} of {wrong.numel()} places. At {list(first)}:"
+        pytest.fail(f"{text}{known}\n\nfound {found}\n\nexpected {expected}", pytrace=False)
+
+
 # ------------------------------------------------------------------------------------ whole models
 
 

@@ -1,6 +1,6 @@
 """AFTER.md: each method gives the numbers that its source's own code gives (run once, outside the
 repository, on the answers below). Blocks fit the scripts, alone and together, and what they write
-runs."""
+runs. What fits and makes no sense is refused."""
 
 import copy
 import importlib
@@ -14,7 +14,7 @@ import after
 import pytest
 import torch
 import tyro
-from conftest import calls_of, random_model, script
+from conftest import calls_of, random_model, refused, script
 from lineage import LLM_SCRIPTS, ROOT
 from oracles import single_rows
 from test_llm_update import LENGTHS, PROMPTS, batch_of
@@ -28,6 +28,11 @@ TOGETHER += [(names.split(), "grpo_llm") for names in ("dppo icepop", "bf16 chec
 TOGETHER += [(names.split(), "grpo_llm") for names in ("token_mean mis unbiased_kl",)]
 TOGETHER += [(["token_mean", "icepop", "sequence_mask", "unbiased_kl"], "grpo_llm")]
 TOGETHER += [(["token_mean", name], "grpo_llm") for name in ("dual_clip", "dppo", "reinforce_pp")]
+# By kind: credit and weight, credit and sampler, bonus and KL, and each with another parent.
+KINDS = ("maxrl sapo", "pass_at_k gmpo", "opd dppo", "opd entropy tis", "entropy unbiased_kl")
+TOGETHER += [(names.split(), "grpo_llm") for names in KINDS]
+TOGETHER += [(["opd"], "cispo_llm"), (["mis", "entropy"], "gspo_llm")]
+TOGETHER += [(["stale", "tis"], "rloo_llm"), (["dual_clip", "icepop"], "dapo_llm")]
 
 
 @pytest.fixture(scope="session")
@@ -291,8 +296,7 @@ def test_opd_is_drawn_to_its_teacher(made, short_run):
         module.main(module.Args(**flags, teacher=folder))
     kls = [record["kl"] for _, record in steps]
     assert sum(kls[-5:]) < 0.5 * sum(kls[:5])
-    with pytest.raises(OSError):
-        module.main(module.Args(**short_run))
+    assert refused(module.main, module.Args(**short_run)).startswith("--teacher: name")
 
 
 # Skywork-OR1 64e96af, EntController with a target of 0.2: entropy of a rollout, and its weight then
@@ -313,11 +317,14 @@ def test_the_entropy_s_weight_is_controlled_as_in_the_source(made, monkeypatch):
         assert logged["entropy_weight"] == before
 
 
-def test_the_entropy_bonus_has_the_gradient_of_the_entropy(made):
-    module, model = made(["entropy"]), random_model("gpt2").double()
+@pytest.mark.parametrize("names", ["entropy", "entropy tis", "tis entropy", "mis entropy"])
+def test_the_entropy_bonus_has_the_gradient_of_the_entropy(names, made):
+    """And no weight for the sampler changes it, whichever of the two is applied first."""
+    module, model = made(names.split()), random_model("gpt2").double()
     args = module.Args(beta=0, micro_batch_size=5, max_grad_norm=1e9)
     batch, gradients = batch_of(model, PROMPTS, LENGTHS), []
     batch["advantages"] = torch.tensor([1.0, -1.0] * 6)
+    batch["sampled_logprobs"] = batch["old_logprobs"] - 0.1 * batch["mask"]
     for bonus in (0.0, 0.7):
         batch["bonus"] = torch.full((12,), bonus)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -407,6 +414,97 @@ def test_blocks_of_engineering_fit_all_five_and_others_say_where_they_do_not():
         after.applied("sapo", "dual_clip")
 
 
+def accepted(names, parent="grpo_llm"):
+    try:
+        return after.applied(*names, script=parent)
+    except SystemExit:
+        return None
+
+
+def test_each_pair_that_is_accepted_compiles_in_either_order_and_has_a_run(
+    made, monkeypatch, capsys
+):
+    monkeypatch.setattr(after, "ROOT", Path(made(["tis"]).__file__).parent)
+    for pair in itertools.combinations(after.BLOCKS, 2):
+        texts = [accepted(names) for names in (pair, pair[::-1])]
+        assert (texts[0] is None) == (texts[1] is None), pair
+        if texts[0] is None:
+            continue
+        lines = [sorted(text.splitlines()[1:]) for text in texts]
+        assert lines[0] == lines[1], pair
+        for names, text in zip((pair, pair[::-1]), texts, strict=True):
+            compile(text, " ".join(names), "exec")
+            after.main([*names])
+            *_, command = capsys.readouterr().out.splitlines()
+            for flag in re.findall(r" --(\S+) \S+", command):
+                assert f"\n    {flag.replace('-', '_')}: " in text, command
+
+
+SENSELESS = [(a, b) for left, right, _ in after.APART for a in left.split() for b in right.split()]
+DEAD = [("opd", name) for name in ("reinforce_pp", "maxrl", "pass_at_k")]
+
+
+def test_the_page_names_combinations_that_crash_or_mean_something_else():
+    crashes, shared = {("opd", "sequence_mask")}, {"opd", "tis", "icepop"}
+    assert crashes | {*itertools.product(shared, ["gspo_llm", "gmpo"])} <= {*SENSELESS}
+    twice = {*itertools.product(["tis", "icepop", "mis"], repeat=2)}
+    assert twice | {("opd", "unbiased_kl"), ("dapo_llm", "maxrl")} <= {*SENSELESS}
+
+
+@pytest.mark.parametrize("pair", SENSELESS + DEAD, ids=" ".join)
+def test_what_fits_and_makes_no_sense_is_refused_in_a_line(pair, monkeypatch):
+    assert {*pair} <= {*after.BLOCKS, *FIVE}
+    for names in (pair, pair[::-1]):
+        parent = next((name for name in names if name in FIVE), "grpo_llm")
+        names = [name for name in names if name in after.BLOCKS]
+        line = refused(lambda names=names, parent=parent: after.applied(*names, script=parent))
+        assert re.match(r"(\w+) and (\w+) make no sense together: .", line), line
+    monkeypatch.setattr(after, "APART", [])
+    assert accepted(names, parent) or pair in DEAD  # else the page would not need the row
+
+
+def test_a_script_knows_the_blocks_that_it_has(made, monkeypatch):
+    for names, parent in ((["bf16"], "gspo_llm"), (["tis"], "grpo_llm"), (["stale"], "grpo_llm")):
+        folder = Path(made(names, parent).__file__).parent
+    monkeypatch.setattr(after, "ROOT", folder)
+    assert "opd and gspo_llm make" in refused(after.main, ["after_gspo_llm_bf16", "opd"])
+    assert "tis and icepop make" in refused(after.main, ["after_tis.py", "icepop"])
+    text = accepted(["tis", "entropy"], "after_stale")
+    assert text.splitlines()[0].startswith("# grpo_llm.py with stale and tis and entropy of tests/")
+    assert text == accepted(["stale", "tis", "entropy"])
+
+
+def test_a_run_of_blocks_together_has_the_flags_of_each(made, capsys, monkeypatch):
+    monkeypatch.setattr(after, "ROOT", Path(made(["tis"]).__file__).parent)
+    after.main(["gspo_llm", "stale", "maxrl"])
+    command = "python after_gspo_llm_stale_maxrl.py --steps 40 --stale 16 --group-size 32"
+    assert capsys.readouterr().out.splitlines()[-1].startswith(command)
+    after.main(["tis"])
+    assert capsys.readouterr().out.splitlines()[-1] == "python after_tis.py --steps 40"
+    after.main(["opd", "bf16"])
+    assert " --teacher runs/grpo_llm__1__" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_the_correction_of_one_s_own_leaves_out_unlikely_tokens(made, monkeypatch):
+    """The page's three lines: the first is grpo_llm.py's, and two come below it."""
+    code = re.search(r"^( +objective, clipped = .+\n)(.+\n.+\n)\n", after.PAGE, re.M)
+    there, mine = (re.sub(r" +#.*", "", lines) for lines in code.groups())
+    there, *mine = ["        " + line.strip() + "\n" for line in (there + mine).splitlines()]
+    hunk = f"@@ def train_minibatch(\n {there}+{'+'.join(mine)}"
+    monkeypatch.setitem(after.BLOCKS, "unlikely", f"--- grpo_llm.py\n+++ x\n{hunk}")
+    module, model = made(["unlikely"]), Table()
+    mask = (torch.arange(3) < torch.tensor(COUNTS)[:, None]).double()
+    sampled = OLD.double()
+    sampled[0, 2], sampled[3, 0] = math.log(0.0009), math.log(0.0011)
+    batch = {"mask": mask, "row": torch.arange(4), "old_logprobs": OLD.double()}
+    batch |= {"sampled_logprobs": sampled, "advantages": ADVANTAGES.double()}
+    monkeypatch.setattr(module, "token_logprobs", lambda m, part, _: m.logprobs[part["row"]])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    module.train_minibatch(model, optimizer, batch, module.Args(beta=0, max_grad_norm=1e9))
+    gradient = model.logprobs.grad
+    assert gradient[0, 2] == 0 and gradient[0, 1] != 0 and gradient[3, 0] != 0
+
+
 def test_a_block_changes_only_lines_that_stand_there_once(monkeypatch):
     twice = "--- grpo_llm.py\n+++ after_mine.py\n@@ imports\n-import torch\n+import torch  # mine\n"
     monkeypatch.setitem(after.BLOCKS, "once", twice)
@@ -422,6 +520,19 @@ def test_the_block_printed_of_a_script_makes_that_script(name, made, monkeypatch
     monkeypatch.setattr(after, "ROOT", Path(module.__file__).parent)
     monkeypatch.setitem(after.BLOCKS, name, after.block(module.__name__) + "\n")
     assert after.applied(name) == Path(module.__file__).read_text()
+
+
+def test_a_block_can_be_printed_beside_another_parent(made, monkeypatch, capsys):
+    module = made(["dual_clip"], "dapo_llm")
+    monkeypatch.setattr(after, "ROOT", Path(module.__file__).parent)
+    after.main(["--block", f"{module.__name__}.py", "dapo_llm"])
+    monkeypatch.setitem(after.BLOCKS, "dual_clip", capsys.readouterr().out)
+    assert len(after.BLOCKS["dual_clip"].splitlines()) < 20
+    assert after.applied("dual_clip", script="dapo_llm") == Path(module.__file__).read_text()
+    for names in (["nonsense"], ["dapo_llm", "nonsense"]):
+        assert refused(after.main, ["--block", *names]).startswith(
+            "--block: there is no nonsense.py"
+        )
 
 
 @pytest.mark.parametrize("name", after.BLOCKS)
@@ -456,10 +567,13 @@ def test_two_steps(names, parent, made, short_run):
 
 
 def test_the_page_has_every_block_and_one_line_ignores_their_scripts():
-    rows = re.findall(r"^\| \[(\w+)\]\(#(\S+)\) \| .+? \| (\d+) \|$", after.PAGE, re.M)
+    rows = re.findall(r"^\| \[(\w+)\]\(#(\S+)\) \| .+? \| (\d+) \| (.+) \|$", after.PAGE, re.M)
     assert [name for name, *_ in rows] == list(after.BLOCKS)
     titles = re.sub(r"[^\w\n #-]", "", after.PAGE.lower()).replace("-", " ")
-    for name, anchor, count in rows:
+    for name, anchor, count, others in rows:
+        assert all(accepted([name], f"{other}_llm") for other in re.findall(r"\w+", others)), name
+        fits = [parent for parent in FIVE if parent != "grpo_llm" and accepted([name], parent)]
+        assert len(fits) == len(re.findall(r"\w+", others)), name
         lines = after.BLOCKS[name].split("\n@@", 1)[1]
         assert f"\n## {anchor.replace('-', ' ')}\n" in titles
         assert int(count) == len(re.findall("^[-+]", lines, re.M)), name

@@ -12,12 +12,14 @@ from functools import partial
 import bugs
 import exercise
 import pytest
+import torch
 import tyro
 from conftest import ROOT, script
 from exercise import blanked
 from launch import Launched, is_ours
 from launch import run as launch
 from lineage import PATHS, parts, source
+from oracles import same
 from torch.utils.tensorboard import SummaryWriter
 
 ROWS = re.findall(r"^\| `(\w+)` in (\w+)\.py.*? \| `(tests/.+?)` \|", exercise.PAGE, re.M)
@@ -138,6 +140,23 @@ def test_a_command_tells_right_from_wrong(function, file, command, copy):
     assert not any(told.values()), told
 
 
+def test_a_failure_says_what_is_wrong_and_where_before_it_shows_tensors():
+    """Which of them, at how many places, and what is known of the first: here it is padding."""
+    found, mask = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.5]]), torch.ones(2, 3)
+    mask[1, 2] = 0
+    expected = found.round()
+    same("objective", found * 1, found, mask=mask)
+    with pytest.raises(pytest.fail.Exception) as caught:
+        same("objective", found, expected, mask=mask)
+    words, _, tensors = str(caught.value).partition("\n\n")
+    assert words.startswith("objective is wrong at 1 of 6 places. At [1, 2]:")
+    told = [line.split() for line in words.splitlines()[1:]]
+    assert told == [["found", "6.5"], ["expected", "6"], ["mask", "0"]]
+    assert tensors.count("tensor(") == 2 and "tensor(" not in words
+    with pytest.raises(pytest.fail.Exception, match=r"objective has the shape \(3,\)"):
+        same("objective", found[0], expected)
+
+
 BUGS = range(1, len(bugs.BUGS) + 1)
 
 
@@ -152,6 +171,17 @@ def test_a_bug_is_planted_and_told(number, tmp_path, monkeypatch, capsys):
     compile((tmp_path / PATHS[name]).read_text(), name, "exec")
     command = re.search(rf"    python {name}.py (.*)", capsys.readouterr().out)[1]
     tyro.cli(script(name).Args, args=shlex.split(command))
+
+
+def test_answers_are_told_one_by_one_and_stand_on_another_page():
+    """Of ten bugs and eight questions, as one who runs the tool sees them."""
+    numbers = [("cause", str(n)) for n in BUGS] + [("solution", str(n)) for n in range(1, 9)]
+    assert list(exercise.TOLD) == numbers
+    for (kind, number), text in exercise.TOLD.items():
+        assert "details>" not in text and text not in exercise.PAGE, (kind, number)
+    shown = launch(ROOT / "tests/exercise.py", "--cause", "7").stdout
+    assert shown.strip() == exercise.TOLD["cause", "7"]
+    assert len(re.findall(r"^\d\. ", exercise.PAGE.partition("## Eight questions")[2], re.M)) == 8
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import LLM_SCRIPTS, script
-from oracles import clipped_tokens, oracle, value_and_gradient
+from oracles import clipped_tokens, oracle, same, tokens, value_and_gradient
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
 # Every script as it comes, and with the flags that change its three functions.
@@ -48,17 +48,31 @@ def test_advantages_against_the_oracle(name, flags):
 
 @pytest.mark.parametrize("name,flags", CASES)
 def test_value_and_gradient_against_the_oracle(name, flags):
-    """Of six cases, with tokens on both sides of the clip; padding counts nowhere."""
+    """Of six cases, with tokens on both sides of the clip; padding counts nowhere. The parts first,
+    so that a failure says which function is wrong, and at which token."""
     module, args, clipped = script(name), args_of(name, **flags), []
     for seed in range(6):
         logprobs, _, _, mask = tensors = case(name, seed, B=3 + seed)
         value, expected = value_and_gradient(name, *tensors, args)
+        terms, r, s, A = torch.zeros(4, *mask.shape, dtype=mask.dtype)
+        for i, t, inputs in tokens(*tensors):
+            terms[i, t], _ = oracle(name).token(*inputs, args)
+            r[i, t], s[i, t], _, A[i, t] = inputs
+        facts, lengths = {"mask": mask, "r": r, "s": s, "A": A}, mask.sum(1).int().tolist()
+        for bound in ("clip_low", "clip_high"):
+            facts[bound] = torch.full_like(mask, getattr(args, bound, math.inf))
+        shares = [[oracle(name).share(each, lengths, args)] for each in lengths]
+        weights = module.token_weights(mask, args)
+        same("token_weights", weights, mask * torch.tensor(shares, dtype=mask.dtype), mask=mask)
         objective, beyond = module.surrogate(*tensors, args)
-        found = (module.token_weights(mask, args) * objective).sum()
-        assert found.item() == pytest.approx(value, abs=1e-12)
+        shown = objective.detach().where(mask > 0, 0)
+        same("surrogate's first value, the objective,", shown, terms, **facts)
+        found = (weights * objective).sum()
         (gradient,) = torch.autograd.grad(found, logprobs)
-        torch.testing.assert_close(gradient, expected, **EXACT)
-        assert torch.equal(beyond, clipped_tokens(name, *tensors, args))
+        same("the gradient of weight × objective by log π", gradient, expected, **facts)
+        told = clipped_tokens(name, *tensors, args)
+        same("surrogate's second value, clipped,", beyond, told, **facts)
+        assert found.item() == pytest.approx(value, abs=1e-12), "padding counts in the sum"
         clipped += beyond[mask > 0].tolist()
     assert set(clipped) == ({False} if name == "rloo_llm" else {False, True})
 

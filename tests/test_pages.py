@@ -17,7 +17,8 @@ from lineage import FAMILY, PATHS
 
 README, WALK = ROOT / "README.md", ROOT / "tests/WALK.md"
 EXAMPLES, RESULTS = ROOT / "tests/examples/README.md", ROOT / "tests/benchmarks/results"
-OTHERS = ("tests/EXERCISES.md", "tests/QUESTIONS.md", "tests/CURVES.md", ".github/CONTRIBUTING.md")
+OTHERS = ("EXERCISES", "ANSWERS", "QUESTIONS", "CURVES")
+OTHERS = (*(f"tests/{name}.md" for name in OTHERS), ".github/CONTRIBUTING.md")
 READ = (README, WALK, EXAMPLES, *(ROOT / name for name in OTHERS))
 PAGES = {page: page.read_text() for page in READ}
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", "".join(PAGES.values()), re.S | re.M)
@@ -119,16 +120,8 @@ def test_every_pair_of_neighbours_has_its_hunk():
 def test_every_flag_named_is_in_the_help_of_a_script():
     """`others` are flags of other programs."""
     others = {"nproc-per-node", "logdir", "help", "extra-index-url", "index", "word-diff"}
-    others |= {
-        "backup-if-mismatch",
-        "bug",
-        "log",
-        "flag",
-        "gif",
-        "arms",
-        "block",
-        "pictures",
-    }  # --flag: any
+    others |= {"backup-if-mismatch", "bug", "log", "flag", "gif", "arms", "block"}  # --flag: any
+    others |= {"cause", "solution", "pictures"}
     asked = [Launched(path, "--help") for path in sorted(PATHS.values())]
     assert [process.wait() for process in asked] == [0] * len(asked)
     flag = r"--(?:no-)?([a-z][a-z-]+)"

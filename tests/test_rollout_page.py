@@ -1,7 +1,7 @@
-"""The numbers of tests/examples/rollout_page.py are those of the oracles' plain loops, at the epoch
-they stand for; in a browser the slider, the keys and a click change what is drawn, as the numbers
-say, without an error; text of a model is shown as text, blanks too; and flags that were typed
-hold."""
+"""The numbers of tests/examples/rollout_page.py are those of the oracles' plain loops, after the
+steps they stand for; in a browser the slider, the keys and a click change what is drawn, as the
+numbers say, without an error; text of a model is shown as text, blanks too; and flags that were
+typed hold."""
 
 import html
 import json
@@ -50,7 +50,7 @@ def made():
 
 
 def test_numbers_are_those_of_plain_loops(made):
-    """Advantages and weights of answers; and at each of three epochs what is told of each token."""
+    """Advantages and weights of answers; and after each step what is told of each token."""
     page, trainings, looks = made
     seen = set()
     for algorithm, (inputs, _) in zip(page["algorithms"], trainings, strict=True):
@@ -58,7 +58,7 @@ def test_numbers_are_those_of_plain_loops(made):
         name = script.__name__
         frames = [frame for frame in looks if frame[0] is script]
         assert algorithm["name"] + "_LLM" == name.upper()
-        assert [steps for *_, steps in frames] == [0, 2, 4]
+        assert [steps for *_, steps in frames] == page["steps"] == [0, 1, 2, 3, 4]
         args, lengths = frames[0][2], whole["mask"].sum(1).int().tolist()
         if name == "dapo_llm":
             given = whole["mask"].sum(1), whole["ended"], args
@@ -87,33 +87,46 @@ REPORT = "<pre id=report></pre><script>$('report').textContent = JSON.stringify(
 SCRIPT = """(() => {
     const all = (where, what) => [...where.querySelectorAll(what)];
     const see = () => ({
-        time: $("time").textContent,
+        time: $("time").textContent, group: +$("group").value,
         panels: all($("panels"), "section").map(panel => ({
             tokens: all(panel, ".token").map(token => token.textContent),
             signs: all(panel, ".token").map(token => token.className),
             picked: all(panel, ".token").findIndex(token => token.matches(".picked")),
+            counted: parseInt(panel.querySelector(".scale").textContent.split("· ")[1]),
+            lines: all(panel, "[stroke-dasharray]").length,
+            zones: all(panel, "rect").map(zone => +zone.getAttribute("y")),
         })),
         images: document.images.length,
     });
     const views = [see()], token = $("panels").querySelector(".token:not(.picked)");
-    $("epoch").value = 2; $("epoch").dispatchEvent(new Event("input")); views.push(see());
+    $("frame").value = 4; $("frame").dispatchEvent(new Event("input")); views.push(see());
     all($("panels"), ".token")[1].click(); views.push(see());
     dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowLeft" })); views.push(see());
+    dispatchEvent(new KeyboardEvent("keydown", { key: "n" })); views.push(see());
     return views;
 })()"""
 
 
-def check_view(view, page, epoch, row, column):
-    """What is drawn is what the numbers of this epoch say."""
-    assert view["time"].startswith(f"{epoch} of 2 ({2 * epoch} steps)") and view["images"] == 0
-    answers = page["groups"][0]["answers"]
+def check_view(view, page, group, step, row, column):
+    """What is drawn is what the numbers after this step say: of the question's answers, the picked
+    token and its curve, which has lines where r's bounds are, if π_old times them is below 1."""
+    assert view["time"] == f"{step} of 4 (epoch {math.ceil(step / 2)})" and view["images"] == 0
+    assert view["group"] == group
+    answers, first = page["groups"][group]["answers"], group * 4
     for panel, algorithm in zip(view["panels"], page["algorithms"], strict=True):
         shown = [token.replace("\n", "↵") for answer in answers for token in answer["tokens"]]
         assert panel["tokens"] == shown
         assert panel["picked"] == sum(len(a["tokens"]) for a in answers[:row]) + column
-        frame, start = algorithm["frames"][epoch], algorithm["frames"][0]["gradient"]
-        largest = max(abs(x) for line in start[: len(answers)] for x in line)
-        numbers, acts = (sum(frame[key][: len(answers)], []) for key in ("gradient", "clipped"))
+        frame, start = algorithm["frames"][step], algorithm["frames"][0]
+        largest = max(abs(x) for line in start["gradient"][first : first + 4] for x in line)
+        numbers, acts = (sum(frame[key][first : first + 4], []) for key in ("gradient", "clipped"))
+        assert panel["counted"] == sum(acts)
+        bounds = {"GRPO": {0.8, 1.2}, "DAPO": {0.8, 1.28}, "CISPO": {1.2}}
+        bounds = bounds.get(algorithm["name"], set())
+        old = start["p"][first + row][column]
+        assert panel["lines"] == sum(old * bound <= 1 for bound in bounds)
+        above = algorithm["name"] == "CISPO" or algorithm["A"][first + row][0] > 0
+        assert [y == 6 for y in panel["zones"]] == [above] * bool(bounds)  # 6: where π_θ is 1
         for x, act, name in zip(numbers, acts, panel["signs"], strict=True):
             assert (("up" if x > 0 else "down") in name.split()) == (abs(x) > 0.005 * largest)
             assert ("clipped" in name.split()) == bool(act)
@@ -137,9 +150,46 @@ def test_slider_click_and_keys_change_what_is_drawn(made, tmp_path, monkeypatch)
     assert "CONSOLE" not in done.stderr
     report = re.search('id="report">(.*?)</pre>', done.stdout, re.S)[1]
     views = json.loads(html.unescape(report))
-    places = [page["pick"]] * 2 + [(0, 1)] * 2
-    for view, epoch, place in zip(views, (0, 2, 2, 1), places, strict=True):
-        check_view(view, page, epoch, *place)
+    group, count = page["first"], len(page["groups"])
+    for view, step in zip(views[:2], (0, 4), strict=True):
+        check_view(view, page, group, step, *page["picks"][group])
+    check_view(views[2], page, group, 4, 0, 1)
+    check_view(views[3], page, group, 3, 0, 1)
+    group = (group + 1) % count
+    check_view(views[4], page, group, 3, *page["picks"][group])
+
+
+def test_an_answer_s_end_is_not_picked_though_it_tells_more():
+    def algorithm(*ps):
+        return {"frames": [{"p": [list(ps)] * 2, "clipped": [[0, 0, 1], [0, 1, 1]]}] * 2}
+
+    two = [algorithm(0.5, 0.5, 0.1), algorithm(0.9, 0.6, 1.0)]
+    assert rollout_page.telling_token(two, [0, 1], 1)[1:] == (1, 1)
+    assert rollout_page.telling_token(two, [0], 1)[1:] == (0, 0)
+
+
+def test_the_token_that_is_picked_tells_most(made):
+    """Not an end; clipped by GRPO after the first epoch, if any token of its question is. And no
+    question has hardly any digit but 0."""
+    page, *_ = made
+    frames, at = page["algorithms"][1]["frames"], page["epoch"]
+    assert page["steps"][at] == 2 and len(page["picks"]) == len(page["groups"])
+    for g, (group, (row, column)) in enumerate(zip(page["groups"], page["picks"], strict=True)):
+        clipped = frames[at]["clipped"][4 * g : 4 * g + 4]
+        assert column < len(group["answers"][row]["tokens"]) - 1
+        assert clipped[row][column] == max(sum([line[:-1] for line in clipped], []))
+        assert len(set(group["question"])) > 3
+    assert any(frames[at]["clipped"][4 * page["first"] + page["picks"][page["first"]][0]])
+
+
+@pytest.mark.parametrize("epochs,minibatches,steps", [
+    (8, 4, [0, 1, 2, 3, 4, 8, 16, 32]),
+    (3, 5, [0, 1, 2, 3, 4, 5, 10, 15]),
+    (1, 1, [0, 1]),
+])  # fmt: skip
+def test_steps_shown_have_the_end_of_the_first_epoch_and_the_last_step(epochs, minibatches, steps):
+    args = rollout_page.Args(update_epochs=epochs, minibatches=minibatches, prompts_per_step=20)
+    assert rollout_page.shown_steps(args) == steps
 
 
 def test_each_answer_ends_as_it_has_ended(made):

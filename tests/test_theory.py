@@ -64,6 +64,10 @@ def test_1_to_4_one_gradient(theta):
     best = pushes(theta) @ R / pushes(theta).sum()
     for b in (0.7, best, 2 * best):
         close(toy.noise(theta, 0) - toy.noise(theta, b), b * (2 * best - b) * pushes(theta).sum())
+    few = torch.tensor([0.4] + 1000 * [0.0006]).double()  # a free softmax, its first answer right
+    push, first = few * (1 - 2 * few + few @ few), (few > 0.1).double()  # π ‖g‖², and R
+    spread = [push @ (first - b) ** 2 - ((first - 0.4) * few).square().sum() for b in (0.4, 0)]
+    assert (spread[0] / spread[1]).item() == pytest.approx(1.22, abs=0.005)
     close((p * R / right) @ g, grad(lambda x: J(x).log(), theta))  # 3
     new, args = logprobs(theta), rloo_llm.Args()
     weights = rloo_llm.token_weights(MASK, args)
@@ -72,6 +76,7 @@ def test_1_to_4_one_gradient(theta):
     close(toy.gae(V, 0.0) * MASK, advantages(theta))  # 4
     for critic, lam in ((V, 0.0), (V, 0.5), (V, 1.0), (toy.values(REF), 1.0)):
         close(along(theta, p[:, None] * toy.gae(critic, lam)), grad_J)
+    close(toy.gae(0 * V, 0.95)[:, 0], R * 0.95 ** (LENGTHS - 1))  # a critic that says 0
 
 
 @each
@@ -165,6 +170,7 @@ def test_12_to_14_ratios_and_trpo(theta):
     close(torch.autograd.functional.hessian(lambda x: -(p @ log_r(x).sum(1)), theta), F)
     close(torch.einsum("i,ita,itb->ab", p, S, S), F)
     unit = torch.tensor([10.0] * 12 + [1.0] * 9).double()  # the same policy in other units
+    assert torch.linalg.matrix_rank(F, rtol=1e-9) == 8
     x = trpo.conjugate_gradient(lambda v: F @ v, grad_J, 21, 1e-25)
     y = trpo.conjugate_gradient(lambda v: unit * (F @ (unit * v)), unit * grad_J, 50, 1e-25)
     close(S @ x, S @ (unit * y))
@@ -172,24 +178,36 @@ def test_12_to_14_ratios_and_trpo(theta):
     assert J(steps[0]) > J(steps[1])
 
 
-def test_12_a_hundred_policies():
-    """The median error of the gradient after a KL of 0.05, by weights as on the page."""
-    errors, draws = [], torch.Generator().manual_seed(0)
-    for _ in range(100):
-        theta = 0.7 * torch.randn(21, generator=draws).double()
-        way, low, high = grad(J, theta), 0.0, 50.0
-        for _ in range(20):
-            middle = (low + high) / 2
-            near = kl(theta, theta + middle * way) < 0.05
-            low, high = (middle, high) if near else (low, middle)
-        to = theta + low * way
-        log_r, truth = logprobs(to) - logprobs(theta), grad(J, to)
-        s = (log_r.sum(1, keepdim=True) / LENGTHS[:, None]).exp().expand_as(MASK)
-        weights = torch.stack([log_r**0, log_r.exp(), s, log_r.cumsum(1).exp()]) * MASK
-        found = torch.einsum("i,kit,itw->kw", probs(theta) * (R - J(theta)), weights, scores(to))
-        errors.append((found - truth).norm(dim=1) / truth.norm())
-    medians = torch.stack(errors).quantile(0.5, dim=0)
-    assert medians.tolist() == pytest.approx([0.26, 0.18, 0.19, 0.10], abs=0.005)
+def errors(model, theta, right, mask, far):
+    """Of the gradient after a plain step to this KL, with the weights 1, r, s and r_1 ⋯ r_t."""
+    p, before = model(theta).sum(1).exp(), model(theta)
+    reward, low, high = lambda x: model(x).sum(1).exp() @ right, 0.0, 200.0
+    way = grad(reward, theta)
+    for _ in range(22):
+        middle = (low + high) / 2
+        near = p @ (before - model(theta + middle * way)).sum(1) < far
+        low, high = (middle, high) if near else (low, middle)
+    to = theta + low * way
+    log_r, credit, truth = model(to) - before, p * (right - p @ right), grad(reward, to)
+    s = (log_r.sum(1, keepdim=True) / mask.sum(1, keepdim=True)).expand_as(mask)
+    logs = log_r * 0, log_r, s, log_r.cumsum(1)
+    found = [grad(lambda x, w=w: credit @ (w.exp() * model(x)).sum(1), to) for w in logs]
+    return torch.stack([(x - truth).norm() / truth.norm() for x in found])
+
+
+def test_12_a_hundred_policies_and_longer_answers():
+    """The page's medians: errors by weights; and the shares that r, s, r_1 ⋯ r_t take away."""
+    draws = torch.Generator().manual_seed(0)
+    normal = lambda n: 0.7 * torch.randn(n, generator=draws).double()  # noqa: E731
+    found = torch.stack([errors(logprobs, normal(21), R, MASK, 0.05) for _ in range(100)])
+    assert found.quantile(0.5, dim=0).tolist() == pytest.approx([0.26, 0.18, 0.19, 0.10], abs=0.005)
+    for T, trees, by_r in ((3, 300, 0.15), (8, 100, 0.03)):
+        mask, found = torch.ones(2**T, T), torch.zeros(trees, 4).double()
+        for i in range(trees):  # a random half of the answers is right
+            right = torch.randperm(2**T, generator=draws).double() % 2
+            found[i] = errors(toy.tree(T), normal(2**T), right, mask, 0.01)
+        removed = (1 - found[:, 1:] / found[:, :1]).quantile(0.5, dim=0).tolist()
+        assert removed == pytest.approx([by_r, 1 / T, 0.38], abs=0.04)
 
 
 @each
@@ -208,6 +226,8 @@ def test_15_to_17_clips(theta):
     points = theta + 0.6 * ways / ways.norm(dim=1, keepdim=True)
     low, high, pay = (torch.vmap(f)(points) for f in (clipped, partial(clipped, **off), J))
     assert (low < high + 1e-12).all() and ((low > clipped(theta)) & (pay < before)).any()
+    other = (p[:, None] * (logprobs(to) - logprobs(theta)).exp() * advantages(theta)).sum()
+    close(clipped(to, **off) - clipped(theta), other)  # plus a constant
     s = ((logprobs(to) - logprobs(theta)).sum(1) / LENGTHS).exp()  # 16
     close(grad(partial(surrogate, gspo_llm, **off), to), along(to, (p * A * s)[:, None]))
     cispo = partial(surrogate, cispo_llm)  # 17

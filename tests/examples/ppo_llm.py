@@ -193,9 +193,9 @@ def surrogate(logprobs, old_logprobs, advantages, mask, args):
         A < 0   0                    ratio A ∇log π    ratio A ∇log π
 
     Why the min? The clip alone is flat on both sides. Suppose pushes on other answers have made a
-    token of a right one rarer: ratio 0.7, A = 1. The clipped product is 0.8, a constant, and
-    nothing would bring it back. The min takes 0.7 A, which still has its gradient. So the clip only
-    ever stops what moves forward. (And pushes on other answers may still move it.)
+    token of a right one rarer: ratio 0.7, A = 1. The clipped product is 0.8, a constant, so the
+    token would have no gradient of its own to come back. The min takes 0.7 A, which has one. So the
+    clip only ever stops what moves forward. (And pushes on other answers may still move it.)
     """
     log_ratio = (logprobs - old_logprobs) * mask  # 0 on padding
     ratio = log_ratio.exp()

@@ -5,7 +5,7 @@
 
 The model answers the questions of one training step. Then each algorithm trains a copy of the model
 on these answers by its own train_minibatch, for --update-epochs epochs of --minibatches steps. The
-page has a slider for the epochs. It shows each token's π_θ, ratio and gradient, the derivative of
+page has a slider for the steps. It shows each token's π_θ, ratio and gradient, the derivative of
 the whole rollout's J by log π_θ, all by the script's own functions and autograd.
 
 The algorithms differ in J alone: they get the same answers, minibatches, number of steps and
@@ -15,9 +15,9 @@ that is not given has each algorithm's own default. The flags of evaluation have
 
 import copy
 import json
-import math
 import shlex
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -26,6 +26,7 @@ from pathlib import Path
 
 import torch
 import tyro
+from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import cispo_llm
@@ -40,8 +41,8 @@ BROWSERS = "chromium-headless-shell", "chromium", "chromium-browser", "google-ch
 
 @dataclass
 class Args(grpo_llm.Args):
-    update_epochs: int = 8  # epochs: passes over the rollout, which the page's slider shows
-    picture: str = ""  # FILE.png: also draw the page after the last epoch, by headless Chromium
+    update_epochs: int = 8  # epochs: passes over the rollout, as far as the page's slider goes
+    picture: str = ""  # FILE.png: also draw the page after the first epoch, by headless Chromium
 
 
 def own_args(script, words, args):
@@ -53,42 +54,66 @@ def own_args(script, words, args):
 
 
 def explain(script, args):
-    """L_it, what it does, and why a gradient is what it is: if the clip does not act, if it acts
-    and A > 0, if it acts and A < 0. The page puts a token's numbers in place of {r} and {s}."""
+    """What the page says of an algorithm: L_it; what a token weighs; what the clip does, in words
+    and in one; why a gradient is what it is, if the clip does not act, if it acts and A > 0, and if
+    it acts and A < 0; the ratio beyond which it acts in a token's curve, if A > 0, and if A < 0;
+    and the curve's caption. The page puts the s of a token's answer in place of {s}."""
     low, high = 1 - getattr(args, "clip_low", 0), 1 + getattr(args, "clip_high", 0)
+    right, wrong, act, x, ends = "A\xa0>\xa00", "A\xa0<\xa00", "let go", "r", [high, low]
+    norms = {"response": "this one's", "constant": args.max_new_tokens, "": None}
+    norm = norms[getattr(args, "length_norm", "")]
+    weights = f"mean length / {norm}" if norm else "1, for all tokens"
     if script is rloo_llm:
-        note = "A is R minus the others' mean. No ratio, no clip: a token's push stays the same."
-        return "A log π_θ", note, [" = weight × A"]
-    if script is cispo_llm:
-        note = f"The ratio weighs log π_θ, up to {high:g}. A push may fade, but none is cut off."
-        capped = f" = weight × {high:g} × A, as r > {high:g}"
-        return f"sg[min(r, {high:g})] A log π_θ", note, [" = weight × r × A", capped, capped]
-    x, note = "r", "A is (R − mean) / std. A token's gradient ends once r is far the way of A."
-    if script is dapo_llm:
-        note = "GRPO with more room upwards, and all tokens have the same weight."
-    if script is gspo_llm:
-        x, note = "s", "A whole answer's gradient ends by s, the geometric mean of its tokens' r."
-    why = f" = weight × {x} × A", f": clipped, as {x} > {high:g} and A > 0"
-    why += (f": clipped, as {x} < {low:g} and A < 0",)
-    if x == "s":
-        why = [text + "; s = {s}" for text in why]
-    return f"min({x} A, clip({x}, {low:g}, {high:g}) A)", note, why
+        formula, why, ends, curve = "A log π_θ", [" = weight × A"], [None, None], "No clip"
+        note = "A is R minus the others' mean. No ratio and no clip: "
+        note += "a push stays the same, however far a token moves."
+    elif script is cispo_llm:
+        capped = f" = weight × {high:g} × A: capped, as r > {high:g}"
+        act, ends, curve = "capped", [high, high], "Grey: capped"
+        formula, why = f"sg[min(r, {high:g})] A log π_θ", [" = weight × r × A", capped, capped]
+        note = f"The ratio weighs a token's push, up to {high:g}. "
+        note += "A push may fade or be capped, but no token is let go."
+    else:
+        curve = "Grey: let go"
+        note = "A is (R − mean) / std. The clip lets go of a token once r is "
+        if script is dapo_llm:
+            note = "GRPO with more room upwards. The clip lets go of a token once r is "
+        if script is gspo_llm:
+            note = "All tokens of an answer stop together, by s, the geometric mean of r: "
+            x, ends, curve = "s", [None, None], "The clip acts by s"
+        note += f"above {high:g} if {right}, below {low:g} if {wrong}."
+        formula, more = f"min({x} A, clip({x}, {low:g}, {high:g}) A)", "; s = {s}" * (x == "s")
+        why = [f" = weight × {x} × A{more}", f": clipped, as {x} > {high:g} and {right}{more}"]
+        why += [f": clipped, as {x} < {low:g} and {wrong}{more}"]
+    told = {"L": formula, "weights": weights, "note": note, "why": why}
+    return told | {"act": act, "ends": ends, "curve": curve}
+
+
+def shown_steps(args):
+    """After how many steps the page shows the models: after the first four, one by one, then after
+    1, 2, 4, 8, … epochs, and at the end."""
+    epochs = [2**k for k in range(args.update_epochs.bit_length())] + [args.update_epochs]
+    ends = [args.minibatches * epoch for epoch in epochs]
+    return sorted({*range(min(5, ends[-1])), *ends})
 
 
 def room(args):
-    """How many tokens may be shown: with 120 bytes per token and epoch, about 430 kB."""
-    return 3600 // (args.update_epochs + 1)
+    """How many tokens may be shown: with 120 bytes per token and step, about 430 kB."""
+    return 3600 // len(shown_steps(args))
 
 
-def choose_groups(rewards, lengths, args):
+def choose_groups(rewards, lengths, questions, args):
     """As many groups of unequal rewards as there is room for, first those whose rewards differ most
-    and whose answers have a medium length: rewards, lengths (P, G) → list of indices."""
+    and whose answers have a medium length: rewards, lengths (P, G), questions → list of indices.
+    A question of few different letters, such as 0+0+0+5, is left out if there are others."""
     spread, middle = rewards.std(1), lengths.median()
     score = spread / spread.max() - (lengths.mean(1) - middle).abs() / middle
+    letters = [len(set(question)) for question in questions]
     equal = grpo_llm.are_equal(rewards).tolist()
     mixed = [g for g in score.argsort(descending=True).tolist() if not equal[g]]
     if not mixed:
         sys.exit("no question has answers of unequal rewards: raise --prompts-per-step")
+    mixed = [g for g in mixed if letters[g] >= statistics.median_low(letters)] or mixed
     fit = (lengths[mixed].sum(1).cumsum(0) <= room(args)).sum()
     return mixed[: max(1, fit)]
 
@@ -100,7 +125,7 @@ def digits(tensor, lengths):
 
 
 def look(script, policy, batch, args):
-    """What the page shows of these answers at this epoch: lists, one per answer."""
+    """What the page shows of these answers after this step: lists, one per answer."""
     logprobs = script.batch_logprobs(policy, batch, args).requires_grad_()
     old, advantages, mask = (batch[name] for name in ("old_logprobs", "advantages", "mask"))
     objective, clipped = script.surrogate(logprobs, old, advantages, mask, args)
@@ -128,31 +153,33 @@ def train(script, model, batch, rewards, shown, own):
     # times the number of tokens, so that their mean is 1
     weights = script.token_weights(batch["mask"], own) * batch["mask"].sum()
     part = script.take_rows(batch | {"weights": weights}, shown)
-    frames = [look(script, policy, part, own)]
+    frames, steps, taken = [look(script, policy, part, own)], shown_steps(own), 0
     rows = torch.arange(rewards.numel(), device=rewards.device).view_as(rewards)
     torch.manual_seed(own.seed)  # so that all algorithms get the same minibatches
     for _ in range(own.update_epochs):
         for groups in torch.randperm(len(rewards)).tensor_split(own.minibatches):
             minibatch = script.take_rows(batch, rows[groups].flatten())
             script.train_minibatch(policy, optimizer, minibatch, own)
-        frames.append(look(script, policy, part, own))
-    name, (formula, note, why) = script.__name__, explain(script, own)
-    page = {"name": name.removesuffix("_llm").upper(), "L": formula, "note": note, "why": why}
+            taken += 1
+            if taken in steps:
+                frames.append(look(script, policy, part, own))
+    page = {"name": script.__name__.removesuffix("_llm").upper()} | explain(script, own)
     each = {"A": part["advantages"][:, None], "weight": part["weights"]}
     each = {name: digits(tensor, [1] * len(shown)) for name, tensor in each.items()}
     return page | each | {"frames": frames}
 
 
-def telling_token(algorithms, size):
-    """Row and column of the token that is picked at first: one of the first question which GRPO has
-    clipped, if there is one, and which RLOO has moved furthest beyond GRPO, the way of A."""
-    rloo, grpo = (algorithm["frames"][-1] for algorithm in algorithms[:2])
-    scores = {}
-    for i in range(size):
-        for t, (free, held) in enumerate(zip(rloo["p"][i], grpo["p"][i], strict=True)):
-            gap = math.copysign(1, algorithms[1]["A"][i][0]) * (free - held)
-            scores[i, t] = grpo["clipped"][i][t], gap
-    return max(scores, key=scores.get)
+def telling_token(algorithms, rows, epoch):
+    """Of a question's tokens, but for the ends of answers, one that GRPO has clipped after the
+    first epoch, if any, and for which the algorithms' π_θ differ most, then or at the end: how
+    telling it is, its row and its column. The epoch is the index of its frame."""
+    found = []
+    for i, row in enumerate(rows):
+        clipped = algorithms[1]["frames"][epoch]["clipped"][row]
+        for t in range(max(1, len(clipped) - 1)):
+            ps = [[each["frames"][k]["p"][row][t] for each in algorithms] for k in (epoch, -1)]
+            found.append((clipped[t] + max(max(values) - min(values) for values in ps), i, t))
+    return max(found)
 
 
 def texts(ids, tokenizer):
@@ -191,39 +218,46 @@ def make_page(words):
     size, stops = args.group_size, model.generation_config.eos_token_id or []
     batch, _, rewards = grpo_llm.rollout(model, tokenizer, problems, size, args.temperature, args)
     batch["old_logprobs"] = grpo_llm.batch_logprobs(model, batch, args)
-    groups = choose_groups(rewards, batch["mask"].sum(1).view_as(rewards), args)
+    lengths, questions = batch["mask"].sum(1).view_as(rewards), [each[0] for each in problems]
+    groups = choose_groups(rewards, lengths, questions, args)
     shown = torch.arange(rewards.numel(), device=device).view_as(rewards)[groups].flatten()
     page = {"command": shlex.join(["python", *sys.argv]), "seed": args.seed}
-    page |= {"questions": len(problems), "steps": args.minibatches}
+    page |= {"questions": len(problems), "steps": shown_steps(args)}
+    page["epoch"] = page["steps"].index(args.minibatches)  # the frame that ends the first epoch
     page["groups"] = [describe(g, problems, batch, rewards, tokenizer, stops, args) for g in groups]
     page["algorithms"] = []
     for script in SCRIPTS:
         own = own_args(script, words, args)
         page["algorithms"].append(train(script, model, batch, rewards, shown, own))
-    return page | {"pick": telling_token(page["algorithms"], size)}
+    rows = torch.arange(len(shown)).view(len(groups), size).tolist()
+    picks = [telling_token(page["algorithms"], each, page["epoch"]) for each in rows]
+    return page | {"picks": [pick[1:] for pick in picks], "first": picks.index(max(picks))}
 
 
-def browse(path, *flags, epoch=0):
-    """Open a page in headless Chromium, at this epoch; returns the process, which has ended."""
+def browse(path, *flags, frame=0):
+    """Open a page in headless Chromium, at this frame; returns the process, which has ended."""
     browser = next(filter(shutil.which, BROWSERS), None)
     if browser is None:
         sys.exit("no browser: apt-get install chromium-headless-shell")
     flags = ["--headless", "--no-sandbox", "--hide-scrollbars", "--enable-logging=stderr", *flags]
-    address = f"{path.as_uri()}#{epoch}"
+    address = f"{path.as_uri()}#{frame}"
     options = {"capture_output": True, "text": True, "check": True, "timeout": 100}
     return subprocess.run([browser, *flags, address], **options)
 
 
 def main(words: list[str]) -> Path:
     args = tyro.cli(Args, args=words)
-    data = json.dumps(make_page(words)).replace("<", "\\u003c")  # so that no token ends the script
+    page = make_page(words)
+    data = json.dumps(page).replace("<", "\\u003c")  # so that no token ends the script
     path = Path(args.output_dir, f"rollout_page__{args.seed}__{time.time_ns()}.html").resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(Path(__file__).with_suffix(".html").read_text().replace("/*DATA*/null", data))
     if args.picture:
-        size = "--window-size=1180,650", "--force-device-scale-factor=1.1"
-        browse(path, f"--screenshot={args.picture}", *size, epoch=args.update_epochs)
-    print(path)
+        size = "--window-size=1180,688", "--force-device-scale-factor=1.1"
+        browse(path, f"--screenshot={args.picture}", *size, frame=page["epoch"])
+        few = Image.open(args.picture).convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE)
+        few.save(args.picture, optimize=True)
+    print(f"Open this file in a browser:\n{path}")
     return path
 
 
