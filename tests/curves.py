@@ -24,6 +24,7 @@ import grpo_llm
 
 FOLDER, PAGE = ROOT / "tests/curves", ROOT / "tests/CURVES.md"
 SEEDS, QUIZ_SEED = (1, 2), 3  # the quiz's curves are in no other picture
+WELL_SEED = 4  # that of the quiz's run without a fault; beside it the healthy one of seed 3
 LENGTH = {"grpo_llm": "--steps 40"}
 LENGTH["ppo"] = LENGTH["reinforce"] = "--total-timesteps 60000"
 
@@ -65,7 +66,8 @@ FAULTS = {
 }
 ALL = {f"healthy_{script}": Fault("", script=script) for script in LENGTH}
 ALL |= {"healthy_held": Fault("", HELD)} | FAULTS
-QUIZ = {"a": "cold", "b": "form", "c": "cut_off", "d": "beta", "e": "rate_high", "f": "pairs"}
+QUIZ = "cold form healthy_grpo_llm cut_off rate_low beta sampler rate_high pairs"
+QUIZ = dict(zip("abcdefghi", QUIZ.split(), strict=True))
 QUIZ_CURVES = "reward mean_length zero_std entropy kl"
 TABLES = {
     "grpo_llm": "reward reward_std zero_std mean_length clipped_ratio entropy kl approx_kl "
@@ -135,10 +137,16 @@ def load_runs():
     return {(row.pop("fault"), row.pop("seed")): row for row in rows}
 
 
+def quiz_seeds(name):
+    """The seeds that the quiz has of this name. The last one is drawn in color."""
+    seeds = (QUIZ_SEED,) if name in FAULTS else (QUIZ_SEED, WELL_SEED)
+    return seeds if name in QUIZ.values() else ()
+
+
 def make_runs(names):
     """Make the runs of these names, and write them beside the others, one a line, four digits."""
     for name in names:
-        for seed in SEEDS + (QUIZ_SEED,) * (name in {*QUIZ.values(), "healthy_grpo_llm"}):
+        for seed in SEEDS + quiz_seeds(name):
             found = run(ALL[name], seed)
             kept = sorted(found.keys() - {"charts/SPS", "step_time"})  # seconds are this machine's
             found = {curve: [v and float(f"{v:.4g}") for v in found[curve]] for curve in kept}
@@ -183,7 +191,7 @@ def with_tables(page, runs):
     return page
 
 
-def draw(runs, name, curves, seeds, path):
+def draw(runs, name, curves, seeds, well_seeds, path):
     """The curves beside one another: healthy runs in grey, those with the fault in color."""
     from matplotlib import rcParams
     from matplotlib.figure import Figure
@@ -193,9 +201,10 @@ def draw(runs, name, curves, seeds, path):
     rcParams.update(STYLE | {"font.size": 8, "axes.titlesize": 8})
     page = Figure(figsize=(8.2, 1.5), dpi=100, layout="constrained")
     for panel, curve in zip(page.subplots(1, len(curves)), curves, strict=True):
-        for who, color in ((healthy(name), "#888888"), (name, "#D55E00")):
-            for seed in seeds:
-                line = points(runs[who, seed], curve, runs[name, seed]["step"][-1])
+        pairs = ((healthy(name), well_seeds, "#888888"), (name, seeds, "#D55E00"))
+        for who, own_seeds, color in pairs:
+            for seed, ill_seed in zip(own_seeds, seeds, strict=True):
+                line = points(runs[who, seed], curve, runs[name, ill_seed]["step"][-1])
                 panel.plot(*zip(*line, strict=True), color=color, linewidth=1.4)
         panel.set_title(curve)
         panel.locator_params(nbins=4)
@@ -209,9 +218,10 @@ def main(words):
     make_runs([name for name in words if name in ALL] if words else ALL)
     runs = load_runs()
     for name, fault in FAULTS.items():
-        draw(runs, name, fault.curves.split(), SEEDS, FOLDER / f"{name}.png")
+        draw(runs, name, fault.curves.split(), SEEDS, SEEDS, FOLDER / f"{name}.png")
     for letter, name in QUIZ.items():
-        draw(runs, name, QUIZ_CURVES.split(), (QUIZ_SEED,), FOLDER / f"quiz_{letter}.png")
+        path, seeds = FOLDER / f"quiz_{letter}.png", quiz_seeds(name)[-1:]
+        draw(runs, name, QUIZ_CURVES.split(), seeds, (QUIZ_SEED,), path)
     PAGE.write_text(with_tables(PAGE.read_text(), runs))
 
 
