@@ -31,7 +31,7 @@ answer that is cut off counts as wrong: the penalty teaches the model to end in 
 
 Weakness: groups without a signal are written, scored and thrown away. There are many of them while
 nearly all answers are wrong, and again once nearly all are right. On average redrawing lengthens
-the gradient and does not turn it (tests/THEORY.md, 10).
+the gradient and does not turn it (tests/learn/THEORY.md, 10).
 
 Differs from the paper: four steps per rollout (there: 16). The mean is over a minibatch (there:
 over a question's group). The penalty reaches −0.5 (there: −1, which suits rewards of −1 and 1). A
@@ -150,9 +150,9 @@ def compute_advantages(rewards, args):
     Dividing by the std shifts weight between questions. With 1 right completion of 8 it is 0.35, so
     this group gets 2.8 times the weight that it has without the division; with 4 of 8 right it is
     0.53, and the factor 1.9. (On average the gradient of a question that is hardly ever solved gets
-    1.4 times the factor of one solved half of the time: tests/THEORY.md, 7.) And where rewards
-    differ by 0.01, A is nearly as large as where they differ by 1. (The 1e-4 avoids a division by
-    0.)
+    1.4 times the factor of one solved half of the time: tests/learn/THEORY.md, 7.) And where
+    rewards differ by 0.01, A is nearly as large as where they differ by 1. (The 1e-4 avoids a
+    division by 0.)
     """
     advantages = rewards - rewards.mean(1, keepdim=True)
     if args.scale_rewards:

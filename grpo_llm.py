@@ -32,7 +32,7 @@ of a token: π_old r = π_θ, so the mean of r A over tokens drawn from π_old i
 tokens drawn from π_θ. It does not correct for the text around the token, which π_old wrote, too. So
 J can be trusted only near π_old, and the clip lets go of a token whose r has moved far enough the
 way A pushes it: from there on L_it has no gradient. The KL penalty pulls π_θ towards the first
-model and its language. It shuts no loophole of the verifier for good (tests/THEORY.md, 19).
+model and its language. It shuts no loophole of the verifier for good (tests/learn/THEORY.md, 19).
 
 Weakness: dividing by std R shifts weight between questions, and dividing by |o_i| punishes each
 token of a wrong answer the less, the longer that is (see compute_advantages and token_weights). A
@@ -154,9 +154,9 @@ def compute_advantages(rewards, args):
     Dividing by the std shifts weight between questions. With 1 right completion of 8 it is 0.35, so
     this group gets 2.8 times the weight that it has without the division; with 4 of 8 right it is
     0.53, and the factor 1.9. (On average the gradient of a question that is hardly ever solved gets
-    1.4 times the factor of one solved half of the time: tests/THEORY.md, 7.) And where rewards
-    differ by 0.01, A is nearly as large as where they differ by 1. (The 1e-4 avoids a division by
-    0.)
+    1.4 times the factor of one solved half of the time: tests/learn/THEORY.md, 7.) And where
+    rewards differ by 0.01, A is nearly as large as where they differ by 1. (The 1e-4 avoids a
+    division by 0.)
     """
     advantages = rewards - rewards.mean(1, keepdim=True)
     if args.scale_rewards:

@@ -145,9 +145,9 @@ def compute_advantages(rewards, args):
     Dividing by the std shifts weight between questions. With 1 right completion of 8 it is 0.35, so
     this group gets 2.8 times the weight that it has without the division; with 4 of 8 right it is
     0.53, and the factor 1.9. (On average the gradient of a question that is hardly ever solved gets
-    1.4 times the factor of one solved half of the time: tests/THEORY.md, 7.) And where rewards
-    differ by 0.01, A is nearly as large as where they differ by 1. (The 1e-4 avoids a division by
-    0.)
+    1.4 times the factor of one solved half of the time: tests/learn/THEORY.md, 7.) And where
+    rewards differ by 0.01, A is nearly as large as where they differ by 1. (The 1e-4 avoids a
+    division by 0.)
     """
     advantages = rewards - rewards.mean(1, keepdim=True)
     if args.scale_rewards:

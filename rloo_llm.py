@@ -31,7 +31,7 @@ along ∇E[R'_i], but the value of J says little: watch the reward.
 The sum in R'_i has the mean E[log π_old − log π_ref], which is KL(π_old ‖ π_ref): 0 if the two
 agree, otherwise positive. So the penalty pulls the model towards the first one and its language. It
 shuts a loophole in the verifier only if β is large: the odds of a reward of 1 may grow by e^(1/β)
-(tests/THEORY.md, 19). R'_i has log π in it, so it depends on θ, too. But what this adds to
+(tests/learn/THEORY.md, 19). R'_i has log π in it, so it depends on θ, too. But what this adds to
 ∇E[R'_i] is E[∇log π], which is 0. There is no discount (γ = 1): with one, the reward of a long
 answer would count less.
 

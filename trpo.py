@@ -41,7 +41,7 @@ may hardly change the policy and the other ruin it. TRPO bounds the mean KL of i
 
 Weakness: one step takes some twenty passes over a rollout. L can be trusted only near π_old, whose
 states it uses. The proof needs exact A_t and bounds the KL in every state: to promise that no more
-than 0.1 max |A| is lost, it must be some 4,000 times smaller (γ = 0.99; tests/THEORY.md, 14).
+than 0.1 max |A| is lost, it must be some 4,000 times smaller (γ = 0.99; tests/learn/THEORY.md, 14).
 (And after the step the normalizer of observations takes in the rollout, which moves π, too: on
 CartPole up to a KL of 0.02.)
 

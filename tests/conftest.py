@@ -14,9 +14,10 @@ from lineage import CLASSIC_SCRIPTS, LLM_SCRIPTS, ROOT  # noqa: F401
 from oracles import row_by_row
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+ROOMS = "benchmarks", "examples", "experiments", "learn"
 # the same tests on every machine; tests/benchmarks/gpu.py is for GPUs
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
-for room in (".", "tests/benchmarks", "tests/examples", "tests/experiments"):
+for room in (".", *(f"tests/{each}" for each in ROOMS)):
     sys.path.insert(0, str(ROOT / room))
 
 SEED_SHIFT = int(os.environ.get("SEED_SHIFT", 0))  # see tests/README.md

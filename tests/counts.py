@@ -1,31 +1,11 @@
-"""Shows a diff of code alone, and writes README's numbers of lines.
+"""Writes README's numbers of lines: of each diff to the parent, and where a function ends. Run it
+after an edit."""
 
-python tests/counts.py rloo_llm grpo_llm    # the diff without comments and docstrings
-python tests/counts.py                      # run it after an edit: of each diff to the parent,
-                                            # and where a function ends
-"""
-
-import ast
 import re
 import subprocess
-import sys
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
+from learn.code_diff import code_diff
 from lineage import FAMILY, PATHS, ROOT, parts, source
-
-
-def code_diff(parent, child):
-    """The diff of their statements, one a line, without comments and docstrings."""
-    with TemporaryDirectory() as folder:
-        for script in (parent, child):
-            text = re.sub('""".*?"""', "pass", source(script), flags=re.S)
-            lines = ast.unparse(ast.parse(text)).splitlines(keepends=True)
-            kept = [line for line in lines if line.strip() not in ("pass", "")]
-            Path(folder, script).write_text("".join(kept))
-        command = ["diff", "-U1", "-pd", parent, child]
-        diff = subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
-        return diff.partition("@@")[2]  # without the names of the files
 
 
 def changed(child):
@@ -68,9 +48,5 @@ def counted(page):
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")  # for terminals without UTF-8
-    if sys.argv[1:]:
-        print(code_diff(*sys.argv[1:]))
-    else:
-        readme = ROOT / "README.md"
-        readme.write_text(counted(readme.read_text()))
+    readme = ROOT / "README.md"
+    readme.write_text(counted(readme.read_text()))

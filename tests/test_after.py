@@ -553,7 +553,9 @@ def test_the_run_to_try_is_printed_and_has_flags_of_its_script(name, made, capsy
     *_, command = capsys.readouterr().out.splitlines()
     assert f"after_{name}.py" in command.split()
     tyro.cli(module.Args, args=command.split()[2:])
-    for names, command in re.findall(r"`python tests/after.py (.+?)`, then `(.+?)`", after.PAGE):
+    for names, command in re.findall(
+        r"`python tests/learn/after.py (.+?)`, then `(.+?)`", after.PAGE
+    ):
         module = made(names.split())
         assert command.split()[1] == f"{module.__name__}.py"
         tyro.cli(module.Args, args=command.split()[2:])
@@ -587,7 +589,7 @@ def test_the_page_has_every_block_and_one_line_ignores_their_scripts():
         lines = after.BLOCKS[name].split("\n@@", 1)[1]
         assert f"\n## {anchor.replace('-', ' ')}\n" in titles
         assert int(count) == len(re.findall("^[-+]", lines, re.M)), name
-        assert f"\n`python tests/after.py {name}`\n" in after.PAGE
+        assert f"\n`python tests/learn/after.py {name}`\n" in after.PAGE
         assert (
             f"**Try it.** `python after_{name}.py" in after.PAGE
             or f"stale {name}`" in after.PAGE

@@ -43,7 +43,7 @@ def test_the_page_shows_each_picture_and_they_are_small():
 
 
 def test_the_page_has_the_table_of_the_runs():
-    """If this fails: python tests/curves.py --pictures"""
+    """If this fails: python tests/learn/curves.py --pictures"""
     assert curves.with_tables(PAGE, curves.load_runs()) == PAGE
 
 

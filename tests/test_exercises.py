@@ -179,7 +179,7 @@ def test_answers_are_told_one_by_one_and_stand_on_another_page():
     assert list(exercise.TOLD) == numbers
     for (kind, number), text in exercise.TOLD.items():
         assert "details>" not in text and text not in exercise.PAGE, (kind, number)
-    shown = launch(ROOT / "tests/exercise.py", "--cause", "7").stdout
+    shown = launch(ROOT / "tests/learn/exercise.py", "--cause", "7").stdout
     assert shown.strip() == exercise.TOLD["cause", "7"]
     assert len(re.findall(r"^\d\. ", exercise.PAGE.partition("## Eight questions")[2], re.M)) == 8
 
@@ -212,8 +212,8 @@ def test_the_log_is_that_of_the_newest_run_which_has_one(tmp_path, monkeypatch, 
     assert title == "trained" and reward.split() == ["reward", "0.25", "0.5", "0.75", "0.75"]
 
 
-ASCII = ["exercise.py --bug 9", "counts.py grpo_llm dapo_llm", "examples/rollout_page.py --help"]
-ASCII += ["../ppo.py --help", "../grpo_llm.py --help"]
+ASCII = ["learn/exercise.py --bug 9", "learn/code_diff.py grpo_llm dapo_llm"]
+ASCII += ["learn/rollout_page.py --help", "../ppo.py --help", "../grpo_llm.py --help"]
 
 
 @pytest.mark.parametrize("command", ASCII)

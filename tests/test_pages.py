@@ -15,14 +15,14 @@ from conftest import ROOT, script
 from launch import Launched
 from lineage import FAMILY, PATHS
 
-README, WALK = ROOT / "README.md", ROOT / "tests/WALK.md"
+README, WALK = ROOT / "README.md", ROOT / "tests/learn/WALK.md"
 EXAMPLES, RESULTS = ROOT / "tests/examples/README.md", ROOT / "tests/benchmarks/results"
 OTHERS = ("EXERCISES", "ANSWERS", "QUESTIONS", "CURVES")
-OTHERS = (*(f"tests/{name}.md" for name in OTHERS), ".github/CONTRIBUTING.md")
+OTHERS = (*(f"tests/learn/{name}.md" for name in OTHERS), ".github/CONTRIBUTING.md")
 READ = (README, WALK, EXAMPLES, *(ROOT / name for name in OTHERS))
 PAGES = {page: page.read_text() for page in READ}
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", "".join(PAGES.values()), re.S | re.M)
-THEORY = ROOT / "tests/THEORY.md"
+THEORY = ROOT / "tests/learn/THEORY.md"
 PAGES[THEORY] = THEORY.read_text()  # its examples run in test_theory.py
 STEPS = re.findall(r"^`diff (\S+) (\S+)`(.*?)(?=^## |\Z)", PAGES[WALK], re.S | re.M)
 HUNK = re.compile(r"^```diff\n(.*?)^```$", re.S | re.M)

@@ -1,4 +1,4 @@
-"""The numbers of tests/examples/rollout_page.py are those of the oracles' plain loops, after the
+"""The numbers of tests/learn/rollout_page.py are those of the oracles' plain loops, after the
 steps they stand for; in a browser the slider, the keys and a click change what is drawn, as the
 numbers say, without an error; text of a model is shown as text, blanks too; and flags that were
 typed hold."""
@@ -10,6 +10,7 @@ import re
 import shutil
 
 import pytest
+import rollout_page
 import tokenizers
 import torch
 import transformers
@@ -17,8 +18,6 @@ import tyro
 from conftest import ROOT, calls_of
 from launch import flags
 from oracles import clipped_tokens, oracle, row_by_row, tokens
-
-import rollout_page
 
 SMALL = flags({"group_size": 4, "update_epochs": 2, "minibatches": 2, "learning_rate": 3e-3})
 HOSTILE = ["</script>", "<img src=x onerror=null.x>", "&lt;b&gt;", "<!--<script>", "\u2028`${1}"]
@@ -241,5 +240,5 @@ def test_blanks_that_belong_to_tokens_are_shown():
 
 
 def test_the_page_asks_no_server():
-    template = (ROOT / "tests/examples/rollout_page.html").read_text()
+    template = (ROOT / "tests/learn/rollout_page.html").read_text()
     assert "default-src 'none'" in template and not re.search(r"\bsrc=|href=|innerHTML", template)

@@ -47,7 +47,7 @@ def next_kl(a, b):  # KL of the next token, at each text
 
 
 def test_the_page_s_numbers():
-    page = (Path(__file__).parent / "THEORY.md").read_text()
+    page = (Path(__file__).parent / "learn/THEORY.md").read_text()
     shown = "".join(re.findall(r"^```pycon\n(.*?)^```$", page, re.S | re.M))
     parsed = doctest.DocTestParser().get_doctest(shown, {}, "THEORY", None, 0)
     assert doctest.DocTestRunner().run(parsed).failed == 0

@@ -24,7 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 CPU = torch.device("cpu")
-for room in ("tests/experiments", "tests/examples", "tests", "."):
+for room in ("tests/experiments", "tests/examples", "tests/learn", "tests", "."):
     sys.path.insert(0, str(ROOT / room))
 
 import after  # noqa: E402

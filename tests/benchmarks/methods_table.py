@@ -47,7 +47,7 @@ def mean_of(runs, key, at=-1):
 
 
 def command(arm, rate):
-    """As one would type it; for a block, after `python tests/after.py NAME`."""
+    """As one would type it; for a block, after `python tests/learn/after.py NAME`."""
     words = [f"{arm.script if arm.script.endswith('_llm') else f'after_{arm.script}'}.py"]
     for flag, value in (arm.flags | {"learning_rate": rate}).items():
         text = flag.replace("_", "-")

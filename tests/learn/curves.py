@@ -1,8 +1,8 @@
 """The runs, pictures and tables of CURVES.md: healthy training, and training with a known fault.
 
-python tests/curves.py               # makes all runs and pictures again: ten minutes of one core
-python tests/curves.py kl_sign …     # only the runs of these faults, then all pictures
-python tests/curves.py --pictures    # no run
+python tests/learn/curves.py               # all runs and pictures again: ten minutes of one core
+python tests/learn/curves.py kl_sign …     # only the runs of these faults, then all pictures
+python tests/learn/curves.py --pictures    # no run
 """
 
 import json
@@ -15,14 +15,14 @@ from types import SimpleNamespace
 
 import tyro
 
-sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import bench
 from bugs import BUGS
 from lineage import LLM_SCRIPTS, ROOT, source
 
 import grpo_llm
 
-FOLDER, PAGE = ROOT / "tests/curves", ROOT / "tests/CURVES.md"
+FOLDER, PAGE = ROOT / "tests/learn/curves", ROOT / "tests/learn/CURVES.md"
 SEEDS, QUIZ_SEED = (1, 2), 3  # the quiz's curves are in no other picture
 WELL_SEED = 4  # that of the quiz's run without a fault; beside it the healthy one of seed 3
 LENGTH = {"grpo_llm": "--steps 40"}
@@ -53,8 +53,8 @@ FAULTS = {
     "cold": Fault("reward entropy zero_std reward_std", "--temperature 0.3"),
     "beta": Fault("reward kl loss approx_kl", "--beta 3"),
     "pairs": Fault("reward zero_std all_wrong reward_std", "--group-size 2 --prompts-per-step 128"),
-    "form": Fault("reward right mean_length clipped_ratio", "--verifier tests/curves.py"),
-    "alike": Fault("reward zero_std kl entropy", "--verifier tests/exercise.py"),
+    "form": Fault("reward right mean_length clipped_ratio", "--verifier tests/learn/curves.py"),
+    "alike": Fault("reward zero_std kl entropy", "--verifier tests/learn/exercise.py"),
     "stale": Fault("reward difference/mean entropy kl", block="stale"),
     "stop": Fault("reward mean_length entropy clipped_ratio", patch=BUGS[5][1:]),
     "kl_sign": Fault("reward kl grad_norm loss", HELD, patch=BUGS[3][1:], beside="healthy_held"),

@@ -1,6 +1,6 @@
 """EXERCISES.md's ten bugs, so do not read on if you look for them: each is a script, a text that
-stands there once, and what takes its place. `python tests/exercise.py --bug 1` plants the first
-one, and ANSWERS.md has the causes."""
+stands there once, and what takes its place. `python tests/learn/exercise.py --bug 1` plants the
+first one, and ANSWERS.md has the causes."""
 
 from lineage import PATHS, ROOT
 

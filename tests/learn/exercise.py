@@ -1,10 +1,10 @@
-"""Exercises, in tests/EXERCISES.md, and their answers, in tests/ANSWERS.md:
+"""Exercises, in tests/learn/EXERCISES.md, and their answers, in tests/learn/ANSWERS.md:
 
-python tests/exercise.py rloo_llm compute_advantages   # deletes the function's body
-python tests/exercise.py --bug 1                       # plants a bug for you to find
-python tests/exercise.py --log                         # prints what the newest run has logged
-python tests/exercise.py --cause 1                     # prints the cause of bug 1
-python tests/exercise.py --solution 1                  # prints a solution of question 1
+python tests/learn/exercise.py rloo_llm compute_advantages   # deletes the function's body
+python tests/learn/exercise.py --bug 1                       # plants a bug for you to find
+python tests/learn/exercise.py --log                         # prints what the newest run has logged
+python tests/learn/exercise.py --cause 1                     # prints the cause of bug 1
+python tests/learn/exercise.py --solution 1                  # prints a solution of question 1
 
 `git checkout rloo_llm.py` brings the script back.
 """
@@ -14,11 +14,12 @@ import re
 import sys
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))
 import bugs
 from lineage import PATHS, ROOT
 
-PAGE = (ROOT / "tests/EXERCISES.md").read_text()
-ANSWERS = (ROOT / "tests/ANSWERS.md").read_text()
+PAGE = (ROOT / "tests/learn/EXERCISES.md").read_text()
+ANSWERS = (ROOT / "tests/learn/ANSWERS.md").read_text()
 FOLDED = r"<summary>The (\w+) of \w+ (\d+)</summary>\n\n(.*?)\n\n</details>"
 # ("cause" or "solution", number) → text
 TOLD = {(kind, n): text for kind, n, text in re.findall(FOLDED, ANSWERS, re.S)}
@@ -43,7 +44,7 @@ def plant(number):
     print(f"{path.name} now has bug {number}. Run\n\n    {command}\n")
     print(f"and look at {look}. Without the bug: {right}. With it: {wrong}.")
     print(f"Once you have mended it, this passes: python -m pytest -q {test}")
-    print(f"And when you have named the cause: python tests/exercise.py --cause {number}")
+    print(f"And when you have named the cause: python tests/learn/exercise.py --cause {number}")
 
 
 def verify(completion, answer):

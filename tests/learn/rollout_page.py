@@ -1,7 +1,7 @@
 """One rollout, five algorithms: writes a page that shows what each algorithm does to each token.
 
-    python tests/examples/rollout_page.py                         # the tiny model and its sums
-    python tests/examples/rollout_page.py --model … --dataset …   # most flags of grpo_llm.py
+    python tests/learn/rollout_page.py                         # the tiny model and its sums
+    python tests/learn/rollout_page.py --model … --dataset …   # most flags of grpo_llm.py
 
 The model answers the questions of one training step. Then each algorithm trains a copy of the model
 on these answers by its own train_minibatch, for --update-epochs epochs of --minibatches steps. The

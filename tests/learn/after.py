@@ -1,23 +1,27 @@
 """Applies blocks of AFTER.md to a script, and writes the result beside it:
 
-python tests/after.py dppo                  after_dppo.py, from grpo_llm.py
-python tests/after.py dppo icepop           after_dppo_icepop.py: one block after the other
-python tests/after.py gspo_llm bf16         after_gspo_llm_bf16.py, from gspo_llm.py
-python tests/after.py after_mine tis        after_after_mine_tis.py, from a script of your own
-python tests/after.py --block after_mine    prints what it changes as a block, context included"""
+python tests/learn/after.py dppo                  after_dppo.py, from grpo_llm.py
+python tests/learn/after.py dppo icepop           after_dppo_icepop.py: one block after the other
+python tests/learn/after.py gspo_llm bf16         after_gspo_llm_bf16.py, from gspo_llm.py
+python tests/learn/after.py after_mine tis        after_after_mine_tis.py, from a script of your own
+python tests/learn/after.py --block after_mine    prints what it changes as a block, with context"""
 
 import difflib
 import itertools
 import re
 import sys
+from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))
 from lineage import ROOT
 
-PAGE = (ROOT / "tests/AFTER.md").read_text()
+PAGE = (ROOT / "tests/learn/AFTER.md").read_text()
 BLOCK = re.compile(r"^```diff\n(--- \S+\n\+\+\+ after_(\w+)\.py\n.+?)^```$", re.S | re.M)
 BLOCKS = {name: text for text, name in BLOCK.findall(PAGE)}
 APART = re.findall(r"^\| ([\w ]+) \| ([\w ]+) \| ([^|]+) \|$", PAGE, re.M)  # names, names, why not
-NOTE = re.compile(r"# (\w+)\.py with (.+) of tests/AFTER\.md\. Docstrings are the parent's\.\n")
+NOTE = re.compile(
+    r"# (\w+)\.py with (.+) of tests/learn/AFTER\.md\. Docstrings are the parent's\.\n"
+)
 
 
 def hunks(name):
@@ -56,7 +60,7 @@ def applied(*names, script="grpo_llm"):
                 )
             text = f"\n{text}".replace(f"\n{old}", f"\n{new}")[1:]
     has = " and ".join(blocks)
-    return f"# {parent}.py with {has} of tests/AFTER.md. Docstrings are the parent's.\n{text}"
+    return f"# {parent}.py with {has} of tests/learn/AFTER.md. Docstrings are the parent's.\n{text}"
 
 
 def write(*names, script="grpo_llm"):
