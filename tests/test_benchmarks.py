@@ -28,7 +28,6 @@ SMOKE = [
     ("parity", "--smoke", "| rloo_llm --beta 0.1 | … | sequence_mask --max-drift 0.1 "),
     ("trl", "tiny --smoke", "| grpo_llm.py | 1 | … | rloo_llm.py | 1 |"),
     ("trl", "long --smoke --scripts rloo_llm", "| rloo_llm.py | 1 |"),
-    ("paired_timings", "--checkout . --smoke", "| there / here: median |"),
     ("memory", "--smoke", "| Qwen2.5-0.5B | 4 | … | Llama-3.2-1B | 4 |"),
     ("real_model", "--smoke --model PRETRAINED", "| products, GRPO | 1 | … right answer"),
     ("gpu", f"--smoke {KEPT_NOWHERE} --skip tiny compiling", '"ranks", … "done", "ok": true}'),

@@ -40,11 +40,11 @@ def table(header, rows):
     return [line.replace("|  |", "| |") for line in lines]
 
 
-def revision(checkout=ROOT):
+def revision():
     """The commit of this checkout, followed by + if a file that git tracks has changed since. The
     variable REVISION says it for a copy on another machine."""
     command = ["git", "describe", "--always", "--dirty=+"]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return os.environ.get("REVISION") or done.stdout.strip() or "unknown"
 
 
@@ -101,8 +101,8 @@ def own_process(function, **job):
         return pool.submit(function, **job).result()
 
 
-def run_script(script, *flags, launcher=(), root=ROOT, **environment):
-    """Run a script of the checkout in root in a process of its own.
+def run_script(script, *flags, launcher=(), **environment):
+    """Run a script in a process of its own.
 
     Returns its log, what it printed, its seconds by the clock and on the CPU, and its peak memory
     in MB. The keyword arguments are environment variables.
@@ -112,7 +112,7 @@ def run_script(script, *flags, launcher=(), root=ROOT, **environment):
         command += ["--output-dir", folder]
         streams = {"stdout": output, "stderr": output}
         start = time.perf_counter()
-        process = subprocess.Popen(command, cwd=root, env=os.environ | environment, **streams)
+        process = subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, **streams)
         _, status, usage = os.wait4(process.pid, 0)
         found = {"seconds": time.perf_counter() - start, "MB": usage.ru_maxrss / 1024}
         found["cpu_seconds"] = usage.ru_utime + usage.ru_stime
