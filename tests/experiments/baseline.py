@@ -43,7 +43,7 @@ def noise(model, tokenizer, args, groups):
     return saved | {"value of b*": best.item(), "mean reward": rewards.mean().item()}
 
 
-def run(seed, network, form=None, points=POINTS, steps=60, groups=64, warm=make.STEPS):
+def run(seed, network, form=None, points=POINTS, steps=60, groups=128, warm=make.STEPS):
     """Without a form: the noise, during training at RLOO's own settings. With one: a training run
     of 4 questions a rollout, where noise is worst."""
     folder, flags = start(network, warm), {"seed": seed, "beta": 0.0}

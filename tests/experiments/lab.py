@@ -6,7 +6,8 @@
 
 An experiment is a script. run(**settings) returns numbers and lists of numbers by name; JOBS are
 the settings of its runs; TESTS, at most two, are declared before them. EXPERIMENTS.md is written by
-hand: a script only replaces its own block there, from <!-- clip --> to <!-- end -->.
+hand: a script only replaces its own block there, from <!-- clip --> to <!-- end -->, and its line
+in the first table.
 """
 
 import inspect
@@ -36,7 +37,7 @@ for folder in ("tests/benchmarks", "tests/examples", "tests/tiny_model", "."):
 from bench import CPU, Enough, evaluate, footer, table, train  # noqa: E402, F401
 
 PAGE = HERE / "EXPERIMENTS.md"
-COMPARISONS = 63  # on the page; a test counts them
+COMPARISONS = 51  # on the page; a test counts them
 LINE = 0.01 / COMPARISONS  # they share 1 %, so that no verdict depends on another's p
 CLAIMED, OPPOSITE, NOT_SEEN = "as claimed", "opposite", "not seen"  # of the sign
 OF_INTEREST, TOO_SMALL, OPEN = "of interest", "too small", "open"  # of the size
@@ -241,6 +242,11 @@ class Experiment:
         made = f"{days}, revision {revisions}; {machine[-1]}; {minutes:.0f} minutes of one core"
         return [*tests, *self.means(runs), "", made]
 
+    def row(self):
+        """Its line in the page's first table."""
+        cells = [f"[{self.claim}](#{self.name})", self.source, *self.verdict(), self.former or "–"]
+        return f"| {' | '.join(cells)} |"
+
     def means(self, runs):
         """A table: the mean of each number that is compared or shown, over the units of an arm."""
         tested = {arm[1] for contrast in sum(self.tests, []) for arm in contrast[1:3] if arm}
@@ -275,7 +281,9 @@ class Experiment:
         Image.open(picture).quantize(64).save(HERE / f"results/{self.name}.png", optimize=True)
         text = "\n".join([f"<!-- {self.name} -->", *self.block(), "<!-- end -->"])
         old = rf"<!-- {self.name} -->.*?<!-- end -->"
-        PAGE.write_text(re.sub(old, lambda _: text, PAGE.read_text(), flags=re.S))
+        page = re.sub(old, lambda _: text, PAGE.read_text(), flags=re.S)
+        old = rf"^\| \[[^]]*\]\(#{self.name}\) \|.*$"
+        PAGE.write_text(re.sub(old, lambda _: self.row(), page, flags=re.M))
 
     def smoke(self):
         """A run of each kind at toy size; the tests and the picture find their numbers in them. (CI
