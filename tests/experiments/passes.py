@@ -13,9 +13,9 @@ FORMS = {  # the script, and its flags
     "CISPO": (cispo_llm, {}),
 }
 DEFAULT = 5e-4  # the scripts' own rate, made for one epoch
-RATES = {8: [1e-4, 2e-4, 4e-4], 1: [5e-4, 1e-3, 2e-3]}
+RATES = {8: [5e-5, 1e-4, 2e-4, 4e-4], 1: [5e-4, 1e-3, 2e-3]}
 # (form, epochs): of these rates the one with the highest mean reward on three networks (see tune)
-BEST = {("clip", 8): 2e-4, ("no clip", 8): 1e-4, ("CISPO", 8): 1e-4, ("clip", 1): 1e-3}
+BEST = {("clip", 8): 2e-4, ("no clip", 8): 1e-4, ("CISPO", 8): 1e-4, ("clip", 1): 5e-4}
 
 
 def run(form, epochs, rate, seed, network, steps=16, prompts=32, problems=256, warm=make.STEPS):
