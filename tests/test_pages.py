@@ -13,6 +13,7 @@ import pytest
 import tyro
 from conftest import ROOT, script
 from launch import Launched
+from learn.code_diff import code_diff
 from lineage import FAMILY, PATHS
 
 README, WALK = ROOT / "README.md", ROOT / "tests/learn/WALK.md"
@@ -26,7 +27,6 @@ THEORY = ROOT / "tests/learn/THEORY.md"
 PAGES[THEORY] = THEORY.read_text()  # its examples run in test_theory.py
 STEPS = re.findall(r"^`diff (\S+) (\S+)`(.*?)(?=^## |\Z)", PAGES[WALK], re.S | re.M)
 HUNK = re.compile(r"^```diff\n(.*?)^```$", re.S | re.M)
-STEPS.append(("rloo_llm.py", "grpo_llm.py", PAGES[README]))
 HUNKS = [(*pair, hunk) for *pair, text in STEPS for hunk in HUNK.findall(text)]
 
 
@@ -92,6 +92,16 @@ def test_the_examples_computed_are_right():
     shown = "".join(text for kind, text in BLOCKS if kind == "pycon")
     parsed = doctest.DocTestParser().get_doctest(shown, {}, "README", None, 0)
     assert doctest.DocTestRunner().run(parsed).failed == 0
+
+
+def test_readme_shows_all_that_gspo_changes_in_the_code_of_grpo():
+    """Each line that goes or comes, and the lines around them word for word."""
+    (shown,) = HUNK.findall(PAGES[README])
+    told = [line for line in shown.splitlines() if line[:2] != "@@"]  # a function's name
+    lines = code_diff("grpo_llm", "gspo_llm").splitlines()[1:]  # without the first one's place
+    left = iter(lines)
+    assert [line for line in told if line not in left] == []
+    assert [line for line in lines if line[0] in "+-" and line not in told] == []
 
 
 @pytest.mark.parametrize("parent,child,hunk", HUNKS)

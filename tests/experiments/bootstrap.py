@@ -62,7 +62,9 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2500})
+CLAIM = "Learning from the TD error needs fewer steps than learning from the rewards themselves."
+SOURCE = "Sutton and Barto 2018, 6.2: usually, where there is noise"
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, {"steps": 2500}, CLAIM, SOURCE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

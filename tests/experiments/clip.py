@@ -62,7 +62,10 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2500})
+CLAIM = "The clip lets PPO use a rollout for many epochs."
+SOURCE = "[PPO](https://arxiv.org/abs/1707.06347), sections 1, 3 and 6.1"
+SHOWN = ("solved", "largest KL")
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, {"steps": 2500}, CLAIM, SOURCE, shown=SHOWN)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -68,7 +68,12 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2500})
+CLAIM = "An entropy bonus keeps a policy from settling early for something poor."
+SOURCE = (
+    "[A3C](https://arxiv.org/abs/1602.01783), section 4, after Williams and Peng 1991; that "
+    "it costs return elsewhere, introductions"
+)
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, {"steps": 2500}, CLAIM, SOURCE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

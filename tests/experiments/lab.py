@@ -6,10 +6,12 @@
 
 An experiment is a script. run(**settings) returns numbers and lists of numbers by name; JOBS are
 the settings of its runs; TESTS, at most two, are declared before them. EXPERIMENTS.md is written by
-hand: a script only replaces its own block there, from <!-- clip --> to <!-- end -->.
+hand: a script only replaces its own block there, from <!-- clip --> to <!-- end -->, and its line
+in the first table.
 """
 
 import inspect
+import io
 import json
 import multiprocessing
 import os
@@ -29,13 +31,13 @@ from tqdm import tqdm
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-for folder in ("tests/benchmarks", "tests/examples", "."):
+for folder in ("tests/benchmarks", "tests/examples", "tests/tiny_model", "."):
     sys.path.insert(0, str(ROOT / folder))
 
 from bench import CPU, Enough, evaluate, footer, table, train  # noqa: E402, F401
 
 PAGE = HERE / "EXPERIMENTS.md"
-COMPARISONS = 63  # on the page; a test counts them
+COMPARISONS = 51  # on the page; a test counts them
 LINE = 0.01 / COMPARISONS  # they share 1 %, so that no verdict depends on another's p
 CLAIMED, OPPOSITE, NOT_SEEN = "as claimed", "opposite", "not seen"  # of the sign
 OF_INTEREST, TOO_SMALL, OPEN = "of interest", "too small", "open"  # of the size
@@ -59,27 +61,28 @@ def arms(column, setting, values, **others):
 
 
 class Contrast(NamedTuple):
-    """The claim: the mean of `more` is above that of `less`; if `equal`, they differ by less than
-    `smallest`. Runs of the same seed are a pair."""
+    """The claim: the mean of `more` is above that of `less`. Each unit is a pair."""
 
     name: str
     more: tuple[dict, str]  # an arm
     less: tuple[dict, str] | None  # None: compare with 0
     smallest: float  # the smallest difference of interest
-    equal: bool = False
     factor: bool = False  # outcomes are log2; their difference is told as a factor
 
 
 # -------------------------------------------------------------------------------------- Statistics
 def find(runs, arm):
-    """{what tells the runs of this arm apart, first of all the seed: the outcome}."""
+    """{unit: its mean outcome}. A unit is a seed; or the network that runs start from, if they do,
+    with all of its seeds. It is also what else tells the runs of this arm apart."""
     wanted, column = arm
     found = {}
     for run in runs:
-        if wanted.items() <= run["settings"].items() and column in run["result"]:
-            others = {key: run["settings"][key] for key in run["settings"] if key not in wanted}
-            found[json.dumps(others)] = run["result"][column]
-    return found
+        settings = run["settings"]
+        if wanted.items() <= settings.items() and column in run["result"]:
+            known = [*wanted, "seed"] if "network" in settings else wanted
+            unit = json.dumps({key: settings[key] for key in settings if key not in known})
+            found.setdefault(unit, []).append(run["result"][column])
+    return {unit: np.mean(outcomes, 0) for unit, outcomes in found.items()}
 
 
 def mean(numbers):
@@ -89,12 +92,12 @@ def mean(numbers):
 
 
 def values(runs, arm):
-    """The outcomes of an arm, a row for each run."""
+    """The outcomes of an arm, a row for each unit."""
     return np.array(list(find(runs, arm).values()), float)
 
 
 def differences(runs, contrast):
-    """more − less of each pair."""
+    """more − less of each unit."""
     more = find(runs, contrast.more)
     less = find(runs, contrast.less) if contrast.less else dict.fromkeys(more, 0.0)
     return np.array([more[key] - less[key] for key in more if key in less])
@@ -118,10 +121,11 @@ def p_value(pairs):
 
 
 def interval(sample):
-    """95 % interval of the mean, by 10,000 bootstrap samples."""
-    sample = np.asarray(sample, float)
-    drawn = np.random.default_rng(0).integers(len(sample), size=(10_000, len(sample)))
-    return np.percentile(sample[drawn].mean(1), [2.5, 97.5])
+    """95 % interval of the mean by Student's t, whose quantile is told here to 0.002."""
+    z, n = 1.959964, max(len(sample) - 1, 1)
+    t = z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+    half = t * np.std(sample) / n**0.5
+    return np.mean(sample) - half, np.mean(sample) + half
 
 
 def p_bound(pairs):
@@ -144,9 +148,6 @@ def decide(contrast, pairs):
     size, p = min((OF_INTEREST, large), (TOO_SMALL, small), key=lambda found: found[1])
     if p >= LINE:
         size = OPEN
-    if contrast.equal:
-        word = {OF_INTEREST: OPPOSITE, TOO_SMALL: CLAIMED, OPEN: NOT_SEEN}[size]
-        return (word, p), (size, p)
     word = NOT_SEEN if differ >= LINE else CLAIMED if sign > 0 else OPPOSITE
     return (word, differ), (size, p)
 
@@ -168,6 +169,10 @@ class Experiment:
     tests: list[list[Contrast]]  # a test claims all of its contrasts
     draw: Callable  # (runs) → a figure
     small: dict  # settings of a run at toy size
+    claim: str  # in one sentence
+    source: str  # who makes it, with a link
+    former: str = ""  # verdict of the campaign on the easier task
+    shown: tuple[str, ...] = ()  # columns that no test compares, but which the page has, too
     points: dict = field(default_factory=dict)  # {list: {name: index}}: its numbers on the page
 
     def __post_init__(self):
@@ -235,17 +240,50 @@ class Experiment:
         revisions = ", ".join(sorted({each.split()[1] for each in revisions}))
         minutes = sum(run["seconds"] for run in runs) / 60
         made = f"{days}, revision {revisions}; {machine[-1]}; {minutes:.0f} minutes of one core"
-        return [*tests, *means(runs, self.points), "", made]
+        return [*tests, *self.means(runs), "", made]
+
+    def row(self):
+        """Its line in the page's first table."""
+        cells = [f"[{self.claim}](#{self.name})", self.source, *self.verdict(), self.former or "–"]
+        return f"| {' | '.join(cells)} |"
+
+    def means(self, runs):
+        """A table: the mean of each number that is compared or shown, over the units of an arm."""
+        tested = {arm[1] for contrast in sum(self.tests, []) for arm in contrast[1:3] if arm}
+        found = {}
+        for run in runs:
+            settings, result = run["settings"], run["result"]
+            arm = [f"{key} {settings[key]}" for key in settings if key not in ("seed", "network")]
+            label = ", ".join(arm).replace("|", "\\|")
+            numbers = {name: result[name] for name in result if name in tested | {*self.shown}}
+            for series, places in self.points.items():
+                listed = result.get(series, [])
+                numbers |= {name: listed[i] for name, i in places.items() if i < len(listed)}
+            for name, value in numbers.items():
+                units = found.setdefault((label, name.replace("|", "\\|")), {})
+                units.setdefault(settings.get("network", settings["seed"]), []).append(value)
+        rows = []
+        for names, units in found.items():
+            sample = list(map(mean, units.values()))
+            low, high = map(told, interval(sample))
+            spread = f" [{low}, {high}]" if low != high else ""
+            rows.append([*names, f"{told(mean(sample))}{spread}", len(sample)])
+        return table(["arm", "not compared here", "mean [95 %]", "units"], rows)
 
     def write(self):
         """Draw the picture, and put the block on the page."""
+        from PIL import Image  # comes with matplotlib
+
         figure = self.draw(self.runs())
         label_lines(figure)
-        for kind in ("png", "svg"):
-            figure.savefig(HERE / f"results/{self.name}.{kind}")
+        picture = io.BytesIO()
+        figure.savefig(picture)
+        Image.open(picture).quantize(64).save(HERE / f"results/{self.name}.png", optimize=True)
         text = "\n".join([f"<!-- {self.name} -->", *self.block(), "<!-- end -->"])
         old = rf"<!-- {self.name} -->.*?<!-- end -->"
-        PAGE.write_text(re.sub(old, lambda _: text, PAGE.read_text(), flags=re.S))
+        page = re.sub(old, lambda _: text, PAGE.read_text(), flags=re.S)
+        old = rf"^\| \[[^]]*\]\(#{self.name}\) \|.*$"
+        PAGE.write_text(re.sub(old, lambda _: self.row(), page, flags=re.M))
 
     def smoke(self):
         """A run of each kind at toy size; the tests and the picture find their numbers in them. (CI
@@ -253,7 +291,7 @@ class Experiment:
         first = min(job["seed"] for job in self.jobs)
         jobs = [job for job in self.jobs if job["seed"] == first]
         runs = [{"settings": job, "result": self.run(**job | self.small)} for job in jobs]
-        print(self.name, *means(runs, self.points), sep="\n")
+        print(self.name, *self.means(runs), sep="\n")
         for contrast in sum(self.tests, []):
             assert len(differences(runs, contrast)), contrast.name
         if find_spec("matplotlib"):
@@ -280,26 +318,3 @@ def told(number, factor=False):
     number = 2**number if factor else number
     text = f"{number:,.0f}" if abs(number) >= 1000 else f"{number:#.3g}".rstrip(".")
     return text.replace("-", "−")
-
-
-def means(runs, points):
-    """A table of what is not tested: the mean of each number, over the runs of each arm."""
-    found = {}
-    for run in runs:
-        arm = [(k, v) for k, v in run["settings"].items() if k not in ("seed", "start")]
-        label = ", ".join(f"{key} {value}" for key, value in arm).replace("|", "\\|")
-        numbers = {k: v for k, v in run["result"].items() if not isinstance(v, list)}
-        for series, places in points.items():
-            listed = run["result"].get(series, [])
-            numbers |= {name: listed[i] for name, i in places.items() if i < len(listed)}
-        for name, value in numbers.items():
-            found.setdefault(label, {}).setdefault(name, []).append(value)
-    rows = []
-    for label, columns in found.items():
-        lines = []
-        for name, sample in columns.items():
-            low, high = map(told, interval(sample))
-            spread = f" [{low}, {high}]" if low != high else ""
-            lines.append(f"{name}: {told(np.mean(sample))}{spread}")
-        rows.append([label, "<br>".join(lines), len(sample)])
-    return table(["runs with", "not tested: mean [95 %]", "runs"], rows)

@@ -100,7 +100,9 @@ def draw(runs):
 
 
 SMALL = {"steps": 2500, "half_trained": 3000, "copies": 4, "horizon": 20}
-EXPERIMENT = Experiment(run, JOBS, TESTS, draw, SMALL)
+CLAIM = "The best λ lies between 0 and 1."
+SOURCE = "[GAE](https://arxiv.org/abs/1506.02438), 6.3"
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, SMALL, CLAIM, SOURCE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -112,7 +112,15 @@ def draw(runs):
 
 
 SMALL = {"steps": 2000, "half_trained": 2000, "rollouts": 4}
-EXPERIMENT = Experiment(run, JOBS, TESTS, draw, SMALL)
+CLAIM = (
+    "Reward-to-go, a baseline and the TD error each take noise out of the gradient, and the "
+    "TD error adds a bias."
+)
+SOURCE = (
+    "[GAE](https://arxiv.org/abs/1506.02438), sections 2 and 3; Sutton and Barto 2018, 13.4 "
+    "and 13.5; of reward-to-go alone, introductions"
+)
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, SMALL, CLAIM, SOURCE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

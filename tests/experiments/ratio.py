@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import torch
 from lab import Contrast, Experiment, mean, train, values
-from llm_parts import load, started, warm_start
+from llm_parts import load, make, start, started
 from pictures import SOLID, curves, figure, plain
 
 import grpo_llm
@@ -86,11 +86,11 @@ def signals(model, batch, now, args):
     return found
 
 
-def run(seed, start, steps=6, groups=256, warm=400):
+def run(seed, network, steps=6, groups=128, warm=make.STEPS):
     """GRPO (β 0), on answers of many lengths. In its last rollout we look after 1, 4 and 16 epochs
     at new answers of the policy before this rollout, and at answers of the policy of that time."""
-    args = grpo_llm.Args(beta=0.0, update_epochs=EPOCHS[-1], seed=seed, max_new_tokens=32)
-    folder, fresh, seen, updates = warm_start("meander", start, steps=warm), {}, [], []
+    args = grpo_llm.Args(beta=0.0, update_epochs=EPOCHS[-1], seed=seed)
+    folder, fresh, seen, updates = start(network, warm), {}, [], []
     tokenizer = load(folder)[1]
 
     def each_step(step, model, metrics):
@@ -113,7 +113,7 @@ def run(seed, start, steps=6, groups=256, warm=400):
     return found | {name: mean([each[name] for each in seen]) for name in seen[0]}
 
 
-JOBS = started(16)
+JOBS = started()
 FACTORS = {length: ({}, f"factor, {length}") for length in LENGTHS}
 SIGNALS = {form: ({}, f"signal, {form}") for form in SURROGATES}
 COSINES = {form: ({}, f"cosine, {form}") for form in SURROGATES}
@@ -147,7 +147,15 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2, "groups": 8, "warm": 30})
+CLAIM = (
+    "Ratios of tokens are mostly noise; the geometric mean over an answer has less, and its "
+    "gradient more signal."
+)
+SOURCE = "[GSPO](https://arxiv.org/abs/2507.18071), sections 3 and 4"
+FORMER = "as claimed / opposite / not seen; of interest / too small / open"
+EXPERIMENT = Experiment(
+    run, JOBS, TESTS, draw, {"steps": 2, "groups": 8, "warm": 30}, CLAIM, SOURCE, FORMER
+)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -2,16 +2,19 @@
 
 from unittest.mock import patch
 
-import passes
 import torch
 from lab import Contrast, Experiment, train, values
-from llm_parts import first_token, load, started, warm_start
-from pictures import DASHED, DOTTED, SOLID, WORDS, curves, figure
+from llm_parts import chance, load, make, start, started
+from pictures import DASHED, DOTTED, MIXED, SOLID, curves, figure
 
 import cispo_llm
 import grpo_llm
 
-FORMS = ["GRPO", "rare lifted", "others lifted", "CISPO", "no clip"]
+RATE = 2e-4
+FORMS = ["GRPO", "rare lifted", "others lifted", "ε_high 0.28", "CISPO", "no clip"]
+BOUNDS = {"no clip": {"clip_low": 1e9, "clip_high": 1e9}, "ε_high 0.28": {"clip_high": 0.28}}
+# What the teacher seldom gets right: adding 7, 8 or 9
+LARGE = {f"{a}+{b}=": f"{a + b}#" for a in range(1, 10) for b in (7, 8, 9)}
 
 
 def surrogate(form, counts):
@@ -31,69 +34,85 @@ def surrogate(form, counts):
     return objective
 
 
-def learn(form, seed, start, steps, warm, epochs):
-    clip = {"clip_low": 1e9, "clip_high": 1e9} if form == "no clip" else {}
-    args = grpo_llm.Args(beta=0.0, update_epochs=epochs, seed=seed, steps=40, **clip)
-    folder = warm_start("guess 0.97", start, warm)
+def learn(form, seed, network, steps, warm, epochs):
+    flags = BOUNDS.get(form, {})
+    flags = {"learning_rate": RATE, "warmup_steps": 1, "update_epochs": epochs} | flags
+    args = grpo_llm.Args(beta=0.0, seed=seed, steps=40, **flags)
+    folder = start(network, warm)
     model, tokenizer = load(folder)
-    worked, counts = [1 - first_token(model, tokenizer, "#")], torch.zeros(3)
+    right, counts = [chance(model, tokenizer, LARGE).mean().item()], torch.zeros(3)
 
     def each_step(step, policy, metrics):
-        worked.append(1 - first_token(policy, tokenizer, "#"))
+        right.append(chance(policy, tokenizer, LARGE).mean().item())
 
     with patch.object(grpo_llm, "surrogate", surrogate(form, counts)):
         train(grpo_llm, args, steps, each_step, folder)
     praised, rare, silenced = counts.clamp(min=1).tolist()
     found = {"rare of praised": rare / praised, "silenced of rare": silenced / rare}
-    return {form: worked[2], f"{form}, by rollout": worked} | (found if form == "GRPO" else {})
+    early, late = right[(len(right) - 1) // 2], right[-1]
+    result = {form: early, f"{form}, later": late, f"{form}, by rollout": right}
+    return result | (found if form == "GRPO" else {})
 
 
-def run(seed, start, steps=3, warm=400, epochs=16):
+def run(seed, network, steps=8, warm=make.STEPS, epochs=8):
     """All forms, from one policy and with the same first rollout, so they are pairs."""
-    found = [learn(form, seed, start, steps, warm, epochs) for form in FORMS]
+    found = [learn(form, seed, network, steps, warm, epochs) for form in FORMS]
     return {column: value for each in found for column, value in each.items()}
 
 
 def contrast(more, less):
-    return Contrast(f"worked out: {more} − {less}", ({}, more), ({}, less), 0.05)
+    return Contrast(f"added rightly: {more} − {less}", ({}, more), ({}, less), 0.05)
 
 
-JOBS = started(16)
+JOBS = started()
 TESTS = [
     [contrast("rare lifted", less) for less in ("GRPO", "others lifted")],
-    [contrast("CISPO", "GRPO")],
+    [contrast("CISPO", "GRPO"), contrast("CISPO, later", "GRPO, later")]
+    + [contrast("ε_high 0.28", "GRPO")],
 ]
 
 
 def draw(runs):
-    """Beside these runs #passes', with as many epochs, which are longer."""
-    title = "CISPO lets a rare habit grow faster than GRPO;\nin longer runs it falls back"
-    page, (panel, longer) = figure(title, 3.4, 1, 2)
+    title = "GRPO's clip holds rare tokens back"
+    page, (panel,) = figure(title, 3.3, 1, 1)
     looks = {
         "no clip": ("no bound at all", "none", DASHED),
         "CISPO": ("CISPO", "CISPO", SOLID),
-        "rare lifted": ("GRPO, clip lifted\nfor rare tokens", "GRPO", DASHED),
-        "others lifted": ("GRPO, clip lifted\nfor the others", "GRPO", DOTTED),
+        "rare lifted": ("GRPO, clip lifted for rare tokens", "GRPO", DASHED),
+        "others lifted": ("GRPO, clip lifted for the others", "GRPO", DOTTED),
+        "ε_high 0.28": ("GRPO, DAPO's ε_high", "DAPO", MIXED),
         "GRPO": ("GRPO", "GRPO", SOLID),
     }
     lines = {}
     for form, (label, algorithm, dash) in looks.items():
         lines[label] = values(runs, ({}, f"{form}, by rollout")), algorithm, dash
     curves(panel, range(len(lines["GRPO"][0][0])), lines)
-    panel.set(xlabel="rollouts", title="rare habit: share worked out")
-    panel.set_xticks(range(4))
-    lines = {}
-    for form, label in (("clip", "GRPO"), ("CISPO", "CISPO"), ("no clip", "no bound at all")):
-        found = values(passes.EXPERIMENT.runs(), passes.arm(form, 16, passes.DEFAULT, "by rollout"))
-        lines[label] = found, *looks.get(label, looks["no clip"])[1:]
-    curves(longer, range(1, 21), lines)
-    longer.axvspan(1, 10, color="#888888", alpha=0.12, linewidth=0)
-    longer.text(5.5, 0.2, "rate\nwarms up", ha="center", fontsize=WORDS)
-    longer.set(xlabel="rollouts", title="another task: reward")
+    panel.set(xlabel="rollouts", ylabel="probability of adding 7, 8 or 9 rightly")
+    panel.set_xticks(range(9))
     return page
 
 
-EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2, "warm": 10, "epochs": 1})
+CLAIM = (
+    "The clip takes the gradient of rare tokens; with CISPO, or with a higher ε_high, they "
+    "grow faster."
+)
+SOURCE = (
+    "[MiniMax-M1](https://arxiv.org/abs/2506.13585), 3.1; "
+    "[DAPO](https://arxiv.org/abs/2503.14476), 3.1"
+)
+FORMER = "as claimed; of interest"
+SHOWN = ("rare of praised", "silenced of rare", "no clip")
+EXPERIMENT = Experiment(
+    run,
+    JOBS,
+    TESTS,
+    draw,
+    {"steps": 2, "warm": 10, "epochs": 1},
+    CLAIM,
+    SOURCE,
+    FORMER,
+    shown=SHOWN,
+)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

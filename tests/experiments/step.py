@@ -81,7 +81,12 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={"steps": 2500})
+CLAIM = "A trust region, exact or by a clip, widens the range of step sizes that work."
+SOURCE = (
+    "[TRPO](https://arxiv.org/abs/1502.05477), abstract, and "
+    "[PPO](https://arxiv.org/abs/1707.06347), section 1: little tuning"
+)
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, {"steps": 2500}, CLAIM, SOURCE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -76,7 +76,9 @@ def draw(runs):
     return page
 
 
-EXPERIMENT = Experiment(run, JOBS, TESTS, draw, small={})
+CLAIM = "The clip takes a sample's gradient where its ratio is as far as A wants, and only there."
+SOURCE = "[PPO](https://arxiv.org/abs/1707.06347), section 3"
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, {}, CLAIM, SOURCE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()
