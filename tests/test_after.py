@@ -3,7 +3,7 @@ repository, on the answers below). Blocks fit the scripts, alone and together, a
 runs. What fits and makes no sense is refused."""
 
 import copy
-import importlib
+import importlib.util
 import itertools
 import math
 import re
@@ -37,11 +37,11 @@ TOGETHER += [(["stale", "tis"], "rloo_llm"), (["dual_clip", "icepop"], "dapo_llm
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
-    """Imports a script with these blocks, written into a folder of its own."""
+    """Imports a script with these blocks, written into a folder of its own: a script of this name
+    in the repository's root is not looked at."""
     folder = tmp_path_factory.mktemp("after")
     for path in [ROOT / "tests", *(ROOT / f"{name}.py" for name in FIVE)]:
         (folder / path.name).symlink_to(path)
-    sys.path.append(str(folder))
 
     def module(names, parent="grpo_llm"):
         with pytest.MonkeyPatch.context() as patch:
@@ -49,10 +49,12 @@ def made(tmp_path_factory):
             patch.setattr(after, "ROOT", folder)
             path = after.write(*names, script=parent)
         assert path.read_text() == text
-        return importlib.import_module(path.stem)
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        found = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found)
+        return found
 
-    yield module
-    sys.path.remove(str(folder))
+    return module
 
 
 # ------------------------------------------------------------------------------- A token's push
