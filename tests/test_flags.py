@@ -46,21 +46,26 @@ def test_defaults_follow_from_model_and_data_unless_given(name):
 
 
 LOGGED = "reward", "completions/mean_length", "sampling/sampling_logp_difference/mean"
-RATES = [(10, [1]), (10, [0.2, 0.4, 0.6, 0.8, 1])]  # steps of warm-up, rate of each step
-RATES += [(2, [0.5, 1, 0.75, 0.5, 0.25]), (0, [1, 0.75, 0.5, 0.25])]
+# The script (`main` is the same in all but ppo_llm.py), steps of warm-up, rate of each step
+RATES = [("grpo_llm", 10, [1]), ("grpo_llm", 10, [0.2, 0.4, 0.6, 0.8, 1])]
+RATES += [("grpo_llm", 2, [0.5, 1, 0.75, 0.5, 0.25]), ("grpo_llm", 0, [1, 0.75, 0.5, 0.25])]
+RATES += [("ppo_llm", 1, [1, 0.5])]
 
 
-@pytest.mark.parametrize("warmup,rates", RATES)
-def test_rates_by_hand(warmup, rates, short_run, monkeypatch):
-    """Up to the peak in the warm-up, or in all steps if these are fewer, and down towards 0."""
-    taken = []
+@pytest.mark.parametrize("name,warmup,rates", RATES)
+def test_rates_by_hand(name, warmup, rates, short_run, monkeypatch):
+    """Up to the peak in the warm-up, or in all steps if these are fewer, and down towards 0. No
+    weight decays by itself."""
+    module, taken = script(name), []
 
     def train_step(model, reference, tokenizer, optimizer, *_):
-        taken.append(optimizer.param_groups[0]["lr"])
+        (group,) = optimizer.param_groups
+        assert group["weight_decay"] == 0
+        taken.append(group["lr"])
         return dict.fromkeys(LOGGED, 0.0)
 
-    monkeypatch.setattr(grpo, "train_step", train_step)
+    monkeypatch.setattr(module, "train_step", train_step)
     own = {"steps": len(rates), "warmup_steps": warmup, "learning_rate": 2e-4, "beta": 0.0}
-    result = grpo.main(grpo.Args(**short_run | own))
+    result = module.main(module.Args(**short_run | own))
     assert taken == pytest.approx([2e-4 * rate for rate in rates])
     assert scalars(result["folder"], "learning_rate") == pytest.approx(taken)
