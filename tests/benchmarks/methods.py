@@ -8,9 +8,10 @@ DAPO, which redraws, takes 56 steps where the others take 120, and its rate fall
 arm has two learning rates, neighbours on the grid of 3e-4, 5e-4, 1e-3, 2e-3, to which an earlier
 trial had narrowed them. Both are tried on seeds 101 and 102, on the sums of this table, and the
 better one is then run on seeds 1 to 5, or to 10 with --seeds 10. A run answers 256 distinct
-held-out sums before training and at each quarter of it, eight times each. A core makes two runs in
-a minute. The scripts' arms come first, then the blocks. results/methods.jsonl keeps a run a line,
-and what is in it is not run again. methods_table.py makes the table and its picture of these runs.
+held-out sums before training and at each quarter of it, eight times each. A run takes some 25 to 40
+seconds of a core. The scripts' arms come first, then the blocks. results/methods.jsonl keeps a run
+a line, and what is in it is not run again. methods_table.py makes the table and, of the scripts'
+arms, the picture.
 """
 
 import json
