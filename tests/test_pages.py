@@ -125,7 +125,16 @@ def test_every_pair_of_neighbours_has_its_hunk():
 def test_every_flag_named_is_in_the_help_of_a_script():
     """`others` are flags of other programs."""
     others = {"nproc-per-node", "logdir", "help", "extra-index-url", "index", "word-diff"}
-    others |= {"backup-if-mismatch", "bug", "log", "flag", "gif", "arms", "block"}  # --flag: any
+    others |= {
+        "backup-if-mismatch",
+        "bug",
+        "log",
+        "flag",
+        "gif",
+        "arms",
+        "block",
+        "only",
+    }  # --flag: any
     others |= {"cause", "solution", "pictures"}
     asked = [Launched(path, "--help") for path in sorted(PATHS.values())]
     assert [process.wait() for process in asked] == [0] * len(asked)
