@@ -125,17 +125,8 @@ def test_every_pair_of_neighbours_has_its_hunk():
 def test_every_flag_named_is_in_the_help_of_a_script():
     """`others` are flags of other programs."""
     others = {"nproc-per-node", "logdir", "help", "extra-index-url", "index", "word-diff"}
-    others |= {
-        "backup-if-mismatch",
-        "bug",
-        "log",
-        "flag",
-        "gif",
-        "arms",
-        "block",
-        "only",
-    }  # --flag: any
-    others |= {"cause", "solution", "pictures"}
+    others |= {"backup-if-mismatch", "bug", "log", "flag", "gif", "arms", "block"}  # --flag: any
+    others |= {"cause", "solution", "pictures", "only"}
     asked = [Launched(path, "--help") for path in sorted(PATHS.values())]
     assert [process.wait() for process in asked] == [0] * len(asked)
     flag = r"--(?:no-)?([a-z][a-z-]+)"
