@@ -14,7 +14,7 @@ turn the model into π_θ. All else in J is constant: A_i, π_old, and π_ref, t
     R'_i  = R_i + a penalty ≤ 0                      for an answer near the length limit
     r_it  = π_θ(o_it) / π_old(o_it)                  the ratio: 1 at first, then each step moves it
     k3_it = e^d − d − 1, d = log π_ref − log π_θ     an estimate of how far π_θ is from π_ref
-    o_it is token t of o_i, which has |o_i|; π(o_it) is its probability, given all text before it
+    o_it is token t of o_i's |o_i| tokens; π(o_it) is its probability, given all text before it
 
 What changes from grpo_llm.py                        Where
     a higher upper bound of the ratio (clip-higher)  --clip-high 0.28

@@ -12,7 +12,7 @@ else in J is constant: A_i, and in it π_old and π_ref, the first model.
     L_it = A_i log π_θ(o_it)
     A_i  = R'_i − mean of the group's other R'_j     the advantage: R'_i beside the others'
     R'_i = R_i − β Σ_t (log π_old − log π_ref)       the reward, less a price for leaving π_ref
-    o_it is token t of o_i, which has |o_i|; π(o_it) is its probability, given all text before it
+    o_it is token t of o_i's |o_i| tokens; π(o_it) is its probability, given all text before it
 
 What changes from reinforce.py                       Where
     a state is the question and the tokens so far    token_logprobs

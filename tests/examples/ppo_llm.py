@@ -15,7 +15,7 @@ model into π_θ and increase J. All else in J is constant: A_it, π_old, and π
     δ_it = R_it + γ V_i,t+1 − V_it                   V_it: the reward that the critic still expects
     R_it = −β (log π_old − log π_ref)                and, for the last token, plus R_i
     r_it = π_θ(o_it) / π_old(o_it)                   the ratio: 1 at first, then each step moves it
-    o_it is token t of o_i, which has |o_i|; π(o_it) is its probability, given all text before it
+    o_it is token t of o_i's |o_i| tokens; π(o_it) is its probability, given all text before it
 
 What changes from grpo_llm.py                        Where
     a critic V, a copy of the model with one output  add_critic, token_values, --vf-coef
