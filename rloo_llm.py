@@ -5,8 +5,8 @@ one: 1 if it is right, otherwise 0. Then the model is trained on these answers, 
 of answers above their group's average are pushed up, and tokens of answers below it pushed down.
 
 In letters: π_old is the model, or policy, that wrote the answers, o_i is answer i (in the code, a
-completion), and R_i is its reward. One optimizer step turns the model into π_θ and increases J. All
-else in J is constant: A_i, and in it π_old and π_ref, the first model.
+completion), and R_i is its reward. One optimizer step, up the gradient of J, turns the model into
+π_θ. All else in J is constant: A_i, and in it π_old and π_ref, the first model.
 
     J    = Σ_i Σ_t L_it / Σ_i |o_i|                  over all tokens of a minibatch
     L_it = A_i log π_θ(o_it)
@@ -30,10 +30,11 @@ along ∇E[R'_i], but the value of J says little: watch the reward.
 
 The sum in R'_i has the mean E[log π_old − log π_ref], which is KL(π_old ‖ π_ref): 0 if the two
 agree, otherwise positive. So the penalty pulls the model towards the first one and its language. It
-shuts a loophole in the verifier only if β is large: the odds of a reward of 1 may grow by e^(1/β)
-(tests/learn/THEORY.md, 19). R'_i has log π in it, so it depends on θ, too. But what this adds to
-∇E[R'_i] is E[∇log π], which is 0. There is no discount (γ = 1): with one, the reward of a long
-answer would count less.
+shuts a loophole, wrong answers that the verifier pays, only if β is large: at the optimum the odds
+of an answer that earns 1 are the first model's, times up to e^(1/β) (tests/learn/THEORY.md, 19).
+The log π_old in R'_i is the policy's own, so R'_i depends on θ, too. But differentiating it would
+add only −β E[∇log π] = 0 to ∇E[R'_i], so it may be held constant. There is no discount (γ = 1):
+with one, the reward of a long answer would count less.
 
 Weakness: after one step the answers are an older policy's. No ratio corrects for that, and no clip
 limits the push on a token. So a rollout serves one step, or a few small ones.

@@ -6,8 +6,8 @@ second model, the critic, predicts before each token what reward the answer will
 which the outlook is better than before become likelier, and the others rarer.
 
 In letters: π_old is the model, or policy, that wrote the answers, o_i is answer i (in the code, a
-completion), and R_i is its reward. A few optimizer steps, each on a minibatch of groups, turn the
-model into π_θ and increase J. All else in J is constant: A_it, π_old, and π_ref, the first model.
+completion), and R_i is its reward. A few optimizer steps, each up the gradient of a minibatch's J,
+turn the model into π_θ. All else in J is constant: A_it, π_old, and π_ref, the first model.
 
     J    = Σ_i Σ_t L_it / Σ_i |o_i|                  over all tokens of a minibatch
     L_it = min(r_it A_it, clip(r_it, 1 − ε_low, 1 + ε_high) A_it)
