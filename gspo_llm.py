@@ -233,17 +233,17 @@ def train_minibatch(model, optimizer, batch, args):
     tokens of completions that have an advantage.
 
     A group whose rewards are all equal has advantages of 0 and teaches nothing. If β = 0, its rows
-    have no gradient, and they are left out. If a minibatch has no other groups, it takes no step,
-    even if β > 0: at π_ref the gradient of the KL is rounding noise, and Adam, whose first step
-    divides a gradient by its own size, would make a full step of it. The price is paid far from
-    π_ref, where a useful pull of the KL is missed.
+    have no gradient, and they are left out. If a minibatch has no other groups, it takes no step:
+    even at a gradient of 0 Adam's momentum would move the weights. If β > 0, the KL has a gradient.
+    But at π_ref it is rounding noise, and Adam, whose first step divides a gradient by its own
+    size, would make a full step of it. The price: far from π_ref a useful pull is missed.
     """
     # Weights of the whole minibatch, so that splitting it below changes no gradient.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
     has_signal = batch["advantages"] != 0
     if sum_over_processes(has_signal.sum()) == 0:
         return {}
-    if args.beta == 0:  # without a KL only these rows have a gradient
+    if args.beta == 0:  # without a KL only these rows have a gradient; the weights count all
         batch = take_rows(batch, has_signal)
     totals = torch.zeros(4, device=model.device)
     optimizer.zero_grad()

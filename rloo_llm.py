@@ -193,16 +193,15 @@ def train_minibatch(model, optimizer, batch, args):
     tokens of completions that have an advantage.
 
     A group whose R'_i are all equal has advantages of 0 and teaches nothing. Its rows have no
-    gradient, and they are left out. If a minibatch has no other groups, it takes no step: what is
-    left of a gradient is rounding noise, and Adam, whose first step divides a gradient by its own
-    size, would make a full step of it.
+    gradient, and they are left out. If a minibatch has no other groups, it takes no step: even at a
+    gradient of 0 Adam's momentum would move the weights.
     """
     # Weights of the whole minibatch, so that splitting it below changes no gradient.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
     has_signal = batch["advantages"] != 0
     if sum_over_processes(has_signal.sum()) == 0:
         return {}
-    batch = take_rows(batch, has_signal)  # only these rows have a gradient
+    batch = take_rows(batch, has_signal)  # only these rows have a gradient; the weights count all
     totals = torch.zeros(4, device=model.device)
     optimizer.zero_grad()
 
