@@ -272,7 +272,7 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
     """One step of training: draw completions, reward them, train on them. Returns means to log."""
     problems = next_problems(train, step, args)
     batch, _, rewards = rollout(model, tokenizer, problems, args.group_size, args.temperature, args)
-    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # computed as in the loss
+    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # as in the loss, so r is 1 at first
     record = rollout_metrics(batch, rewards)
     if args.beta > 0:
         batch["ref_logprobs"] = batch_logprobs(reference, batch, args)
@@ -389,8 +389,8 @@ def take_rows(batch, rows):
 
 @torch.no_grad()
 def generate(model, prompts, num_samples, max_new_tokens, temperature):
-    """Draw num_samples completions of each prompt, which is a list of token ids. There is no top-k
-    and no top-p, because the loss takes these samples for π's own."""
+    """Draw num_samples completions of each prompt, a list of token ids. Padding is on the left, so
+    completions start in one column. No top-k, no top-p: the loss takes the samples for π's own."""
     device = model.device
     rows = [torch.tensor(prompt, device=device) for prompt in prompts]
     ones = [torch.ones_like(row) for row in rows]

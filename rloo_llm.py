@@ -344,8 +344,8 @@ def take_rows(batch, rows):
 
 @torch.no_grad()
 def generate(model, prompts, num_samples, max_new_tokens, temperature):
-    """Draw num_samples completions of each prompt, which is a list of token ids. There is no top-k
-    and no top-p, because the loss takes these samples for π's own."""
+    """Draw num_samples completions of each prompt, a list of token ids. Padding is on the left, so
+    completions start in one column. No top-k, no top-p: the loss takes the samples for π's own."""
     device = model.device
     rows = [torch.tensor(prompt, device=device) for prompt in prompts]
     ones = [torch.ones_like(row) for row in rows]
