@@ -209,7 +209,7 @@ def kl_k3(logprobs, other_logprobs):
 
     KL(π ‖ other) is the mean of −d = log π − log other over tokens drawn from π. Why not take −d?
     Because as a loss it pulls nowhere: its gradient is ∇log π, with the mean Σ π ∇log π = ∇Σ π = 0.
-    k3, the third estimate in Schulman's note, adds e^d − 1, whose mean is Σ other − 1 = 0. So its
+    k3 (http://joschu.net/blog/kl-approx.html) adds e^d − 1, whose mean is Σ other − 1 = 0. So its
     mean is the KL, too, it is never negative, and its gradient does pull:
 
         ∇k3 = (1 − e^d) ∇log π    with the mean −Σ other ∇log π = ∇KL(other ‖ π)
