@@ -136,8 +136,8 @@ def compute_advantages(rewards, args):
 
     The mean says how hard the question is, so A_i says how much better than expected completion i
     did. The mean contains R_i itself, but this only shrinks the difference: it is (G − 1)/G of
-    RLOO's advantage, R_i less the mean of the others. So if all tokens weigh the same, the mean of
-    the gradient at r = 1 still points along ∇E[R].
+    RLOO's advantage, R_i less the mean of the others. So without the division by std R, and if all
+    tokens weigh the same, the gradient at r = 1 still points roughly along ∇E[R] on average.
 
     Dividing by the std shifts weight between questions. With 1 right completion of 8 it is 0.35, so
     this group gets 2.8 times the weight that it has without the division; with 4 of 8 right it is
