@@ -23,7 +23,7 @@ What changes from grpo_llm.py                        Where
 Why: an importance weight corrects a mean over many draws. But after each text only one token is
 drawn, so GRPO's weight of a token is mostly noise, says the paper. The exact weight of an answer is
 the product of its tokens' ratios, but it is too noisy to use: at a KL of 0.01 a token, 100 tokens
-leave some 14 % of the samples' worth, and 1,000 next to nothing. s_i, the product's |o_i|-th root,
+leave some 15 % of the samples' worth, and 1,000 next to nothing. s_i, the product's |o_i|-th root,
 is not exact either. Its merit is that it hardly varies. For that reason its bounds must be much
 narrower, or they would never be reached. The paper adds that s_i steadies mixture-of-experts
 models, where a token's ratio jumps if an update sends the token to other experts.
@@ -174,9 +174,9 @@ def token_weights(mask, args):
 def surrogate(logprobs, old_logprobs, advantages, mask, args):
     """L_it, to be maximized, and whether the clip has removed its gradient: (B, T) and (B, T).
 
-    It is called a surrogate because it stands in for E[R], which backward() cannot reach. Its own,
-    summed over t, is ratio A ∇log π, with the π of the whole completion, or 0 once the ratio has
-    gone far enough the way A pushes it:
+    It is called a surrogate because it stands in for E[R], which backward() cannot reach. Its own
+    gradient, summed over t, is ratio A ∇log π, with the π of the whole completion, or 0 once the
+    ratio has gone far enough the way A pushes it:
 
                 ratio < 1 − ε_low    between           ratio > 1 + ε_high
         A > 0   ratio A ∇log π       ratio A ∇log π    0
