@@ -327,7 +327,7 @@ def main(args: Args) -> dict:
         if not math.isfinite(sum(metrics.values())):
             sys.exit(f"step {step}: a reward or the loss is not finite: {metrics}")
         if metrics["sampling/sampling_logp_difference/mean"] > 0.1:
-            sys.exit("--model: generate and the loss disagree on log π, so its cache is inexact")
+            sys.exit("--model: its KV cache is inexact, as generate and the loss disagree on log π")
         if step % args.eval_every == 0 or step == args.steps:
             save_checkpoint(model, tokenizer, optimizer, folder, step, args)
             scores = evaluate(model, tokenizer, held_out, args, writer, step)
