@@ -36,6 +36,7 @@ SMOKE = [
 ]
 SMOKE = [(name, f"benchmarks/{name}.py {flags}", expected) for name, flags, expected in SMOKE]
 SMOKE += [(name, f"experiments/{name}.py --smoke", name) for name in NAMES]
+SMOKE += [("weights", "learn/weights.py /dev/null", "")]
 
 
 @pytest.mark.slow

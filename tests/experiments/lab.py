@@ -41,7 +41,7 @@ COMPARISONS = 51  # on the page; a test counts them
 LINE = 0.01 / COMPARISONS  # they share 1 %, so that no verdict depends on another's p
 CLAIMED, OPPOSITE, NOT_SEEN = "as claimed", "opposite", "not seen"  # of the sign
 OF_INTEREST, TOO_SMALL, OPEN = "of interest", "too small", "open"  # of the size
-FORMULA, NOT_RUN = "by formula", "not run yet"
+NOT_RUN = "not run yet"
 LEARNED = "mean over training"  # of returns or rewards: the outcome of most runs
 
 
@@ -216,9 +216,9 @@ class Experiment:
         """Of all comparisons: the words of the sign, and of the size."""
         if len(self.runs()) < len(self.jobs):
             return NOT_RUN, NOT_RUN
-        *_, signs, sizes = zip(*self.findings(), strict=True) if self.tests else ([], [])
+        *_, signs, sizes = zip(*self.findings(), strict=True)
         signs = either(dict(signs), (CLAIMED, OPPOSITE, NOT_SEEN))
-        return signs or FORMULA, either(dict(sizes), (OF_INTEREST, TOO_SMALL, OPEN)) or FORMULA
+        return signs, either(dict(sizes), (OF_INTEREST, TOO_SMALL, OPEN))
 
     def block(self):
         """What stands on the page: tests, each arm's means, where runs are from."""
@@ -234,7 +234,7 @@ class Experiment:
             compared = contrast.name.replace("|", "\\|")
             cells = [number, compared, f"{said[0]}{unit} [{said[1]}, {said[2]}]", said[3] + unit]
             rows.append([*cells, len(pairs), *(f"{word}, {p_text(p)}" for word, p in (sign, size))])
-        tests = [*table([*header, "sign", "size"], rows), ""] if rows else []
+        tests = [*table([*header, "sign", "size"], rows), ""]
         machine, days, revisions = zip(*(run["at"].rsplit(", ", 2) for run in runs), strict=True)
         days = ", ".join(sorted(set(days)))
         revisions = ", ".join(sorted({each.split()[1] for each in revisions}))
