@@ -14,7 +14,7 @@ turn the model into π_θ. All else in J is constant: A_i, π_old, and π_ref, t
     R'_i  = R_i + a penalty ≤ 0                      for an answer near the length limit
     r_it  = π_θ(o_it) / π_old(o_it)                  the ratio: 1 at first, then each step moves it
     k3_it = e^d − d − 1, d = log π_ref − log π_θ     an estimate of how far π_θ is from π_ref
-    o_it is token t of o_i, which has |o_i|; π(o_it) is its probability, given all text before it
+    o_it is token t of o_i's |o_i| tokens; π(o_it) is its probability, given all text before it
 
 What changes from grpo_llm.py                        Where
     a higher upper bound of the ratio (clip-higher)  --clip-high 0.28
@@ -144,8 +144,8 @@ def compute_advantages(rewards, args):
 
     The mean says how hard the question is, so A_i says how much better than expected completion i
     did. The mean contains R_i itself, but this only shrinks the difference: it is (G − 1)/G of
-    RLOO's advantage, R_i less the mean of the others. So if all tokens weigh the same, the mean of
-    the gradient at r = 1 still points along ∇E[R].
+    RLOO's advantage, R_i less the mean of the others. So without the division by std R, and if all
+    tokens weigh the same, the gradient at r = 1 still points roughly along ∇E[R] on average.
 
     Dividing by the std shifts weight between questions. With 1 right completion of 8 it is 0.35, so
     this group gets 2.8 times the weight that it has without the division; with 4 of 8 right it is
@@ -198,7 +198,7 @@ def kl_k3(logprobs, other_logprobs):
 
     KL(π ‖ other) is the mean of −d = log π − log other over tokens drawn from π. Why not take −d?
     Because as a loss it pulls nowhere: its gradient is ∇log π, with the mean Σ π ∇log π = ∇Σ π = 0.
-    k3, the third estimate in Schulman's note, adds e^d − 1, whose mean is Σ other − 1 = 0. So its
+    k3 (http://joschu.net/blog/kl-approx.html) adds e^d − 1, whose mean is Σ other − 1 = 0. So its
     mean is the KL, too, it is never negative, and its gradient does pull:
 
         ∇k3 = (1 − e^d) ∇log π    with the mean −Σ other ∇log π = ∇KL(other ‖ π)
@@ -243,17 +243,17 @@ def train_minibatch(model, optimizer, batch, args):
     tokens of completions that have an advantage.
 
     A group whose rewards are all equal has advantages of 0 and teaches nothing. If β = 0, its rows
-    have no gradient, and they are left out. If a minibatch has no other groups, it takes no step,
-    even if β > 0: at π_ref the gradient of the KL is rounding noise, and Adam, whose first step
-    divides a gradient by its own size, would make a full step of it. The price is paid far from
-    π_ref, where a useful pull of the KL is missed.
+    have no gradient, and they are left out. If a minibatch has no other groups, it takes no step:
+    even at a gradient of 0 Adam's momentum would move the weights. If β > 0, the KL has a gradient.
+    But at π_ref it is rounding noise, and Adam, whose first step divides a gradient by its own
+    size, would make a full step of it. The price: far from π_ref a useful pull is missed.
     """
     # Weights of the whole minibatch, so that splitting it below changes no gradient.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
     has_signal = batch["advantages"] != 0
     if sum_over_processes(has_signal.sum()) == 0:
         return {}
-    if args.beta == 0:  # without a KL only these rows have a gradient
+    if args.beta == 0:  # without a KL only these rows have a gradient; the weights count all
         batch = take_rows(batch, has_signal)
     totals = torch.zeros(4, device=model.device)
     optimizer.zero_grad()
@@ -308,7 +308,7 @@ def join(batches):
 def train_step(model, reference, tokenizer, optimizer, train, step, args):
     """One step of training: draw completions, reward them, train on them. Returns means to log."""
     batch, rewards, kept = dynamic_rollout(model, tokenizer, train, step, args)
-    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # computed as in the loss
+    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # as in the loss, so r is 1 at first
     record = rollout_metrics(batch, rewards)
     if args.beta > 0:
         batch["ref_logprobs"] = batch_logprobs(reference, batch, args)
@@ -366,7 +366,7 @@ def main(args: Args) -> dict:
         if not math.isfinite(sum(metrics.values())):
             sys.exit(f"step {step}: a reward or the loss is not finite: {metrics}")
         if metrics["sampling/sampling_logp_difference/mean"] > 0.1:
-            sys.exit("--model: generate and the loss disagree on log π, so its cache is inexact")
+            sys.exit("--model: its KV cache is inexact, as generate and the loss disagree on log π")
         if step % args.eval_every == 0 or step == args.steps:
             save_checkpoint(model, tokenizer, optimizer, folder, step, args)
             scores = evaluate(model, tokenizer, held_out, args, writer, step)
@@ -428,8 +428,8 @@ def take_rows(batch, rows):
 
 @torch.no_grad()
 def generate(model, prompts, num_samples, max_new_tokens, temperature):
-    """Draw num_samples completions of each prompt, which is a list of token ids. There is no top-k
-    and no top-p, because the loss takes these samples for π's own."""
+    """Draw num_samples completions of each prompt, a list of token ids. Padding is on the left, so
+    completions start in one column. No top-k, no top-p: the loss takes the samples for π's own."""
     device = model.device
     rows = [torch.tensor(prompt, device=device) for prompt in prompts]
     ones = [torch.ones_like(row) for row in rows]

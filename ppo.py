@@ -20,22 +20,22 @@ pushes it up again. The clip alone would leave it there.
 What changes from trpo.py                        Where
     a clip, not a bound on the KL                surrogate, --clip-coef
     many steps of Adam, not a single step        update, --update-epochs, --num-minibatches
-    actor and critic step together               update
+    actor and critic step together               update (--ent-coef is back, 0 by default)
     or a penalty on KL(π_old ‖ π), not a clip    kl_k3, surrogate, update, --beta, --target-kl
 
 Why: TRPO needs conjugate gradients and a line search for a single step per rollout. PPO takes many
 steps, but after the first one the samples are an older policy's. The ratio corrects for the choice
-of the action. It does not correct for the states, which are still those that π_old visits. So L can
-be trusted only near π_old, and the clip lets go of a sample once r_t has passed 1 ± ε in the
-direction of A_t.
+of the action. It does not correct for the states, which are still π_old's. So L can be trusted only
+near π_old, and the clip lets go of a sample once r_t has passed 1 ± ε in the direction of A_t.
 
 Weakness: a clipped sample no longer pushes its own ratio, but Adam's momentum and the other samples
 may. So nothing bounds the distance to π_old. And if A_t < 0, a ratio above 1 + ε is not clipped,
 and its gradient grows with it. Dual-clip PPO bounds that (Ye et al. 2020, arXiv:1912.09729).
 
-Differs from many implementations (Huang et al. 2022, The 37 Implementation Details of PPO): they
-also clip the critic's loss, scale A_t to std 1 in each minibatch, and initialize orthogonally. Here
-only the rollout's mean of A_t is subtracted. (Like many, we rescale rewards: see main.)
+Differs from the paper: the KL of --beta is sampled, by k3, whose gradient has the same mean.
+Many implementations (Huang et al. 2022, The 37 Implementation Details of PPO) also clip the
+critic's loss, scale A_t to std 1 in each minibatch, and initialize orthogonally. Here only the
+rollout's mean of A_t is subtracted. (Like many, we rescale rewards: see main.)
 
     python ppo.py --env-id Pendulum-v1 --gamma 0.95 --total-timesteps 300000   # continuous actions
     python ppo.py --clip-coef inf --beta 1       # the other form: L = mean_t r_t A_t − β KL

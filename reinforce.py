@@ -25,15 +25,15 @@ estimate. And nobody has to differentiate the environment, as its part of log p 
 
 Suppose two episodes return 380 and 400. With the first credit all their actions are pushed up,
 nearly alike. If V expects 390 at the start, the advantages of the first actions are −10 and 10: 39
-times smaller, of opposite signs, and yet the mean of the gradient is the same. Here is why, for
-γ = 1. Let b be what is left out or subtracted: rewards from before a_t, or V(s_t). It was fixed
-before a_t was drawn, so the mean of b ∇log π over all actions is Σ_a π b ∇log π = b Σ_a ∇π =
+times smaller, of opposite signs, and yet the gradient's mean over all episodes is the same. Here is
+why, for γ = 1. Let b be what is left out or subtracted: rewards from before a_t, or V(s_t). It was
+fixed before a_t was drawn, so the mean of b ∇log π over all actions is Σ_a π b ∇log π = b Σ_a ∇π =
 b ∇ Σ_a π = b ∇1 = 0. So each credit gives ∇J on average, usually with less noise than the credit
 listed before it. (A time limit biases the third: see compute_advantages.)
 
-Why: it is the simplest estimate of ∇J. The mean E is over episodes of the present π, so each step
-of θ needs new ones: the method is on-policy. V is fitted to the G_t only after it has served as the
-baseline: fitted earlier, V(s_t) would know what followed a_t, and the proof would fail.
+Why: its first form (--psi return) is the simplest estimate of ∇J. E is a mean over episodes of the
+present π, so each step of θ needs new ones: the method is on-policy. V is fitted to the G_t only
+after being the baseline: fitted earlier, V would know what followed a_t, and the proof would fail.
 
 Weakness: one lucky episode stands for all that might have followed an action, and an episode must
 end before anything is learned.

@@ -5,14 +5,14 @@ one: 1 if it is right, otherwise 0. Then the model is trained on these answers, 
 of answers above their group's average are pushed up, and tokens of answers below it pushed down.
 
 In letters: π_old is the model, or policy, that wrote the answers, o_i is answer i (in the code, a
-completion), and R_i is its reward. One optimizer step turns the model into π_θ and increases J. All
-else in J is constant: A_i, and in it π_old and π_ref, the first model.
+completion), and R_i is its reward. One optimizer step, up the gradient of J, turns the model into
+π_θ. All else in J is constant: A_i, and in it π_old and π_ref, the first model.
 
     J    = Σ_i Σ_t L_it / Σ_i |o_i|                  over all tokens of a minibatch
     L_it = A_i log π_θ(o_it)
     A_i  = R'_i − mean of the group's other R'_j     the advantage: R'_i beside the others'
     R'_i = R_i − β Σ_t (log π_old − log π_ref)       the reward, less a price for leaving π_ref
-    o_it is token t of o_i, which has |o_i|; π(o_it) is its probability, given all text before it
+    o_it is token t of o_i's |o_i| tokens; π(o_it) is its probability, given all text before it
 
 What changes from reinforce.py                       Where
     a state is the question and the tokens so far    token_logprobs
@@ -30,10 +30,11 @@ along ∇E[R'_i], but the value of J says little: watch the reward.
 
 The sum in R'_i has the mean E[log π_old − log π_ref], which is KL(π_old ‖ π_ref): 0 if the two
 agree, otherwise positive. So the penalty pulls the model towards the first one and its language. It
-shuts a loophole in the verifier only if β is large: the odds of a reward of 1 may grow by e^(1/β)
-(tests/learn/THEORY.md, 19). R'_i has log π in it, so it depends on θ, too. But what this adds to
-∇E[R'_i] is E[∇log π], which is 0. There is no discount (γ = 1): with one, the reward of a long
-answer would count less.
+shuts a loophole, wrong answers that the verifier pays, only if β is large: at the optimum the odds
+of an answer that earns 1 are the first model's, times up to e^(1/β) (tests/learn/THEORY.md, 19).
+The log π_old in R'_i is the policy's own, so R'_i depends on θ, too. But differentiating it would
+add only −β E[∇log π] = 0 to ∇E[R'_i], so it may be held constant. There is no discount (γ = 1):
+with one, the reward of a long answer would count less.
 
 Weakness: after one step the answers are an older policy's. No ratio corrects for that, and no clip
 limits the push on a token. So a rollout serves one step, or a few small ones.
@@ -192,16 +193,15 @@ def train_minibatch(model, optimizer, batch, args):
     tokens of completions that have an advantage.
 
     A group whose R'_i are all equal has advantages of 0 and teaches nothing. Its rows have no
-    gradient, and they are left out. If a minibatch has no other groups, it takes no step: what is
-    left of a gradient is rounding noise, and Adam, whose first step divides a gradient by its own
-    size, would make a full step of it.
+    gradient, and they are left out. If a minibatch has no other groups, it takes no step: even at a
+    gradient of 0 Adam's momentum would move the weights.
     """
     # Weights of the whole minibatch, so that splitting it below changes no gradient.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
     has_signal = batch["advantages"] != 0
     if sum_over_processes(has_signal.sum()) == 0:
         return {}
-    batch = take_rows(batch, has_signal)  # only these rows have a gradient
+    batch = take_rows(batch, has_signal)  # only these rows have a gradient; the weights count all
     totals = torch.zeros(4, device=model.device)
     optimizer.zero_grad()
 
@@ -282,7 +282,7 @@ def main(args: Args) -> dict:
         if not math.isfinite(sum(metrics.values())):
             sys.exit(f"step {step}: a reward or the loss is not finite: {metrics}")
         if metrics["sampling/sampling_logp_difference/mean"] > 0.1:
-            sys.exit("--model: generate and the loss disagree on log π, so its cache is inexact")
+            sys.exit("--model: its KV cache is inexact, as generate and the loss disagree on log π")
         if step % args.eval_every == 0 or step == args.steps:
             save_checkpoint(model, tokenizer, optimizer, folder, step, args)
             scores = evaluate(model, tokenizer, held_out, args, writer, step)
@@ -344,8 +344,8 @@ def take_rows(batch, rows):
 
 @torch.no_grad()
 def generate(model, prompts, num_samples, max_new_tokens, temperature):
-    """Draw num_samples completions of each prompt, which is a list of token ids. There is no top-k
-    and no top-p, because the loss takes these samples for π's own."""
+    """Draw num_samples completions of each prompt, a list of token ids. Padding is on the left, so
+    completions start in one column. No top-k, no top-p: the loss takes the samples for π's own."""
     device = model.device
     rows = [torch.tensor(prompt, device=device) for prompt in prompts]
     ones = [torch.ones_like(row) for row in rows]

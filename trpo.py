@@ -17,7 +17,7 @@ What changes from actor_critic.py                Where
     a ratio in place of log π                    measure, in update
     the natural gradient                         conjugate_gradient, fisher_vector_product
     a step within the trust region               line_search, --max-kl
-    targets computed once; no entropy bonus      fit_critic, update
+    targets computed once; no entropy bonus      fit_critic, update (the critic's rate now falls)
 
 The ratio: A says how much better an action is than π_old's average, so Σ_a π A is what one action
 of π gains in a state. But the actions are π_old's. The importance weight r corrects for that:

@@ -6,8 +6,8 @@ second model, the critic, predicts before each token what reward the answer will
 which the outlook is better than before become likelier, and the others rarer.
 
 In letters: π_old is the model, or policy, that wrote the answers, o_i is answer i (in the code, a
-completion), and R_i is its reward. A few optimizer steps, each on a minibatch of groups, turn the
-model into π_θ and increase J. All else in J is constant: A_it, π_old, and π_ref, the first model.
+completion), and R_i is its reward. A few optimizer steps, each up the gradient of a minibatch's J,
+turn the model into π_θ. All else in J is constant: A_it, π_old, and π_ref, the first model.
 
     J    = Σ_i Σ_t L_it / Σ_i |o_i|                  over all tokens of a minibatch
     L_it = min(r_it A_it, clip(r_it, 1 − ε_low, 1 + ε_high) A_it)
@@ -15,7 +15,7 @@ model into π_θ and increase J. All else in J is constant: A_it, π_old, and π
     δ_it = R_it + γ V_i,t+1 − V_it                   V_it: the reward that the critic still expects
     R_it = −β (log π_old − log π_ref)                and, for the last token, plus R_i
     r_it = π_θ(o_it) / π_old(o_it)                   the ratio: 1 at first, then each step moves it
-    o_it is token t of o_i, which has |o_i|; π(o_it) is its probability, given all text before it
+    o_it is token t of o_i's |o_i| tokens; π(o_it) is its probability, given all text before it
 
 What changes from grpo_llm.py                        Where
     a critic V, a copy of the model with one output  add_critic, token_values, --vf-coef
@@ -261,7 +261,7 @@ def train_step(model, reference, tokenizer, optimizer, train, step, args):
     """One step of training: draw completions, reward them, train on them. Returns means to log."""
     problems = next_problems(train, step, args)
     batch, _, rewards = rollout(model, tokenizer, problems, args.group_size, args.temperature, args)
-    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # computed as in the loss
+    batch["old_logprobs"] = batch_logprobs(model, batch, args)  # as in the loss, so r is 1 at first
     record = rollout_metrics(batch, rewards)
     record["reward_std"] = rewards.std(1, correction=0)  # a group may be of one
     mask = batch["mask"]
@@ -324,7 +324,7 @@ def main(args: Args) -> dict:
         if not math.isfinite(sum(metrics.values())):
             sys.exit(f"step {step}: a reward or the loss is not finite: {metrics}")
         if metrics["sampling/sampling_logp_difference/mean"] > 0.1:
-            sys.exit("--model: generate and the loss disagree on log π, so its cache is inexact")
+            sys.exit("--model: its KV cache is inexact, as generate and the loss disagree on log π")
         if step % args.eval_every == 0 or step == args.steps:
             save_checkpoint(model, tokenizer, optimizer, folder, step, args)
             scores = evaluate(model, tokenizer, held_out, args, writer, step)
@@ -413,8 +413,8 @@ def take_rows(batch, rows):
 
 @torch.no_grad()
 def generate(model, prompts, num_samples, max_new_tokens, temperature):
-    """Draw num_samples completions of each prompt, which is a list of token ids. There is no top-k
-    and no top-p, because the loss takes these samples for π's own."""
+    """Draw num_samples completions of each prompt, a list of token ids. Padding is on the left, so
+    completions start in one column. No top-k, no top-p: the loss takes the samples for π's own."""
     device = model.device
     rows = [torch.tensor(prompt, device=device) for prompt in prompts]
     ones = [torch.ones_like(row) for row in rows]
