@@ -112,7 +112,7 @@ SOURCE = (
     "[GAE](https://arxiv.org/abs/1506.02438), sections 2 and 3; Sutton and Barto 2018, 13.4 "
     "and 13.5; of reward-to-go alone, introductions"
 )
-EXPERIMENT = Experiment(run, JOBS, TESTS, draw, SMALL, CLAIM, SOURCE)
+EXPERIMENT = Experiment(run, JOBS, TESTS, draw, SMALL, CLAIM, SOURCE, shown=BETTER[1:])
 
 if __name__ == "__main__":
     EXPERIMENT.main()
