@@ -5,7 +5,7 @@ predicts from a state the discounted sum of the rewards to come. With it one rew
 state are enough to judge an action: did more come of it than V had predicted? Then π takes one step
 towards the actions that did better, and V several steps towards its targets, in epochs:
 
-    mean_t δ_t ∇log π(a_t | s_t)                 the actor's step, an estimate of ∇J but for a scale
+    mean_t δ_t ∇log π(a_t | s_t)                 the actor's step; if γ = 1, it estimates ∇J, scaled
     δ_t = R_t + γ V(s_{t+1}) − V(s_t)            the temporal-difference (TD) error
     mean_t ½ δ_t²                                the loss of the critic, γ V(s_{t+1}) held fixed
 
@@ -13,10 +13,9 @@ In CartPole each step pays 1 until the pole falls. Suppose V predicts 40 before 
 and 41 after it. If γ is 0.99, δ_t = 1 + 40.59 − 40 = 1.59, and the push becomes likelier. Had V
 fallen to 38, because the pole now leans, δ_t would be −1.38, and the push would become rarer.
 
-If V is right, the mean of δ_t is the advantage A = Q − V. Here Q(s, a) = E[ R_t + γ V(s_{t+1}) |
-s, a ] is the value of an action, and V its mean over π's actions, V(s) = Σ_a π(a | s) Q(s, a). That
-is Bellman's equation. (For γ = 1 the scale is one over the episodes' mean length, because the mean
-is over steps, not over episodes. As in reinforce.py, γ^t is left out.)
+If V is right, the mean of δ_t is the advantage A = Q − V. Q(s, a) = E[ R_t + γ V(s_{t+1}) | s, a ]
+is the value of an action, V its mean over actions, V(s) = Σ_a π(a | s) Q(s, a). That is Bellman's
+equation. (For γ = 1 the scale is 1 over the episodes' mean length: the mean is over steps.)
 
 What changes from reinforce.py                   Where
     the TD error, not G_t − V(s_t)               compute_advantages
@@ -35,6 +34,7 @@ faster than the policy (--update-epochs). And nothing limits how far a step move
 Differs from the paper: there the actor's rule is not yet ∇log π, both learn after every step of one
 environment, and eligibility traces spread δ_t over past states. Here they learn from T steps of N
 environments, as in A2C, the synchronous A3C (arXiv:1602.01783), but from one-step errors by Adam.
+As in reinforce.py: rescaled rewards, advantages less their mean, an entropy bonus, and no γ^t.
 
     python actor_critic.py --env-id Acrobot-v1
 Barto, Sutton & Anderson 1983, doi:10.1109/TSMC.1983.6313077; Sutton & Barto 2018, section 13.5

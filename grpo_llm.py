@@ -5,8 +5,8 @@ one: 1 if it is right, otherwise 0. Then the model is trained on these answers, 
 of answers above their group's average are pushed up, and tokens of answers below it pushed down.
 
 In letters: π_old is the model, or policy, that wrote the answers, o_i is answer i (in the code, a
-completion), and R_i is its reward. A few optimizer steps, each up the gradient of a minibatch's J,
-turn the model into π_θ. All else in J is constant: A_i, π_old, and π_ref, the first model.
+completion), and R_i is its reward. π_θ, the model in training, starts as π_old. A few optimizer
+steps take it up the gradient of J. All else is constant: A_i, π_old, and π_ref, the first model.
 
     J     = 1/N Σ_i 1/|o_i| Σ_t (L_it − β k3_it)     over the N completions of a minibatch
     L_it  = min(r_it A_i, clip(r_it, 1 − ε_low, 1 + ε_high) A_i)
@@ -183,8 +183,8 @@ def token_weights(mask, args):
 def surrogate(logprobs, old_logprobs, advantages, mask, args):
     """L_it, to be maximized, and whether the clip has removed its gradient: (B, T) and (B, T).
 
-    It is called a surrogate because it stands in for E[R], which backward() cannot reach. Its own
-    gradient is ratio A ∇log π, or 0 once the ratio has gone far enough the way A pushes it:
+    It is called a surrogate because it stands in for E[R], which backward() cannot reach. The
+    gradient of L_it is ratio A ∇log π, or 0 once the ratio has gone far enough the way A pushes it:
 
                 ratio < 1 − ε_low    between           ratio > 1 + ε_high
         A > 0   ratio A ∇log π       ratio A ∇log π    0
@@ -215,9 +215,9 @@ def kl_k3(logprobs, other_logprobs):
         ∇k3 = (1 − e^d) ∇log π    with the mean −Σ other ∇log π = ∇KL(other ‖ π)
 
     So it measures KL(π ‖ other), but as a loss it follows the gradient of KL(other ‖ π), which also
-    pulls π towards the other. This holds for one token after a given text, if it was drawn from π
-    as it is now and if all tokens weigh the same. A token also decides which texts come next, and
-    so the KL of later tokens. The loss leaves that out; a KL in the reward, as in RLOO, has it.
+    pulls π towards the other. This holds for a token after a given text, drawn from π as it is now
+    (a rollout's first step), if all tokens weigh the same. A token also decides which texts come
+    next, and so later tokens' KL. The loss leaves that out; a KL in the reward, as in RLOO, has it.
     """
     d = other_logprobs - logprobs
     return d.expm1() - d
@@ -239,7 +239,7 @@ def train_minibatch(model, optimizer, batch, args):
     tokens of completions that have an advantage.
 
     A group whose rewards are all equal has advantages of 0 and teaches nothing. If β = 0, its rows
-    have no gradient, and they are left out. If a minibatch has no other groups, it takes no step:
+    have no gradient, and they are left out. If a minibatch has only such groups, it takes no step:
     even at a gradient of 0 Adam's momentum would move the weights. If β > 0, the KL has a gradient.
     But at π_ref it is rounding noise, and Adam, whose first step divides a gradient by its own
     size, would make a full step of it. The price: far from π_ref a useful pull is missed.
@@ -590,7 +590,7 @@ def load_data(args):
         held_out = [make_sum(rng, held_out=True) for _ in range(args.eval_problems)]
     else:
         train = load_jsonl(args.dataset, args)
-        tenth = sum(checksum(question) < 2**32 / 10 for question, _ in train)  # of all checksums
+        tenth = sum(checksum(question) < 2**32 / 10 for question, _ in train)  # the lowest tenth
         held_out = train[: max(1, tenth)]
     if args.eval_dataset:
         held_out = load_jsonl(args.eval_dataset, args)

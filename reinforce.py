@@ -39,9 +39,9 @@ Weakness: one lucky episode stands for all that might have followed an action, a
 end before anything is learned.
 
 Differs from the formula: rewards are rescaled (see main), the advantages' mean is subtracted, and
-π's entropy has a bonus. If γ < 1, ∇J weighs G_t by γ^t. We leave γ^t out, because late actions
-would hardly count; what is estimated is then in general no function's gradient (Nota & Thomas 2020,
-arXiv:1906.07073).
+π's entropy has a bonus (its mean over steps; the policy's loss is a sum over an episode's steps).
+If γ < 1, ∇J weighs G_t by γ^t. We leave γ^t out, because late actions would hardly count; what is
+estimated is then in general no function's gradient (Nota & Thomas 2020, arXiv:1906.07073).
 
     python reinforce.py --psi return             # compare its noise with the default's (baseline)
 Williams 1992, doi:10.1007/BF00992696; best baselines: Greensmith, Bartlett & Baxter 2004, JMLR 5

@@ -5,8 +5,8 @@ one: 1 if it is right, otherwise 0. Then the model is trained on these answers, 
 of answers above their group's average are pushed up, and tokens of answers below it pushed down.
 
 In letters: π_old is the model, or policy, that wrote the answers, o_i is answer i (in the code, a
-completion), and R_i is its reward. One optimizer step, up the gradient of J, turns the model into
-π_θ. All else in J is constant: A_i, and in it π_old and π_ref, the first model.
+completion), and R_i is its reward. π_θ, the model in training, starts as π_old. One optimizer step
+takes it up J's gradient. All else is constant: A_i, and in it π_old and π_ref, the first model.
 
     J    = Σ_i Σ_t L_it / Σ_i |o_i|                  over all tokens of a minibatch
     L_it = A_i log π_θ(o_it)
@@ -14,7 +14,7 @@ completion), and R_i is its reward. One optimizer step, up the gradient of J, tu
     R'_i = R_i − β Σ_t (log π_old − log π_ref)       the reward, less a price for leaving π_ref
     o_it is token t of o_i's |o_i| tokens; π(o_it) is its probability, given all text before it
 
-What changes from reinforce.py                       Where
+Compared with reinforce.py                           Where
     a state is the question and the tokens so far    token_logprobs
     an action is a token, a step appends it          generate
     an episode is an answer, its return is R_i       rollout, verify
@@ -26,15 +26,15 @@ Why: the only reward comes at the end of an answer. PPO trains a critic, a secon
 predict it. Here the other answers to the same question predict it. If six of the other seven are
 right, the question is easy: a right answer gets A = 1 − 6/7 = 0.14, and a wrong one −0.86. This
 baseline adds no bias, because answer i has no part in it. And the gradient of J points roughly
-along ∇E[R'_i], but the value of J says little: watch the reward.
+along ∇E[R'_i]. J itself, a mean of A log π, is no estimate of E[R'_i]: watch the reward.
 
 The sum in R'_i has the mean E[log π_old − log π_ref], which is KL(π_old ‖ π_ref): 0 if the two
-agree, otherwise positive. So the penalty pulls the model towards the first one and its language. It
-shuts a loophole, wrong answers that the verifier pays, only if β is large: at the optimum the odds
-of an answer that earns 1 are the first model's, times up to e^(1/β) (tests/learn/THEORY.md, 19).
-The log π_old in R'_i is the policy's own, so R'_i depends on θ, too. But differentiating it would
-add only −β E[∇log π] = 0 to ∇E[R'_i], so it may be held constant. There is no discount (γ = 1):
-with one, the reward of a long answer would count less.
+agree, otherwise positive. So the penalty pulls the model towards the first one and its language. If
+the verifier pays some wrong answers, only a large β keeps them rare: at the optimum the odds of an
+answer that earns 1 are the first model's, times up to e^(1/β) (tests/learn/THEORY.md, 19). The log
+π_old in R'_i is the policy's own, so R'_i depends on θ, too. But differentiating it would add only
+−β E[∇log π] = 0 to ∇E[R'_i], so it may be held constant. There is no discount (γ = 1): with one,
+the reward of a long answer would count less.
 
 Weakness: after one step the answers are an older policy's. No ratio corrects for that, and no clip
 limits the push on a token. So a rollout serves one step, or a few small ones.
@@ -193,8 +193,8 @@ def train_minibatch(model, optimizer, batch, args):
     tokens of completions that have an advantage.
 
     A group whose R'_i are all equal has advantages of 0 and teaches nothing. Its rows have no
-    gradient, and they are left out. If a minibatch has no other groups, it takes no step: even at a
-    gradient of 0 Adam's momentum would move the weights.
+    gradient, and they are left out. If a minibatch has only such groups, it takes no step: even at
+    a gradient of 0 Adam's momentum would move the weights.
     """
     # Weights of the whole minibatch, so that splitting it below changes no gradient.
     batch = batch | {"weights": token_weights(batch["mask"], args)}
@@ -539,7 +539,7 @@ def load_data(args):
         held_out = [make_sum(rng, held_out=True) for _ in range(args.eval_problems)]
     else:
         train = load_jsonl(args.dataset, args)
-        tenth = sum(checksum(question) < 2**32 / 10 for question, _ in train)  # of all checksums
+        tenth = sum(checksum(question) < 2**32 / 10 for question, _ in train)  # the lowest tenth
         held_out = train[: max(1, tenth)]
     if args.eval_dataset:
         held_out = load_jsonl(args.eval_dataset, args)

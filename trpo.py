@@ -41,7 +41,7 @@ may hardly change the policy and the other ruin it. TRPO bounds the mean KL of i
 
 Weakness: one step takes some twenty passes over a rollout. L can be trusted only near π_old, whose
 states it uses. The proof needs exact A_t and bounds the KL in every state: to promise that no more
-than 0.1 max |A| is lost, it must be some 4,000 times smaller (γ = 0.99; tests/learn/THEORY.md, 14).
+than 0.1 max |A| is lost, δ must be some 4,000 times smaller (γ = 0.99; tests/learn/THEORY.md, 14).
 (And after the step the normalizer of observations takes in the rollout, which moves π, too: on
 CartPole up to a KL of 0.02.)
 
@@ -128,8 +128,8 @@ def flat_gradient(scalar, parameters, twice=False):
 
 def conjugate_gradient(product, g, steps, tolerance=1e-10):
     """Solve F x = g, where F v is product(v): `steps` steps, or fewer if the residual's square is
-    small. Each step goes to the minimum of ½ xᵀF x − gᵀx along one direction. Any two
-    directions u, v have uᵀF v = 0, so no step undoes another: P are exact, ten often suffice."""
+    small. Each step goes to the minimum of ½ xᵀF x − gᵀx along one direction. Any two directions u,
+    v have uᵀF v = 0, so no step undoes another: P steps would be exact, ten often suffice."""
     x = torch.zeros_like(g)
     residual = direction = g
     square = residual @ residual

@@ -6,8 +6,8 @@ second model, the critic, predicts before each token what reward the answer will
 which the outlook is better than before become likelier, and the others rarer.
 
 In letters: π_old is the model, or policy, that wrote the answers, o_i is answer i (in the code, a
-completion), and R_i is its reward. A few optimizer steps, each up the gradient of a minibatch's J,
-turn the model into π_θ. All else in J is constant: A_it, π_old, and π_ref, the first model.
+completion), and R_i is its reward. π_θ, the model in training, starts as π_old. A few optimizer
+steps take it up the gradient of J. All else is constant: A_it, π_old, and π_ref, the first model.
 
     J    = Σ_i Σ_t L_it / Σ_i |o_i|                  over all tokens of a minibatch
     L_it = min(r_it A_it, clip(r_it, 1 − ε_low, 1 + ε_high) A_it)
@@ -185,8 +185,8 @@ def token_weights(mask, args):
 def surrogate(logprobs, old_logprobs, advantages, mask, args):
     """L_it, to be maximized, and whether the clip has removed its gradient: (B, T) and (B, T).
 
-    It is called a surrogate because it stands in for E[R], which backward() cannot reach. Its own
-    gradient is ratio A ∇log π, or 0 once the ratio has gone far enough the way A pushes it:
+    It is called a surrogate because it stands in for E[R], which backward() cannot reach. The
+    gradient of L_it is ratio A ∇log π, or 0 once the ratio has gone far enough the way A pushes it:
 
                 ratio < 1 − ε_low    between           ratio > 1 + ε_high
         A > 0   ratio A ∇log π       ratio A ∇log π    0
@@ -608,7 +608,7 @@ def load_data(args):
         held_out = [make_sum(rng, held_out=True) for _ in range(args.eval_problems)]
     else:
         train = load_jsonl(args.dataset, args)
-        tenth = sum(checksum(question) < 2**32 / 10 for question, _ in train)  # of all checksums
+        tenth = sum(checksum(question) < 2**32 / 10 for question, _ in train)  # the lowest tenth
         held_out = train[: max(1, tenth)]
     if args.eval_dataset:
         held_out = load_jsonl(args.eval_dataset, args)
