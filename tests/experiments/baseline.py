@@ -77,7 +77,7 @@ def learning(reward, form):
     return Contrast(f"{reward}, reward over training: baseline − none", more, less, 0.03)
 
 
-JOBS = started() + started(3, form=FORMS)
+JOBS = started() + started(form=FORMS)
 TESTS = [
     [saved("R", "at first"), saved("R", "at the end"), learning("R", "none")],
     [saved("R + 1", "at first"), saved("R + 1", "at the end"), learning("R + 1", "none, R + 1")],

@@ -70,7 +70,7 @@ def contrast(task, more, less, smallest=1.0):
 
 
 NORMS = {"1/|o_i|": "response", "constant": "constant"}
-STEPS = {"plus is wrong": 20, "plus is right": 20, "usual": 60}
+STEPS = {"plus is wrong": 20, "plus is right": 20, "usual": 40}
 JOBS = started(norm=list(NORMS), task=list(STEPS))
 TESTS = [
     [contrast("plus is wrong", "1/|o_i|", less) for less in ("constant", "before")]
