@@ -486,6 +486,15 @@ def test_a_script_knows_the_blocks_that_it_has(made, monkeypatch):
     assert text == accepted(["stale", "tis", "entropy"])
 
 
+def test_a_copy_of_one_s_own_is_not_overwritten(made, monkeypatch):
+    path = Path(made(["tis"]).__file__)
+    monkeypatch.setattr(after, "ROOT", path.parent)
+    path.write_text((ROOT / "grpo_llm.py").read_text())
+    assert refused(after.main, ["tis"]).startswith("after_tis.py is a script of your own")
+    assert path.read_text() == (ROOT / "grpo_llm.py").read_text()
+    path.unlink()
+
+
 def test_a_run_of_blocks_together_has_the_flags_of_each(made, capsys, monkeypatch):
     monkeypatch.setattr(after, "ROOT", Path(made(["tis"]).__file__).parent)
     after.main(["gspo_llm", "stale", "maxrl"])

@@ -68,6 +68,8 @@ def write(*names, script="grpo_llm"):
     looks for tests/tiny_model, and git ignores after_*.py."""
     parts = names if script == "grpo_llm" else (script, *names)
     path = ROOT / f"after_{'_'.join(parts)}.py"
+    if path.exists() and not NOTE.match(path.read_text()):
+        sys.exit(f"{path.name} is a script of your own: rename it, or it would be overwritten")
     path.write_text(applied(*names, script=script))
     return path
 
