@@ -204,12 +204,11 @@ class Experiment:
                 unfinished.rename(self.kept)
 
     def findings(self):
-        """[(number of the test, contrast, pairs, (word, p) of the sign, of the size), …]"""
+        """[(contrast, pairs, (word, p) of the sign, of the size), …]"""
         found = []
-        for number, test in enumerate(self.tests, 1):
-            for contrast in test:
-                pairs = differences(self.runs(), contrast)
-                found.append((number, contrast, pairs, *decide(contrast, pairs)))
+        for contrast in sum(self.tests, []):
+            pairs = differences(self.runs(), contrast)
+            found.append((contrast, pairs, *decide(contrast, pairs)))
         return found
 
     def verdict(self):
@@ -225,14 +224,17 @@ class Experiment:
         runs = self.runs()
         if NOT_RUN in self.verdict():
             return [f"Declared; {len(runs)} of {len(self.jobs)} runs are made."]
-        header = ["test", "compared", "difference [95 %]", "of interest from", "pairs"]
+        header = ["compared", "difference [95 %]", "of interest from", "pairs"]
         rows = []
-        for number, contrast, pairs, sign, size in self.findings():
+        for contrast, pairs, sign, size in self.findings():
             numbers = (pairs.mean(), *interval(pairs), contrast.smallest)
             said = [told(each, contrast.factor) for each in numbers]
             unit = " times" if contrast.factor else ""
-            compared = contrast.name.replace("|", "\\|")
-            cells = [number, compared, f"{said[0]}{unit} [{said[1]}, {said[2]}]", said[3] + unit]
+            cells = [
+                escaped(contrast.name),
+                f"{said[0]}{unit} [{said[1]}, {said[2]}]",
+                said[3] + unit,
+            ]
             rows.append([*cells, len(pairs), *(f"{word}, {p_text(p)}" for word, p in (sign, size))])
         tests = [*table([*header, "sign", "size"], rows), ""]
         machine, days, revisions = zip(*(run["at"].rsplit(", ", 2) for run in runs), strict=True)
@@ -248,27 +250,27 @@ class Experiment:
         return f"| {' | '.join(cells)} |"
 
     def means(self, runs):
-        """A table: the mean of each number that is compared or shown, over the units of an arm."""
+        """The mean over the units of what is compared or shown: a row for each arm, or a line if
+        all runs are of one."""
         tested = {arm[1] for contrast in sum(self.tests, []) for arm in contrast[1:3] if arm}
         found = {}
         for run in runs:
             settings, result = run["settings"], run["result"]
             arm = [f"{key} {settings[key]}" for key in settings if key not in ("seed", "network")]
-            label = ", ".join(arm).replace("|", "\\|")
             numbers = {name: result[name] for name in result if name in tested | {*self.shown}}
             for series, places in self.points.items():
                 listed = result.get(series, [])
                 numbers |= {name: listed[i] for name, i in places.items() if i < len(listed)}
             for name, value in numbers.items():
-                units = found.setdefault((label, name.replace("|", "\\|")), {})
-                units.setdefault(settings.get("network", settings["seed"]), []).append(value)
-        rows = []
-        for names, units in found.items():
-            sample = list(map(mean, units.values()))
-            low, high = map(told, interval(sample))
-            spread = f" [{low}, {high}]" if low != high else ""
-            rows.append([*names, f"{told(mean(sample))}{spread}", len(sample)])
-        return table(["arm", "not compared here", "mean [95 %]", "units"], rows)
+                found.setdefault(", ".join(arm), {}).setdefault(name, []).append(value)
+        shown = {arm: {k: told(mean(v)) for k, v in each.items()} for arm, each in found.items()}
+        if list(shown) == [""]:
+            return ["Means: " + "; ".join(f"{k} {v}" for k, v in shown[""].items()) + "."]
+        names = list(dict.fromkeys(name for each in shown.values() for name in each))
+        rows = [
+            [arm or "–", *map(each.get, names, [""] * len(names))] for arm, each in shown.items()
+        ]
+        return table(["means of", *names], [[escaped(cell) for cell in row] for row in rows])
 
     def write(self):
         """Draw the picture, and put the block on the page."""
@@ -307,6 +309,11 @@ class Experiment:
                 self.write()
 
         tyro.cli(command)
+
+
+def escaped(text):
+    """For a cell of a table."""
+    return text.replace("|", "\\|")
 
 
 def rounded(value):
