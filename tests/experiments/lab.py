@@ -231,17 +231,17 @@ class Experiment:
             said = [told(each, contrast.factor) for each in numbers]
             unit = " times" if contrast.factor else ""
             cells = [
-                escaped(contrast.name),
+                contrast.name.replace("|", "\\|"),
                 f"{said[0]}{unit} [{said[1]}, {said[2]}]",
                 said[3] + unit,
             ]
             rows.append([*cells, len(pairs), *(f"{word}, {p_text(p)}" for word, p in (sign, size))])
         tests = [*table([*header, "sign", "size"], rows), ""]
-        machine, days, revisions = zip(*(run["at"].rsplit(", ", 2) for run in runs), strict=True)
+        _, days, revisions = zip(*(run["at"].rsplit(", ", 2) for run in runs), strict=True)
         days = ", ".join(sorted(set(days)))
         revisions = ", ".join(sorted({each.split()[1] for each in revisions}))
         minutes = sum(run["seconds"] for run in runs) / 60
-        made = f"{days}, revision {revisions}; {machine[-1]}; {minutes:.0f} minutes of one core"
+        made = f"{days}, revision {revisions}, {minutes:.0f} minutes of one core."
         return [*tests, *self.means(runs), "", made]
 
     def row(self):
@@ -250,8 +250,7 @@ class Experiment:
         return f"| {' | '.join(cells)} |"
 
     def means(self, runs):
-        """The mean over the units of what is compared or shown: a row for each arm, or a line if
-        all runs are of one."""
+        """A list: the mean over each arm's units of what is compared or shown."""
         tested = {arm[1] for contrast in sum(self.tests, []) for arm in contrast[1:3] if arm}
         found = {}
         for run in runs:
@@ -263,14 +262,11 @@ class Experiment:
                 numbers |= {name: listed[i] for name, i in places.items() if i < len(listed)}
             for name, value in numbers.items():
                 found.setdefault(", ".join(arm), {}).setdefault(name, []).append(value)
-        shown = {arm: {k: told(mean(v)) for k, v in each.items()} for arm, each in found.items()}
-        if list(shown) == [""]:
-            return ["Means: " + "; ".join(f"{k} {v}" for k, v in shown[""].items()) + "."]
-        names = list(dict.fromkeys(name for each in shown.values() for name in each))
-        rows = [
-            [arm or "–", *map(each.get, names, [""] * len(names))] for arm, each in shown.items()
-        ]
-        return table(["means of", *names], [[escaped(cell) for cell in row] for row in rows])
+        lines = []
+        for arm, columns in found.items():
+            shown = "; ".join(f"{name} {told(mean(each))}" for name, each in columns.items())
+            lines.append(f"- {arm or 'means'}: {shown}")
+        return lines
 
     def write(self):
         """Draw the picture, and put the block on the page."""
@@ -309,11 +305,6 @@ class Experiment:
                 self.write()
 
         tyro.cli(command)
-
-
-def escaped(text):
-    """For a cell of a table."""
-    return text.replace("|", "\\|")
 
 
 def rounded(value):

@@ -80,7 +80,7 @@ TESTS = [
 
 
 def draw(runs):
-    title = "1 / length makes wrong answers grow, and right ones shrink"
+    title = "1 / length makes wrong answers grow, in a task made for it"
     page, axes = figure(title, 3.1, 1, 3)
     for panel, task in zip(axes, STEPS, strict=True):
         lines = {}
