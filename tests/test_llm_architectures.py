@@ -136,7 +136,7 @@ def test_one_step_by_main(kind, saved, monkeypatch):
 def test_a_sampler_that_is_not_exact_ends_the_run(kind, saved):
     """In one line at the first step, whose samples are not the policy's."""
     flags = saved(kind)
-    assert refused(grpo.main, grpo.Args(**flags)).startswith("--model: generate and the loss disa")
+    assert refused(grpo.main, grpo.Args(**flags)).startswith("--model: its KV cache is inexact")
     assert not list(Path(flags["output_dir"]).glob("*/step-*"))
 
 

@@ -126,7 +126,7 @@ def test_every_flag_named_is_in_the_help_of_a_script():
     """`others` are flags of other programs."""
     others = {"nproc-per-node", "logdir", "help", "extra-index-url", "index", "word-diff"}
     others |= {"backup-if-mismatch", "bug", "log", "flag", "gif", "arms", "block"}  # --flag: any
-    others |= {"cause", "solution", "pictures", "only"}
+    others |= {"cause", "solution", "pictures", "only", "seeds"}
     asked = [Launched(path, "--help") for path in sorted(PATHS.values())]
     assert [process.wait() for process in asked] == [0] * len(asked)
     flag = r"--(?:no-)?([a-z][a-z-]+)"
