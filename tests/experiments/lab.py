@@ -153,7 +153,7 @@ def decide(contrast, pairs):
 
 
 def p_text(p):
-    return f"p = {p:.2g}" if p >= 1e-4 else "p < 0.0001"
+    return f"{p:.2g}" if p >= 1e-4 else "< 0.0001"
 
 
 def either(words, order):
@@ -236,7 +236,7 @@ class Experiment:
                 said[3] + unit,
             ]
             rows.append([*cells, len(pairs), *(f"{word}, {p_text(p)}" for word, p in (sign, size))])
-        tests = [*table([*header, "sign", "size"], rows), ""]
+        tests = [*table([*header, "sign, p", "size, p"], rows), ""]
         _, days, revisions = zip(*(run["at"].rsplit(", ", 2) for run in runs), strict=True)
         days = ", ".join(sorted(set(days)))
         revisions = ", ".join(sorted({each.split()[1] for each in revisions}))
