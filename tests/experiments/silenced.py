@@ -73,7 +73,7 @@ TESTS = [
 
 
 def draw(runs):
-    title = "With CISPO rare right answers rise sooner; later the lines meet"
+    title = "CISPO seems to lead at first; later the lines meet"
     page, (panel,) = figure(title, 3.3, 1, 1)
     looks = {
         "no clip": ("no bound at all", "none", DASHED),
