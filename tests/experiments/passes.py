@@ -54,7 +54,7 @@ TESTS = [
 
 
 def draw(runs):
-    title = "The clip keeps 8 epochs from collapse at a high rate;\nat the best rates hardly anything differs"
+    title = "The clip keeps 8 epochs from collapse at a high rate;\nat the best rates all are alike"
     page, (best, fixed) = figure(title, 3.3, 1, 2, sharey=True)
     looks = {"clip": ("GRPO", SOLID), "no clip": ("GRPO", DASHED), "CISPO": ("CISPO", SOLID)}
     looks["1 epoch"] = "GRPO", DOTTED
