@@ -34,6 +34,15 @@ def test_p_value_of_many_pairs_is_that_of_a_coin():
 
 
 SPREAD = np.tile([-1.0, 1.0], 8)  # 16 pairs
+
+
+def test_interval_is_student_s():
+    """Of 16 numbers: t = 2.1314, from a table, times the standard error."""
+    low, high = lab.interval(3 + SPREAD)
+    error = SPREAD.std(ddof=1) / 4
+    assert [low, high] == pytest.approx([3 - 2.1314 * error, 3 + 2.1314 * error], abs=1e-3)
+
+
 PLAIN = Contrast("a", ({}, "x"), ({}, "y"), smallest=2.0)
 
 
@@ -104,8 +113,8 @@ def test_the_page_has_a_row_and_a_section_for_each_experiment():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_section_says_what_its_results_say(name):
-    """Its block is what the script writes; each number of its sentences
-    is one of the block's numbers, rounded, or one of the design's."""
+    """Its block is what the script writes; each number of its sentences is one of the block's
+    numbers, rounded, or one of the design's."""
     section, experiment = SECTIONS[name], EXPERIMENTS[name]
     block = "\n".join(experiment.block())
     assert f"<!-- {name} -->\n{block}\n<!-- end -->" in section

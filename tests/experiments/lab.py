@@ -34,7 +34,7 @@ ROOT = HERE.parents[1]
 for folder in ("tests/benchmarks", "tests/examples", "tests/tiny_model", "."):
     sys.path.insert(0, str(ROOT / folder))
 
-from bench import CPU, Enough, evaluate, footer, table, train  # noqa: E402, F401
+from bench import CPU, footer, table, train  # noqa: E402, F401
 
 PAGE = HERE / "EXPERIMENTS.md"
 COMPARISONS = 51  # on the page; a test counts them
@@ -72,17 +72,16 @@ class Contrast(NamedTuple):
 
 # -------------------------------------------------------------------------------------- Statistics
 def find(runs, arm):
-    """{unit: its mean outcome}. A unit is a seed; or the network that runs start from, if they do,
-    with all of its seeds. It is also what else tells the runs of this arm apart."""
+    """{unit: its outcome}. A unit is what tells the runs of this arm apart: the seed, with the
+    network that a run starts from."""
     wanted, column = arm
     found = {}
     for run in runs:
         settings = run["settings"]
         if wanted.items() <= settings.items() and column in run["result"]:
-            known = [*wanted, "seed"] if "network" in settings else wanted
-            unit = json.dumps({key: settings[key] for key in settings if key not in known})
-            found.setdefault(unit, []).append(run["result"][column])
-    return {unit: np.mean(outcomes, 0) for unit, outcomes in found.items()}
+            unit = json.dumps({key: settings[key] for key in settings if key not in wanted})
+            found[unit] = run["result"][column]
+    return found
 
 
 def mean(numbers):

@@ -17,10 +17,10 @@ CACHE.mkdir(parents=True, exist_ok=True)
 NETWORKS = 16  # made like the tiny model, from seeds 1 to 16; designs are tried out on 101 and up
 
 
-def started(runs=1, **choices):
-    """The jobs of `grid`, dealt to the networks: each has so many runs of every choice."""
-    jobs = grid(NETWORKS * runs, first=2001, **choices)
-    return [job | {"network": (job["seed"] - 2001) % NETWORKS + 1} for job in jobs]
+def started(**choices):
+    """The jobs of `grid`, from each network one of every choice."""
+    jobs = grid(NETWORKS, first=2001, **choices)
+    return [job | {"network": job["seed"] - 2000} for job in jobs]
 
 
 def start(seed, steps=make.STEPS, demonstration=make.demonstration):
