@@ -1,6 +1,6 @@
 """The runs, pictures and tables of CURVES.md: healthy training, and training with a known fault.
 
-python tests/learn/curves.py               # all runs and pictures again: eight minutes of one core
+python tests/learn/curves.py               # all runs and pictures again: six minutes of one core
 python tests/learn/curves.py kl_sign …     # only the runs of these names, then all pictures
 python tests/learn/curves.py --pictures    # no run
 """
@@ -63,7 +63,7 @@ FAULTS = {
 }
 LONG = {"default": Run(), "default_ppo": Run("--total-timesteps 60000", script="ppo")}
 ALL = LONG | {"healthy": Run(SHORT), "healthy_held": Run(HELD, beside="healthy_held")} | FAULTS
-COLUMNS = "reward zero_std mean_length clipped_ratio entropy kl approx_kl grad_norm "
+COLUMNS = "reward zero_std clipped_ratio entropy kl approx_kl grad_norm "
 COLUMNS += "difference/mean eval/pass@1"
 
 
@@ -178,6 +178,7 @@ def healthy_rows(runs):
     """Of each number that a default run logs: its mean in the first and in the last tenth of the
     run, and its largest value, of both seeds together."""
     others = {"flags", "step", "right", "eval/right", "learning_rate", "charts/learning_rate"}
+    others |= {"losses/beta", "eval/mean_length", "eval/clipped_ratio"}  # as flags, or as above
     for name in LONG:
         logged = [runs[name, seed] for seed in SEEDS]
         for curve in sorted(logged[0].keys() - others):
