@@ -18,8 +18,8 @@ from conftest import ROOT, script
 from exercise import blanked
 from launch import Launched, is_ours
 from launch import run as launch
-from lineage import PATHS, parts, source
 from oracles import same
+from scripts import PATHS, parts, source
 from torch.utils.tensorboard import SummaryWriter
 
 ROWS = re.findall(r"^\| `(\w+)` in (\w+)\.py.*? \| `(tests/.+?)` \|", exercise.PAGE, re.M)

@@ -13,8 +13,7 @@ import pytest
 import tyro
 from conftest import ROOT, script
 from launch import Launched
-from learn.code_diff import code_diff
-from lineage import FAMILY, PATHS
+from scripts import FAMILY, PATHS, code_diff
 
 README, WALK = ROOT / "README.md", ROOT / "tests/learn/WALK.md"
 EXAMPLES, RESULTS = ROOT / "tests/examples/README.md", ROOT / "tests/benchmarks/results"

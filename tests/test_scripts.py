@@ -6,8 +6,17 @@ import re
 import tomllib
 
 import pytest
-from counts import counted
-from lineage import CLASSIC_SCRIPTS, LLM_SCRIPTS, MARKER, PATHS, ROOT, SCRIPTS, parts, source
+from scripts import (
+    CLASSIC_SCRIPTS,
+    LLM_SCRIPTS,
+    MARKER,
+    PATHS,
+    ROOT,
+    SCRIPTS,
+    parts,
+    source,
+    with_counts,
+)
 
 
 @pytest.mark.parametrize("scripts", [CLASSIC_SCRIPTS, set(LLM_SCRIPTS) - {"ppo_llm"}])
@@ -64,6 +73,6 @@ def test_a_copied_script_brings_what_it_needs():
 
 
 def test_readme_has_the_numbers_of_lines():
-    """If this fails: python tests/counts.py"""
+    """If this fails: python tests/scripts.py"""
     page = (ROOT / "README.md").read_text()
-    assert counted(page) == page
+    assert with_counts(page) == page

@@ -2,7 +2,7 @@
 stands there once, and what takes its place. `python tests/learn/exercise.py --bug 1` plants the
 first one, and ANSWERS.md has the causes."""
 
-from lineage import PATHS, ROOT
+from scripts import PATHS, ROOT
 
 BUGS = [
     (

@@ -18,7 +18,7 @@ import tyro
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import bench
 from bugs import BUGS
-from lineage import LLM_SCRIPTS, ROOT, source
+from scripts import LLM_SCRIPTS, ROOT, source
 
 import grpo_llm
 

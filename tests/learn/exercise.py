@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
 import bugs
-from lineage import PATHS, ROOT
+from scripts import PATHS, ROOT
 
 PAGE = (ROOT / "tests/learn/EXERCISES.md").read_text()
 ANSWERS = (ROOT / "tests/learn/ANSWERS.md").read_text()
