@@ -56,9 +56,11 @@ FAULTS = {
     "form": Fault("reward right mean_length clipped_ratio", "--verifier tests/learn/curves.py"),
     "alike": Fault("reward zero_std kl entropy", "--verifier tests/learn/exercise.py"),
     "stale": Fault("reward difference/mean entropy kl", block="stale"),
-    "stop": Fault("reward mean_length entropy clipped_ratio", patch=BUGS[5][1:]),
-    "kl_sign": Fault("reward kl grad_norm loss", HELD, patch=BUGS[3][1:], beside="healthy_held"),
-    "sampler": Fault("reward entropy zero_std difference/mean", patch=BUGS[1][1:]),
+    "stop": Fault("reward mean_length entropy clipped_ratio", patch=BUGS["stop_token"][1:]),
+    "kl_sign": Fault(
+        "reward kl grad_norm loss", HELD, patch=BUGS["kl_sign"][1:], beside="healthy_held"
+    ),
+    "sampler": Fault("reward entropy zero_std difference/mean", patch=BUGS["sampler"][1:]),
     "critic": Fault("return explained_variance value_loss entropy", "", "ppo", NOT_FITTED),
     "no_baseline": Fault(
         "return policy_loss entropy explained_variance", "--psi return", "reinforce"
