@@ -59,13 +59,15 @@ def test_the_real_model_s_numbers_are_those_measured():
 
 def test_tables_and_graph_of_the_algorithms_have_every_script():
     listed = re.findall(r"^\| \[(\w+)\.py\]\((.+?)\)", PAGES[README], re.M)
-    assert dict(listed) == PATHS
+    assert dict(listed) == PATHS, "README's table of the algorithms"
     map_of_all = PAGES[WALK].partition("## The map")[2]
-    assert all(f"| {name} |" in map_of_all for name in PATHS)
+    missing = [name for name in PATHS if f"| {name} |" not in map_of_all]
+    assert missing == [], "WALK's map has no row of these"
     graph = PAGES[README].partition("```mermaid")[2].partition("```")[0]
     edges = re.findall(r"(?=\b(\w+) -- \d+ --> (\w+))", graph)
     expected = {(parent, child) for child, parent in FAMILY.items() if parent}
-    assert {*edges, ("grpo_llm", "ppo_llm")} == expected  # ppo_llm is an example
+    edges.append(("grpo_llm", "ppo_llm"))  # an example
+    assert {*edges} == expected, "README's graph"
 
 
 def test_the_output_shown_has_the_form_of_a_runs_output(short_run, capsys):
@@ -112,7 +114,8 @@ def test_hunks_are_lines_of_the_real_diff(parent, child, hunk):
 
 def test_every_pair_of_neighbours_has_its_hunk():
     pairs = {(f"{parent}.py", f"{child}.py") for child, parent in FAMILY.items() if parent}
-    assert {pair[:2] for pair in HUNKS} == pairs - {("grpo_llm.py", "ppo_llm.py")}
+    hunks = {pair[:2] for pair in HUNKS}
+    assert hunks == pairs - {("grpo_llm.py", "ppo_llm.py")}, "WALK has a hunk of each diff"
     quotes = re.findall(r"^```python\n(.*?)^```$", PAGES[WALK], re.S | re.M)
     scripts = [path.read_text() for path in ROOT.glob("*.py")]
     assert quotes and all(any(quote in text for text in scripts) for quote in quotes)
