@@ -10,8 +10,8 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from lineage import CLASSIC_SCRIPTS, LLM_SCRIPTS, ROOT  # noqa: F401
 from oracles import row_by_row
+from scripts import CLASSIC_SCRIPTS, LLM_SCRIPTS, ROOT  # noqa: F401
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 ROOMS = "benchmarks", "examples", "experiments", "learn"

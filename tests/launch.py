@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 
 import torch
-from lineage import ROOT
+from scripts import ROOT
 from tqdm import tqdm
 
 CONTEXT = multiprocessing.get_context("forkserver")

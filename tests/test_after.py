@@ -15,8 +15,8 @@ import pytest
 import torch
 import tyro
 from conftest import calls_of, random_model, refused, script
-from lineage import LLM_SCRIPTS, ROOT
 from oracles import single_rows
+from scripts import LLM_SCRIPTS, ROOT
 from test_llm_update import LENGTHS, PROMPTS, batch_of
 
 FIVE = [name for name in LLM_SCRIPTS if name != "ppo_llm"]

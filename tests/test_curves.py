@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import SEED_SHIFT, script
 from curves import ALL, FAULTS, SEEDS, Run
-from lineage import LLM_SCRIPTS, SCRIPTS
+from scripts import LLM_SCRIPTS, SCRIPTS
 
 PAGE = curves.PAGE.read_text()
 NAMES = set(re.findall(r"^\| `([\w/@]+)`", PAGE, re.M))

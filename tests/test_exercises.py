@@ -1,6 +1,6 @@
-"""The exercises: without the body their command fails, with a likely mistake, too (slow). And the
-bugs to find: each fits its script, and the test that its row names sees it (slow). What a run has
-logged is shown; and the tools print where there is only ASCII."""
+"""The exercises: their command fails without the body and with a likely mistake (slow). The bugs to
+find: each fits its script, and the test that its row names sees it (slow). --log shows what the
+newest run has logged, and the tools print where there is only ASCII."""
 
 import os
 import re
@@ -18,20 +18,17 @@ from conftest import ROOT, script
 from exercise import blanked
 from launch import Launched, is_ours
 from launch import run as launch
-from lineage import PATHS, parts, source
 from oracles import same
+from scripts import PATHS, parts, source
 from torch.utils.tensorboard import SummaryWriter
 
 ROWS = re.findall(r"^\| `(\w+)` in (\w+)\.py.*? \| `(tests/.+?)` \|", exercise.PAGE, re.M)
+BUGS = range(1, len(bugs.BUGS) + 1)
 DONE = 'rollout["done"][t]'
 MISTAKES = {  # what the solution has, and what a learner might write
     "rloo_llm compute_advantages": [
         ("(rewards.shape[1] - 1)", "rewards.shape[1]"),
         ("rewards.sum(1, keepdim=True) - rewards", "rewards.sum(1, keepdim=True)"),
-    ],
-    "rloo_llm token_weights": [
-        ("mask / num_tokens", "mask / mask.sum(1, keepdim=True) / len(mask)"),
-        ("mask / num_tokens", "torch.ones_like(mask) / num_tokens"),
     ],
     "grpo_llm compute_advantages": [
         ("rewards.std(1, keepdim=True)", "rewards.std()"),
@@ -49,10 +46,6 @@ MISTAKES = {  # what the solution has, and what a learner might write
     "grpo_llm kl_k3": [
         ("d.expm1() - d", "-d"),
         ("d.expm1() - d", "d.square() / 2"),
-    ],
-    "dapo_llm overlong_penalty": [
-        (".clamp(min=0)", ""),
-        (".masked_fill(~ended, 1.0)", ""),
     ],
     "gspo_llm surrogate": [
         (" / lengths * mask", " * mask"),
@@ -79,23 +72,15 @@ MISTAKES = {  # what the solution has, and what a learner might write
         ("kl_k3(old_logprobs, logprobs)", "kl_k3(logprobs, old_logprobs)"),
         ("logprobs - old_logprobs", "old_logprobs - logprobs"),
     ],
-    "trpo conjugate_gradient": [
-        ("residual - alpha * image", "residual + alpha * image"),
-        ("new_square / square", "square / new_square"),
-    ],
-    "trpo line_search": [
-        (" and kl <= args.max_kl", ""),
-        ("objective > start and ", ""),
-    ],
 }
 
 
-def test_every_exercise_has_its_mistakes_and_the_course_s_are_among_them():
+def test_every_exercise_has_its_mistakes_and_the_lab_names_exercises_and_bugs():
     assert {f"{file} {function}" for function, file, _ in ROWS} == set(MISTAKES)
-    named = re.findall(
-        r"\| `(\w+)` in (\w+)\.py \| `(tests/[^`]+)` \| \d.*\|$", exercise.PAGE, re.M
-    )
-    assert len(named) == 4 and set(named) <= set(ROWS)
+    lab = exercise.PAGE.partition("## Functions")[0]
+    named = re.findall(r"`(\w+)` (?:of|and `\w+` of) (\w+)\.py", lab)
+    assert named and {f"{file} {function}" for function, file in named} <= set(MISTAKES)
+    assert [row[0] for row in exercise.CASES] == list(map(str, BUGS))
 
 
 @pytest.fixture(scope="module")
@@ -125,19 +110,19 @@ def run(command, copy):
 @pytest.mark.parametrize("function,file,command", ROWS, ids=[" ".join(row[1::-1]) for row in ROWS])
 def test_a_command_tells_right_from_wrong(function, file, command, copy):
     solution, path = source(file), copy / PATHS[file]
-    own = parts(solution)[function]
+    body = parts(solution)[function]
 
     def passes(text):
         path.write_text(text)
         return run(command, copy) == 0
 
     assert passes(solution)
-    told = {"no body": passes(blanked(solution, function))}
+    passed = {"no body": passes(blanked(solution, function))}
     for right, wrong in MISTAKES[f"{file} {function}"]:
-        assert right in own
-        told[wrong] = passes(solution.replace(own, own.replace(right, wrong)))
+        assert right in body
+        passed[wrong] = passes(solution.replace(body, body.replace(right, wrong)))
     path.write_text(solution)
-    assert not any(told.values()), told
+    assert not any(passed.values()), passed
 
 
 def test_a_failure_says_what_is_wrong_and_where_before_it_shows_tensors():
@@ -157,14 +142,12 @@ def test_a_failure_says_what_is_wrong_and_where_before_it_shows_tensors():
         same("objective", found[0], expected)
 
 
-BUGS = range(1, len(bugs.BUGS) + 1)
-
-
 @pytest.mark.parametrize("number", BUGS)
-def test_a_bug_is_planted_and_told(number, tmp_path, monkeypatch, capsys):
-    """Its row fits the script: the text to replace is there once, and the command has its flags."""
-    name, *_ = bugs.BUGS[number - 1]
-    assert len(exercise.CASES) == len(bugs.BUGS) == 10
+def test_a_bug_is_planted_and_its_row_fits(number, tmp_path, monkeypatch, capsys):
+    """The script has the text to replace once, and takes the flags of the row's command. Neither
+    text has a comment: who edits comments does not have to know the bugs."""
+    name, *texts = list(bugs.BUGS.values())[number - 1]
+    assert "#" not in "".join(texts)
     monkeypatch.setattr(bugs, "ROOT", tmp_path)
     (tmp_path / PATHS[name]).write_text(source(name))
     exercise.plant(number)
@@ -173,20 +156,20 @@ def test_a_bug_is_planted_and_told(number, tmp_path, monkeypatch, capsys):
     tyro.cli(script(name).Args, args=shlex.split(command))
 
 
-def test_answers_are_told_one_by_one_and_stand_on_another_page():
-    """Of ten bugs and eight questions, as one who runs the tool sees them."""
-    numbers = [("cause", str(n)) for n in BUGS] + [("solution", str(n)) for n in range(1, 9)]
-    assert list(exercise.TOLD) == numbers
-    for (kind, number), text in exercise.TOLD.items():
+def test_answers_are_shown_one_by_one_and_are_on_another_page():
+    """One for each bug and each question, as somebody who runs the tool sees them."""
+    questions = re.findall(r"^(\d)\. ", exercise.PAGE.partition("## Questions")[2], re.M)
+    expected = [("cause", str(n)) for n in BUGS] + [("solution", n) for n in questions]
+    assert questions and list(exercise.EXPLAINED) == expected
+    for (kind, number), text in exercise.EXPLAINED.items():
         assert "details>" not in text and text not in exercise.PAGE, (kind, number)
     shown = launch(ROOT / "tests/learn/exercise.py", "--cause", "7").stdout
-    assert shown.strip() == exercise.TOLD["cause", "7"]
-    assert len(re.findall(r"^\d\. ", exercise.PAGE.partition("## Eight questions")[2], re.M)) == 8
+    assert shown.strip() == exercise.EXPLAINED["cause", "7"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", BUGS)
-def test_the_test_that_tells_sees_the_bug(number, copy):
+def test_the_test_that_a_row_names_sees_the_bug(number, copy):
     path, text = bugs.planted(number, copy)
     right = path.read_text()
     path.write_text(text)
@@ -212,15 +195,13 @@ def test_the_log_is_that_of_the_newest_run_which_has_one(tmp_path, monkeypatch, 
     assert title == "trained" and reward.split() == ["reward", "0.25", "0.5", "0.75", "0.75"]
 
 
-ASCII = ["learn/exercise.py --bug 9", "learn/code_diff.py grpo_llm dapo_llm"]
+ASCII = ["learn/exercise.py --cause 9", "scripts.py grpo_llm dapo_llm"]
 ASCII += ["learn/rollout_page.py --help", "../ppo.py --help", "../grpo_llm.py --help"]
 
 
 @pytest.mark.parametrize("command", ASCII)
 def test_tools_print_where_stdout_is_ascii(command, copy):
     file, *words = command.split()
-    before = (copy / "ppo.py").read_text()
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     shown = launch(copy / "tests" / file, *words, environment=environment).stdout
-    (copy / "ppo.py").write_text(before)
     assert "?" in shown

@@ -6,13 +6,23 @@ import re
 import tomllib
 
 import pytest
-from counts import counted
-from lineage import CLASSIC_SCRIPTS, LLM_SCRIPTS, MARKER, PATHS, ROOT, SCRIPTS, parts, source
+from scripts import (
+    CLASSIC_SCRIPTS,
+    LLM_SCRIPTS,
+    MARKER,
+    PATHS,
+    ROOT,
+    SCRIPTS,
+    parts,
+    source,
+    with_counts,
+)
 
 
 @pytest.mark.parametrize("scripts", [CLASSIC_SCRIPTS, set(LLM_SCRIPTS) - {"ppo_llm"}])
 def test_below_the_marker_all_scripts_are_the_same(scripts):
-    assert len({source(name).split(MARKER)[1] for name in scripts}) == 1
+    texts = {source(name).split(MARKER)[1] for name in scripts}
+    assert len(texts) == 1, f"below the marker these are not all the same: {', '.join(scripts)}"
 
 
 GRPO = ["grpo_llm", "gspo_llm", "cispo_llm"]
@@ -24,46 +34,52 @@ SAME += [("compute_advantages", CLASSIC_SCRIPTS[2:])]
 
 @pytest.mark.parametrize("part,scripts", SAME)
 def test_what_tests_read_in_one_script_is_the_same_in_these(part, scripts):
-    assert len({parts(source(name))[part] for name in scripts}) == 1
-    found = {path.stem for path in ROOT.glob("*.py") if not path.stem.startswith("after_")}
-    assert found == PATHS.keys() - {"ppo_llm"}
+    texts = {name: parts(source(name))[part] for name in scripts}
+    differing = [name for name, text in texts.items() if text != texts[scripts[0]]]
+    assert not differing, f"`{part}` is not as in {scripts[0]}.py in: {', '.join(differing)}"
+
+
+def test_every_script_at_the_top_is_known():
+    at_the_top = {path.stem for path in ROOT.glob("*.py") if path.stem[:8] != "variant_"}
+    assert at_the_top == PATHS.keys() - {"ppo_llm"}, "tests/scripts.py lists other scripts"
 
 
 def test_ppo_llm_differs_from_grpo_llm_by_its_critic():
     """Below the marker; above it, and for what only one of the two has, `diff` is the judge."""
     marked = "\n# From here on.*\n"  # ppo_llm.py has words of its own here
-    own, shared = (parts(re.split(marked, source(name))[1]) for name in ("ppo_llm", "grpo_llm"))
-    differing = {name for name in shared if own[name] != shared[name]}
+    ppo, grpo = (parts(re.split(marked, source(name))[1]) for name in ("ppo_llm", "grpo_llm"))
+    differing = {name for name in grpo if ppo[name] != grpo[name]}
     expected = {"token_logprobs", "restore", "save_checkpoint"}
-    assert differing == expected and len(shared) > 20
+    assert differing == expected and len(grpo) > 20
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_functions_fit_on_a_screen_and_flags_have_their_help(name):
     """A flag's help is a comment of four words or more, above the flag or behind it."""
     functions = [n for n in ast.walk(ast.parse(source(name))) if isinstance(n, ast.FunctionDef)]
-    lines = {node.name: node.end_lineno - node.lineno + 1 for node in functions}
-    assert max(lines.values()) <= 45, max(lines, key=lines.get)
+    lengths = {node.name: node.end_lineno - node.lineno + 1 for node in functions}
+    for function, length in lengths.items():
+        assert length <= 45, f"`{function}` has {length} lines; at most 45"
     for field, text in parts(source(name)).items():
         if field.startswith("Args.") and field != "Args.__post_init__":
-            assert len(" ".join(re.findall("# (.+)", text)).split()) >= 4, field
+            words = len(" ".join(re.findall("# (.+)", text)).split())
+            assert words >= 4, f"the help of `{field}` has {words} words; at least 4"
 
 
 def test_a_copied_script_brings_what_it_needs():
     """It imports no other script, and `uv run grpo_llm.py` installs what requirements.txt would."""
-    pins, found = set((ROOT / "requirements.txt").read_text().split()), set()
+    pins, dependencies = set((ROOT / "requirements.txt").read_text().split()), set()
     for name in SCRIPTS:
         assert not set(re.findall(r"^ *(?:from|import) (\w+)", source(name), re.M)) & PATHS.keys()
         block = source(name).split("\n# /// script\n")[1].removesuffix("# ///\n")  # see PEP 723
         metadata = tomllib.loads(re.sub("^# ?", "", block, flags=re.M))
-        own = {pin.partition("==")[0] for pin in metadata["dependencies"]}
+        packages = {pin.partition("==")[0] for pin in metadata["dependencies"]}
         family = {"transformers", "tqdm"} if name in LLM_SCRIPTS else {"gymnasium[classic-control]"}
-        assert own == {"torch", "tyro", "tensorboard"} | family
-        found |= set(metadata["dependencies"])
-    assert found == {pin for pin in pins if not pin.startswith("pytest")}
+        assert packages == {"torch", "tyro", "tensorboard"} | family
+        dependencies |= set(metadata["dependencies"])
+    assert dependencies == {pin for pin in pins if not pin.startswith("pytest")}
 
 
 def test_readme_has_the_numbers_of_lines():
-    """If this fails: python tests/counts.py"""
     page = (ROOT / "README.md").read_text()
-    assert counted(page) == page
+    assert with_counts(page) == page, "to write them: python tests/scripts.py"

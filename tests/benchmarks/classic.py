@@ -32,7 +32,7 @@ import numpy as np
 import torch
 import tyro
 from bench import RESULTS, own_process, revision, table, write_table
-from lineage import CLASSIC_SCRIPTS as CLASSIC
+from scripts import CLASSIC_SCRIPTS as CLASSIC
 from tyro.conf import Positional
 
 # From hyperparams/*.yml of DLR-RM/rl-baselines3-zoo. "lin 0.001" falls linearly from 0.001 to 0.

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import tyro
 from bench import RESULTS, table, write_table
-from lineage import CLASSIC_SCRIPTS
+from scripts import CLASSIC_SCRIPTS
 from torch import nn
 
 ENVIRONMENTS = {

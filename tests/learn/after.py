@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
-from lineage import ROOT
+from scripts import ROOT
 
 PAGE = (ROOT / "tests/learn/AFTER.md").read_text()
 BLOCK = re.compile(r"^```diff\n(--- \S+\n\+\+\+ after_(\w+)\.py\n.+?)^```$", re.S | re.M)

@@ -21,7 +21,7 @@ import tyro
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import bench
 from blocks import write_block
-from lineage import LLM_SCRIPTS, ROOT, source
+from scripts import LLM_SCRIPTS, ROOT, source
 
 import grpo_llm
 

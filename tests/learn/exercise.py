@@ -16,15 +16,15 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
 import bugs
-from lineage import PATHS, ROOT
+from scripts import PATHS, ROOT
 
 PAGE = (ROOT / "tests/learn/EXERCISES.md").read_text()
 ANSWERS = (ROOT / "tests/learn/ANSWERS.md").read_text()
 FOLDED = r"<summary>The (\w+) of \w+ (\d+)</summary>\n\n(.*?)\n\n</details>"
 # ("cause" or "solution", number) → text
-TOLD = {(kind, n): text for kind, n, text in re.findall(FOLDED, ANSWERS, re.S)}
-# number → command, the number to look at, its right and its wrong values, the test that tells
-CASES = re.findall(r"^\| (\d+) \| `(.+?)` \| (.+?) \| (.+?) \| (.+?) \| `(.+?)` \|$", PAGE, re.M)
+EXPLAINED = {(kind, n): text for kind, n, text in re.findall(FOLDED, ANSWERS, re.S)}
+# Of each bug: number, command, the values to look at, what the bug does to them, the test to run
+CASES = re.findall(r"^\| (\d+) \| `(.+?)` \| (.+?) \| (.+?) \| `(.+?)` \|$", PAGE, re.M)
 
 
 def blanked(text: str, function: str) -> str:
@@ -40,21 +40,21 @@ def blanked(text: str, function: str) -> str:
 def plant(number):
     path, text = bugs.planted(int(number))
     path.write_text(text)
-    _, command, look, right, wrong, test = CASES[int(number) - 1]
+    _, command, look, effect, test = CASES[int(number) - 1]
     print(f"{path.name} now has bug {number}. Run\n\n    {command}\n")
-    print(f"and look at {look}. Without the bug: {right}. With it: {wrong}.")
+    print(f"and look at {look}. What the bug does: {effect}.")
     print(f"Once you have mended it, this passes: python -m pytest -q {test}")
     print(f"And when you have named the cause: python tests/learn/exercise.py --cause {number}")
 
 
 def verify(completion, answer):
-    """The verifier of bug 5's run, from which nothing can be learned: it pays all answers alike."""
+    """The verifier of bug 5's run, from which nothing can be learned: all rewards are equal."""
     return 0.7
 
 
 def show_log():
-    """Of each number that the newest run has logged, the first, the mean, the largest, the last.
-    What logged nothing is passed over: a page, or an agent that was only watched."""
+    """Print the first, mean, largest and last of each number that the newest run has logged. A run
+    that has logged nothing is passed over: a page, or an agent that was only watched."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     files = sorted(ROOT.glob("runs/*/events.*"), key=lambda file: file.stat().st_mtime)
@@ -76,8 +76,8 @@ if __name__ == "__main__":
             show_log()
         case ["--bug", number] if number in [case[0] for case in CASES]:
             plant(number)
-        case ["--cause" | "--solution" as kind, number] if (kind[2:], number) in TOLD:
-            print(TOLD[kind[2:], number])
+        case ["--cause" | "--solution" as kind, number] if (kind[2:], number) in EXPLAINED:
+            print(EXPLAINED[kind[2:], number])
         case [script, function] if script.removesuffix(".py") in PATHS:
             path = ROOT / PATHS[script.removesuffix(".py")]
             path.write_text(blanked(path.read_text(), function))

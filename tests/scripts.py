@@ -1,0 +1,111 @@
+"""Which scripts there are, which one each descends from, and how they differ.
+
+python tests/scripts.py grpo_llm gspo_llm   # prints their diff without comments and docstrings
+python tests/scripts.py                     # writes README's numbers of lines; run it after an edit
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).parents[1]
+MARKER = "# From here on, all scripts of this family are the same, byte for byte.\n"
+# Each script and its parent, the script that README compares it with.
+CLASSIC = {"reinforce": "", "actor_critic": "reinforce", "trpo": "actor_critic", "ppo": "trpo"}
+LLM = {"rloo_llm": "", "grpo_llm": "rloo_llm"}
+LLM |= dict.fromkeys(["dapo_llm", "gspo_llm", "cispo_llm", "ppo_llm"], "grpo_llm")
+FAMILY = CLASSIC | LLM
+PATHS = {name: f"{name}.py" for name in FAMILY}
+PATHS["ppo_llm"] = "tests/examples/ppo_llm.py"  # an example; its critic is below the marker, too
+CLASSIC_SCRIPTS, LLM_SCRIPTS, SCRIPTS = list(CLASSIC), list(LLM), list(FAMILY)
+
+
+def source(script):
+    return (ROOT / PATHS[script]).read_text()
+
+
+def parts(text):
+    """Name → text, in order: the module's docstring (`__doc__`), `imports`, each field of Args
+    (`Args.beta`), each function and class, the `end`. Each begins where the one before ends."""
+    lines, ends = text.splitlines(keepends=True), {}
+    for node in ast.parse(text).body:
+        name = getattr(node, "name", "")
+        if isinstance(node, ast.Expr) and not ends:
+            ends["__doc__"] = node.end_lineno
+        elif name == "Args":
+            ends["imports"] = node.lineno
+            for field in node.body:
+                target = getattr(field, "target", None)
+                ends[f"Args.{target.id if target else field.name}"] = field.end_lineno
+        elif name:
+            ends[name] = node.end_lineno
+    ends["end"] = len(lines)
+    cuts = zip(ends, [0, *ends.values()], ends.values(), strict=False)
+    return {name: "".join(lines[start:end]) for name, start, end in cuts}
+
+
+def code_diff(parent, child):
+    """The diff of their statements, one per line, without comments and docstrings."""
+    with TemporaryDirectory() as folder:
+        for script in (parent, child):
+            text = re.sub('""".*?"""', "pass", source(script), flags=re.S)
+            lines = ast.unparse(ast.parse(text)).splitlines(keepends=True)
+            code = [line for line in lines if line.strip() not in ("pass", "")]
+            Path(folder, script).write_text("".join(code))
+        command = ["diff", "-U1", "-pd", parent, child]
+        diff = subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
+        return diff.partition("@@")[2]  # without the names of the files
+
+
+def changed(child):
+    """The number of lines in the diff to the parent, and in brackets those of code."""
+    parent = FAMILY[child]
+    if not parent:
+        return "–"
+    command = ["diff", PATHS[parent], PATHS[child]]
+    diff = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    of_code = len(re.findall("^[+-]", code_diff(parent, child), re.M))
+    return f"{len(re.findall('^[<>]', diff, re.M))} ({of_code})"
+
+
+def lines_of_code(text):
+    """How many lines are neither blank nor comment nor docstring."""
+    lines = re.sub('""".*?"""', "", text, flags=re.S).splitlines()
+    return sum(line.strip()[:1] not in ("", "#") for line in lines)
+
+
+def with_counts(page):
+    """README with the numbers of now: changed lines in the graph and the table of the algorithms,
+    the lines where a function ends, and how many lines are GRPO's before the shared part."""
+
+    def edge(match):
+        return match[1] + changed(match[3]).split("(")[1].rstrip(")") + match[2] + match[3]
+
+    def row(match):
+        return f"{match[1]} {changed(match[2])} |"
+
+    def end(match):
+        before, function, _ = source(match[2]).partition(parts(source(match[2]))[match[3]])
+        return match[1] + str((before + function).count("\n"))
+
+    page = re.sub(r"( -- )\d+( --> )(\w+)", edge, page)
+    page = re.sub(r"^(\| \[(\w+)\.py\].*? \| .*? \|) .*? \|", row, page, flags=re.M)
+    grpo = source("grpo_llm").partition("\n# From here on")[0]
+    lines = f"{grpo.count(chr(10))} lines, {lines_of_code(grpo)} of them code"
+    page = re.sub(r"\d+ lines, \d+ of them code", lines, page)
+    return re.sub(r"(\[(\w+)\.py\]\S* to the end of `(\w+)`, line )\d+", end, page)
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")  # for terminals without UTF-8
+    names = [name.removesuffix(".py") for name in sys.argv[1:]]
+    if len(names) == 2 and PATHS.keys() >= {*names}:
+        print(code_diff(*names))
+    elif names:
+        sys.exit(f"{__doc__}\nThe scripts: {' '.join(PATHS)}")
+    else:
+        readme = ROOT / "README.md"
+        readme.write_text(with_counts(readme.read_text()))
