@@ -121,16 +121,18 @@ def gae_bias_and_noise(critic, gae_lambda):
     return (mean - grad_J).norm() / grad_J.norm(), p @ gradients.square().sum(1) - mean @ mean
 
 
-def group_gradients(script, args, size, credit=None):
+def group_gradients(script, size, equal_weights=False, **flags):
     """Of every group of this size: its probability, and the gradient of the script's J at π_old,
-    with the script's advantages or another credit, rewards (P, G) → advantages (P, G)."""
+    with the script's weights of tokens, or 1 / size for each."""
+    args = script.Args(**flags)
     rows = torch.cartesian_prod(*[torch.arange(len(COMPLETIONS))] * size)
-    A = credit(R[rows]) if credit else script.compute_advantages(R[rows], args)
+    A = script.compute_advantages(R[rows], args)
     new = logprobs(THETA)[rows].requires_grad_()
 
     def objective(new, A, mask):
         tokens, _ = script.surrogate(new, new.detach(), A, mask, args)
-        return (script.token_weights(mask, args) * tokens).sum()
+        weights = mask / size if equal_weights else script.token_weights(mask, args)
+        return (weights * tokens).sum()
 
     total = torch.vmap(objective)(new, A, MASK[rows]).sum()
     slopes = torch.autograd.grad(total, new)[0]
@@ -138,8 +140,8 @@ def group_gradients(script, args, size, credit=None):
     return probs(THETA)[rows].prod(1), gradients
 
 
-def mean_gradient(script, args, size):
-    chances, gradients = group_gradients(script, args, size)
+def mean_gradient(script, size, **options):
+    chances, gradients = group_gradients(script, size, **options)
     return chances @ gradients
 
 
