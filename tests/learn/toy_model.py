@@ -112,13 +112,17 @@ def gae(critic, gae_lambda):
     return ppo.compute_advantages(rollout, critic[:, :-1].T, critic[:, 1:].T, args)[0].T
 
 
-def gae_bias_and_noise(critic, gae_lambda):
-    """Of the gradient of one completion with these advantages: the error of its mean, relative to
-    ‖∇J‖, and its variance."""
+def gae_bias_and_noise(critic, lambdas):
+    """Of the gradient of one completion with GAE's advantages: the errors of its mean, relative to
+    ‖∇J‖, and its variances, one of each for every λ."""
     p, grad_J = probs(THETA), grad(J, THETA)
-    gradients = torch.einsum("it,itw->iw", gae(critic, gae_lambda), scores(THETA))
-    mean = p @ gradients
-    return (mean - grad_J).norm() / grad_J.norm(), p @ gradients.square().sum(1) - mean @ mean
+    biases, variances = [], []
+    for gae_lambda in lambdas:
+        gradients = torch.einsum("it,itw->iw", gae(critic, gae_lambda), scores(THETA))
+        mean = p @ gradients
+        biases.append((mean - grad_J).norm() / grad_J.norm())
+        variances.append(p @ gradients.square().sum(1) - mean @ mean)
+    return biases, variances
 
 
 def group_gradients(script, size, equal_weights=False, **flags):
