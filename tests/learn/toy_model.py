@@ -105,7 +105,7 @@ def trained(theta, until):
 
 
 def gae(critic, gae_lambda):
-    """ppo.py's GAE of each token, (15, 3): completions are episodes, critic is as values(), γ = 1."""
+    """ppo.py's GAE of each token, (15, 3), with γ = 1: completions are episodes, critic is as V."""
     last = (torch.arange(LIMIT) == LENGTHS[:, None] - 1).T
     rollout = {"rewards": R * last, "done": last, "terminated": last}
     args = ppo.Args(gamma=1.0, gae_lambda=gae_lambda)
