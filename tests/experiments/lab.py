@@ -73,7 +73,7 @@ def outcomes(runs, arm):
     by_unit = {}
     for run in runs:
         settings = run["settings"]
-        if wanted.items() <= settings.items() and column in run["result"]:
+        if wanted.items() <= settings.items():
             unit = json.dumps({key: settings[key] for key in settings if key not in wanted})
             by_unit[unit] = run["result"][column]
     return by_unit
@@ -171,40 +171,39 @@ class Experiment:
         return f"| [{self.claim}](#{self.name}) | {self.source} | {sign} | {size} |"
 
     def block(self):
-        """The lines of its block: the contrasts, each arm's means, and where the runs are from."""
+        """The lines of its block: the contrasts, each arm's means, and when the runs were made."""
         rows = []
         for contrast, pairs, (sign, p_sign), (size, p_size) in self.findings():
             numbers = (pairs.mean(), *interval(pairs), contrast.smallest)
             average, low, high, smallest = (digits(each, contrast.factor) for each in numbers)
-            unit = " times" if contrast.factor else ""
             name = contrast.name.replace("|", "\\|")
-            cells = [name, f"{average}{unit} [{low}, {high}]", smallest + unit, len(pairs)]
-            rows.append([*cells, f"{sign}, {p_text(p_sign)}", f"{size}, {p_text(p_size)}"])
-        header = ["compared", "difference [95 %]", "of interest from", "pairs"]
+            verdicts = with_p(sign, p_sign), with_p(size, p_size)
+            rows.append([name, f"{average} [{low}, {high}]", smallest, len(pairs), *verdicts])
+        header = ["compared", "difference [95 %]", "of interest from", "pairs", "sign", "size"]
         runs = self.runs()
         _, days, revisions = zip(*(run["at"].rsplit(", ", 2) for run in runs), strict=True)
         days = ", ".join(sorted(set(days)))
         revisions = ", ".join(sorted({revision.split()[1] for revision in revisions}))
         minutes = sum(run["seconds"] for run in runs) / 60
-        origin = f"{days}, revision {revisions}, {minutes:.0f} minutes of one core."
-        return [*table([*header, "sign, p", "size, p"], rows), "", *self.means(runs), "", origin]
+        origin = f"{days}, revision {revisions}, {minutes:.0f} minutes on one core."
+        return [*table(header, rows), "", *self.means(runs), "", origin]
 
     def means(self, runs):
-        """A list: for each arm, the mean over its units of each column compared or shown."""
-        compared = {arm[1] for contrast in self.contrasts for arm in contrast[1:3] if arm}
+        """The lines of a table: for each arm, the mean over its units of each column compared or
+        shown. Means of logarithms are left out."""
+        differ = [contrast for contrast in self.contrasts if not contrast.factor]
+        compared = [arm[1] for contrast in differ for arm in contrast[1:3] if arm]
+        columns = [*dict.fromkeys([*compared, *self.shown])]
+        settings = [key for key in runs[0]["settings"] if key not in ("seed", "network")]
         by_arm = {}
         for run in runs:
-            settings, result = run["settings"], run["result"]
-            arm = [f"{key} {settings[key]}" for key in settings if key not in ("seed", "network")]
-            columns = by_arm.setdefault(", ".join(arm), {})
-            for name in result:
-                if name in compared | {*self.shown}:
-                    columns.setdefault(name, []).append(result[name])
-        lines = []
-        for arm, columns in by_arm.items():
-            numbers = "; ".join(f"{name} {digits(mean(each))}" for name, each in columns.items())
-            lines.append(f"- {arm or 'means'}: {numbers}")
-        return lines
+            arm = tuple(str(run["settings"][key]).replace("|", "\\|") for key in settings)
+            by_arm.setdefault(arm, []).append(run["result"])
+        rows = []
+        for arm, results in by_arm.items():
+            numbers = [mean([result[name] for result in results]) for name in columns]
+            rows.append([*arm, *map(digits, numbers)])
+        return table([*settings, *columns], rows)
 
     def write(self):
         """Draw the picture, and write the block and the row of the page."""
@@ -251,8 +250,9 @@ def digits(number, factor=False):
     """The number with three digits, and with a minus sign after which no line breaks."""
     number = 2**number if factor else number
     text = f"{number:,.0f}" if abs(number) >= 1000 else f"{number:#.3g}".rstrip(".")
-    return text.replace("-", "−")
+    return text.replace("-", "−") + "×" * factor
 
 
-def p_text(p):
-    return f"{p:.2g}" if p >= 1e-4 else "< 0.0001"
+def with_p(word, p):
+    """The verdict, with its p-value unless that is below the line."""
+    return word if p < LINE else f"{word} (p = {p:.2g})"
