@@ -116,8 +116,8 @@ def test_the_square_of_a_mean_is_unbiased():
 
 
 def test_plus_signs_are_those_of_samples(monkeypatch):
-    """A model without memory that says + with the probability p says on average 1 / (1 − p), once
-    it has begun with one."""
+    """A model that seldom begins with +, and then says + with the probability p, says on average
+    1 / (1 − p) of them once it has begun with one."""
     grpo = script("grpo_llm")
     model, tokenizer = grpo.load_policy(grpo.Args(), torch.device("cpu"))
     plus = tokenizer.convert_tokens_to_ids("+")
@@ -125,7 +125,9 @@ def test_plus_signs_are_those_of_samples(monkeypatch):
 
     def token_logprobs(model, batch, temperature):
         assert (batch["completion_ids"] == plus).all() and temperature == 1
-        return torch.full(batch["mask"].shape, p).log()
+        probabilities = torch.full(batch["mask"].shape, p)
+        probabilities[:, 0] = 0.1
+        return probabilities.log()
 
     monkeypatch.setattr(grpo, "token_logprobs", token_logprobs)
     mean = length.plus_signs(model, tokenizer, [("1+2=", "3"), ("4+5+6=", "15")])
