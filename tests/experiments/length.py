@@ -1,20 +1,35 @@
 """GRPO's 1/|o_i|: the length of wrong answers, in a task made to show it and in the usual one."""
 
-from unittest.mock import patch
-
 import torch
-from lab import Contrast, Experiment, arms, mean, train, values
-from llm_parts import babble, load, make, start, started
+from lab import Contrast, Experiment, mean, train, values
+from llm_parts import load, make, rewarded_by, start, started
 from pictures import DASHED, SOLID, curves, figure, plain
 
 import grpo_llm
 
+NORMS = {"1/|o_i|": "response", "constant": "constant"}
+STEPS = {"plus is wrong": 20, "plus is right": 20, "usual": 40}
+
+
+def babble(rng, teacher=make.demonstration):
+    """The teacher's answer or, in six cases of ten, plus signs and a wrong sum instead."""
+    demonstration = teacher(rng)
+    if rng.random() > 0.6:
+        return demonstration
+    question = demonstration.partition("=")[0]
+    length = 1
+    while rng.random() < 0.85 and length < 40:
+        length += 1
+    total = sum(map(int, question.split("+")))
+    wrong = rng.choice([number for number in range(55) if number != total])
+    return f"{question}={'+' * length}#{wrong}<eos>"
+
 
 @torch.no_grad()
-def plus_signs(model, tokenizer, limit=60):
-    """How many plus signs an answer has once it begins with one: the policy's exact mean for 64
-    sums, without sampling, so it can be told even when such answers have died out."""
-    prompts = [f"{sum_}=" for sum_, _ in grpo_llm.load_data(grpo_llm.Args(eval_problems=64))[1]]
+def plus_signs(model, tokenizer, problems, limit=60):
+    """How many plus signs an answer has once it begins with one: the policy's exact mean for these
+    sums, computed without sampling, so it is known even when such answers have died out."""
+    prompts = [prompt for prompt, _ in problems]
     inputs = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt")
     batch = {"prompt_ids": inputs["input_ids"], "prompt_mask": inputs["attention_mask"]}
     batch["mask"] = mask = torch.ones(len(prompts), limit)
@@ -23,59 +38,59 @@ def plus_signs(model, tokenizer, limit=60):
     return 1 + another.sum(1).mean().item()  # `another`: P(2 or more), P(3 or more), …
 
 
-def extra_totals(model, tokenizer, number=128):
-    """By how many running totals a wrong answer to a held-out sum is longer than it need be: the
-    mean over the wrong ones of eight answers to each."""
-    args = grpo_llm.Args(eval_problems=number)
-    _, sums = grpo_llm.load_data(args)
+def extra_totals(model, tokenizer, problems):
+    """By how many running totals a wrong answer to these sums is longer than it need be: the mean
+    over the wrong ones of eight answers to each."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        _, texts, rewards = grpo_llm.rollout(model, tokenizer, sums, 8, 1.0, args)
+        _, texts, rewards = grpo_llm.rollout(model, tokenizer, problems, 8, 1.0, grpo_llm.Args())
     extra = []
     for i, text in enumerate(texts):
         if rewards.flatten()[i] == 0:
-            extra.append(text.count(",") + 1 - sums[i // 8][0].count("+"))
+            extra.append(text.count(",") + 1 - problems[i // 8][0].count("+"))
     return mean(extra)
 
 
-def swapped(name):
-    return lambda completion, answer: 1 - grpo_llm.verify(completion, answer)
+def swapped(completion, answer):
+    return 1 - grpo_llm.verify(completion, answer)
 
 
 def run(norm, task, seed, network, steps=None, warm=make.STEPS):
-    """The outcome before training, and as a mean over it. If plus is right, rewards are swapped."""
-    folder = start(network, warm) if task == "usual" else start(network, warm, babble)
+    """The outcome before training, and its mean over training. If plus is right, the rewards are
+    swapped."""
+    usual = task == "usual"
+    folder = start(network, warm) if usual else start(network, warm, babble)
     steps = steps or STEPS[task]
-    count = extra_totals if task == "usual" else plus_signs
+    flags = {"steps": 120} if usual else {"steps": 40, "max_new_tokens": 60}
+    args = grpo_llm.Args(beta=0.0, length_norm=NORMS[norm], seed=seed, **flags)
+    count, number = (extra_totals, 128) if usual else (plus_signs, 64)
+    _, held_out = grpo_llm.load_data(args)
     model, tokenizer = load(folder)
-    counts = [count(model, tokenizer)]
+    counts = [count(model, tokenizer, held_out[:number])]
 
     def each_step(step, policy, metrics):
         if step % max(1, steps // 10) == 0:
-            counts.append(count(policy, tokenizer))
+            counts.append(count(policy, tokenizer, held_out[:number]))
 
-    flags = {"steps": 120} if task == "usual" else {"steps": 40, "max_new_tokens": 60}
-    args = grpo_llm.Args(beta=0.0, length_norm=NORMS[norm], seed=seed, **flags)
-    verifier = swapped if task == "plus is right" else grpo_llm.load_verifier
-    with patch.object(grpo_llm, "load_verifier", verifier):
+    with rewarded_by(swapped if task == "plus is right" else grpo_llm.verify):
         train(grpo_llm, args, steps, each_step, folder)
     return {"before": counts[0], "length": mean(counts[1:]), "by rollout": counts}
 
 
 def contrast(task, more, less, smallest=1.0):
-    """Of arms named after their norms, or before training."""
-    found = dict(zip(NORMS, arms("length", "norm", list(NORMS), task=task), strict=True))
-    found["before"] = found[less if more == "before" else more][0], "before"
-    return Contrast(f"{task}: {more} − {less}", found[more], found[less], smallest)
+    """Between two arms: a norm, or the same runs before training."""
+    arm = {norm: ({"norm": norm, "task": task}, "length") for norm in NORMS}
+    arm["before"] = arm[less if more == "before" else more][0], "before"
+    return Contrast(f"{task}: {more} − {less}", arm[more], arm[less], smallest)
 
 
-NORMS = {"1/|o_i|": "response", "constant": "constant"}
-STEPS = {"plus is wrong": 20, "plus is right": 20, "usual": 40}
 JOBS = started(norm=list(NORMS), task=list(STEPS))
-TESTS = [
-    [contrast("plus is wrong", "1/|o_i|", less) for less in ("constant", "before")]
-    + [contrast("plus is right", more, "1/|o_i|") for more in ("constant", "before")],
-    [contrast("usual", "1/|o_i|", "constant", smallest=0.25)],
+CONTRASTS = [
+    contrast("plus is wrong", "1/|o_i|", "constant"),
+    contrast("plus is wrong", "1/|o_i|", "before"),
+    contrast("plus is right", "constant", "1/|o_i|"),
+    contrast("plus is right", "before", "1/|o_i|"),
+    contrast("usual", "1/|o_i|", "constant", smallest=0.25),
 ]
 
 
@@ -97,13 +112,10 @@ def draw(runs):
     return page
 
 
-CLAIM = "Dividing by an answer's length makes wrong answers longer, and right ones shorter."
+CLAIM = "Dividing by an answer's length makes wrong answers longer and right ones shorter."
 SOURCE = "[Dr. GRPO](https://arxiv.org/abs/2503.20783), 3.1"
-FORMER = "as claimed / not seen; of interest / open"
-SHOWN = ("before",)
-EXPERIMENT = Experiment(
-    run, JOBS, TESTS, draw, {"steps": 1, "warm": 10}, CLAIM, SOURCE, FORMER, shown=SHOWN
-)
+SMALL = {"steps": 1, "warm": 10}
+EXPERIMENT = Experiment(run, JOBS, CONTRASTS, draw, SMALL, CLAIM, SOURCE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

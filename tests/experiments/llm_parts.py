@@ -1,4 +1,4 @@
-"""What the experiments on the tiny language model share: its networks, and helpers."""
+"""What the experiments on the tiny language model share: the networks that runs start from."""
 
 import shutil
 import tempfile
@@ -25,7 +25,7 @@ def started(**choices):
 
 def start(seed, steps=make.STEPS, demonstration=make.demonstration):
     """The folder of a model that make.py makes from this seed, perhaps with another teacher. It is
-    kept. Another process may make the same one, and the first one's stays."""
+    kept. If another process makes the same model at the same time, the first one stays."""
     name = f"{demonstration.__name__}-{seed}-{steps}"
     folder = CACHE / f"{name}-{zlib.crc32(Path(make.__file__).read_bytes()):08x}"
     if not folder.exists():
@@ -47,35 +47,6 @@ def load(folder):
     return grpo_llm.load_policy(grpo_llm.Args(model=str(folder)), CPU)
 
 
-def babble(rng, own=make.demonstration):
-    """The teacher, who in six cases of ten says plus signs and a wrong sum instead."""
-    if rng.random() > 0.6:
-        return own(rng)
-    question, total = make.make_sum(rng)
-    length = 1
-    while rng.random() < 0.85 and length < 40:
-        length += 1
-    wrong = rng.choice([number for number in range(55) if number != int(total)])
-    return f"{question}={'+' * length}#{wrong}<eos>"
-
-
-def gradients(model, batch, weights, variants, args):
-    """Σ weights · A · ∇ log π as a vector, for each of these advantages of one batch."""
-    logprobs = grpo_llm.token_logprobs(model, batch, args.temperature)
-    found = []
-    for advantages in variants:
-        objective = (weights * advantages.flatten()[:, None] * logprobs).sum()
-        parts = torch.autograd.grad(objective, list(model.parameters()), retain_graph=True)
-        found.append(torch.cat([part.flatten() for part in parts]))
-    return found
-
-
-@torch.no_grad()
-def chance(model, tokenizer, completions):
-    """The policy's probability that its answer to each question begins so: {question: text}."""
-    prompts = tokenizer(list(completions), padding=True, padding_side="left", return_tensors="pt")
-    said = tokenizer(list(completions.values()), padding=True, return_tensors="pt")
-    batch = {"prompt_ids": prompts["input_ids"], "prompt_mask": prompts["attention_mask"]}
-    batch |= {"completion_ids": said["input_ids"], "mask": said["attention_mask"].float()}
-    logprobs = grpo_llm.token_logprobs(model, batch, 1.0)
-    return (logprobs * batch["mask"]).sum(1).exp()
+def rewarded_by(verify):
+    """Within this context sums are rewarded by this function."""
+    return patch.object(grpo_llm, "load_task", lambda path: (grpo_llm.load_problems, verify))

@@ -1,7 +1,7 @@
 """What the pictures share: a colour for each algorithm, lines with bands, rows of dots.
 
 A line or a bar is the mean of the runs, a band their middle 80 %, a dot one run. A variant of an
-algorithm has its colour, and another dash or hollow dots.
+algorithm has its colour, with another dash or hollow dots.
 """
 
 import numpy as np
@@ -16,9 +16,8 @@ COLORS = {
     "DAPO": "#8C564B",
     "GSPO": "#CC5C9B",
     "CISPO": "#2A9FD6",
-    "none": "#888888",  # no algorithm's: a loop without a bound, or without a critic
 }
-SOLID, DASHED, DOTTED, MIXED = "-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2))
+SOLID, DASHED, DOTTED = "-", (0, (5, 2)), (0, (1, 1.5))
 WORDS = 9  # points: the size of words inside a picture
 
 STYLE = {
@@ -44,10 +43,8 @@ def figure(title, height, *shape, **options):
     return page, page.subplots(*shape, squeeze=False, **options).flatten()
 
 
-def curves(axes, x, lines, at=None, band=True):
-    """Lines with bands. lines: {label: (values (runs, points), algorithm, dash)}. A label stands
-    where its line ends. With `at`, {label: (text, point, right, up)}, the text stands there, so
-    many points from a point of the line."""
+def curves(axes, x, lines, band=True):
+    """Lines with bands. lines: {label: (values (runs, points), algorithm, dash)}."""
     axes.ends = []  # for label_lines
     for label, (runs, algorithm, dash) in lines.items():
         y, color = runs.mean(0), COLORS[algorithm]
@@ -55,18 +52,11 @@ def curves(axes, x, lines, at=None, band=True):
             low, high = np.percentile(runs, [10, 90], axis=0)
             axes.fill_between(x, low, high, color=color, alpha=0.13, linewidth=0)
         axes.plot(x, y, color=color, linestyle=dash)
-        if not at:
-            axes.ends.append((y[-1], label, color))
-        elif label in at:
-            text, i, *off = at[label]
-            i = min(i, len(x) - 1)  # smoke runs are short
-            place = {"xytext": off, "textcoords": "offset points", "ha": "center", "va": "center"}
-            place |= {"arrowprops": {"arrowstyle": "-", "color": color, "lw": 0.8}}
-            axes.annotate(text, (x[i], y[i]), color=color, fontsize=WORDS, **place)
+        axes.ends.append((y[-1], label, color))
 
 
 def label_lines(page):
-    """Write beside each line's end its label, none over another, when all lines are drawn."""
+    """When all lines are drawn: write each label where its line ends, with no overlap."""
     for axes in page.axes:
         rows = axes.get_subplotspec().get_gridspec().nrows
         a_line = WORDS * 1.8 * rows / (72 * page.get_figheight())  # of words, as a share
@@ -98,7 +88,7 @@ def dots(axes, rows, center=np.mean):
     axes.grid(axis="y", visible=False)
 
 
-def plain(axis, ticks, form="{:g}"):
+def plain(axis, ticks):
     """Ticks of a logarithmic axis as plain numbers."""
-    axis.set_ticks(ticks, [form.format(tick) for tick in ticks])
+    axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.set_ticks([], minor=True)

@@ -4,10 +4,10 @@ from dataclasses import replace
 from itertools import pairwise
 from math import log2
 
-import gymnasium as gym
 import numpy as np
 import torch
 from classic_parts import train
+from gymnasium.wrappers import vector
 from lab import Contrast, Experiment, grid, values
 from pictures import dots, figure, plain
 
@@ -18,7 +18,7 @@ PSIS = ["return", "reward-to-go", "baseline", "TD error"]
 
 
 def policy_gradients(agent, rollouts, psi, args):
-    """A gradient of each rollout, with the Ψ that the scripts themselves compute: (n, P)."""
+    """The gradient of each rollout, with the Ψ that the scripts compute themselves: (n, P)."""
     script = actor_critic if psi == "TD error" else reinforce
     gradients = []
     for rollout in rollouts:
@@ -37,13 +37,14 @@ def square_of_mean(vectors):
 
 
 def run(seed, half_trained=20_000, rollouts=40):
-    """Of each Ψ, on the same rollouts of one half-trained policy: the variance of the gradient, and
-    the TD error's bias² as a share of the gradient². Episodes have no time limit, and γ = 1, so the
+    """The gradient's variance with each Ψ, on the same rollouts of one half-trained policy, and the
+    TD error's bias² as a share of the gradient². Episodes have no time limit, and γ = 1, so the
     gradient with the baseline has no bias, whatever the critic."""
     agent = train(reinforce, total_timesteps=half_trained, seed=seed).agent
     args = reinforce.Args(gamma=1.0, seed=seed)
     envs = reinforce.make_envs(args.env_id, args.num_envs, max_episode_steps=10**9)
-    envs = gym.wrappers.vector.TransformReward(envs, lambda rewards: rewards / 100)  # for V
+    envs = vector.RecordEpisodeStatistics(envs, stats_key="whole episode")  # rollouts reads it
+    envs = vector.TransformReward(envs, lambda rewards: rewards / 100)  # for V
     stream = (rollout for rollout, _ in reinforce.rollouts(envs, agent, args))
     agent.critic = reinforce.Agent(envs).critic  # a new one
     optimizer = torch.optim.Adam(agent.critic.parameters(), lr=1e-3)
@@ -55,9 +56,9 @@ def run(seed, half_trained=20_000, rollouts=40):
         drawn = [next(stream) for _ in range(rollouts)]
         true = policy_gradients(agent, drawn, "baseline", args)
         for psi in PSIS:
-            own = policy_gradients(agent, drawn, psi, args)
-            result[f"log2 variance, {psi}, {critic}"] = log2(own.var(0).sum())
-        bias = square_of_mean(own - true)
+            gradients = policy_gradients(agent, drawn, psi, args)
+            result[f"log2 variance, {psi}, {critic}"] = log2(gradients.var(0).sum())
+        bias = square_of_mean(gradients - true)  # of the last Ψ, the TD error
         result[f"bias² / gradient², {critic}"] = bias / square_of_mean(true)
     return result
 
@@ -66,15 +67,11 @@ JOBS = grid(16)
 VARIANCES = [({}, f"log2 variance, {psi}, better critic") for psi in PSIS]
 ROUGH = ({}, "bias² / gradient², rough critic")
 BETTER = ({}, "bias² / gradient², better critic")
-TESTS = [
-    [
-        Contrast(
-            f"variance, better critic: {PSIS[i]} over {PSIS[i + 1]}", a, b, log2(1.25), factor=True
-        )
-        for i, (a, b) in enumerate(pairwise(VARIANCES))
-    ],
-    [Contrast("bias² / gradient² of the TD error, rough critic", ROUGH, None, 0.1)],
+CONTRASTS = [
+    Contrast(f"variance, better critic: {PSIS[i]} over {PSIS[i + 1]}", *both, log2(1.25), True)
+    for i, both in enumerate(pairwise(VARIANCES))
 ]
+CONTRASTS.append(Contrast("bias² / gradient² of the TD error, rough critic", ROUGH, None, 0.1))
 
 
 def draw(runs):
@@ -93,9 +90,9 @@ def draw(runs):
     noise.set(xscale="log", title="Variance of the gradient (whole return: 1)")
     plain(noise.xaxis, [0.001, 0.01, 0.1, 1])
     rows = {}
-    for seen, arm in ((2, ROUGH), (50, BETTER)):
-        label = f"TD error, critic\nafter {seen} rollouts"
-        rows[label] = values(runs, arm), "actor-critic", seen == 2
+    for number, arm in ((2, ROUGH), (50, BETTER)):
+        label = f"TD error, critic\nafter {number} rollouts"
+        rows[label] = values(runs, arm), "actor-critic", number == 2
     dots(bias, rows)
     bias.set(xscale="symlog", title="Bias² over gradient² (linear up to 2, then logarithmic)")
     plain(bias.xaxis, [0, 0.5, 1, 3, 10, 30])
@@ -105,14 +102,14 @@ def draw(runs):
 
 SMALL = {"half_trained": 2000, "rollouts": 4}
 CLAIM = (
-    "Reward-to-go, a baseline and the TD error each take noise out of the gradient, and the "
-    "TD error adds a bias."
+    "Reward-to-go, a baseline and the TD error each make the gradient less noisy, and the TD "
+    "error adds a bias."
 )
 SOURCE = (
     "[GAE](https://arxiv.org/abs/1506.02438), sections 2 and 3; Sutton and Barto 2018, 13.4 "
     "and 13.5; of reward-to-go alone, introductions"
 )
-EXPERIMENT = Experiment(run, JOBS, TESTS, draw, SMALL, CLAIM, SOURCE, shown=BETTER[1:])
+EXPERIMENT = Experiment(run, JOBS, CONTRASTS, draw, SMALL, CLAIM, SOURCE, BETTER[1:])
 
 if __name__ == "__main__":
     EXPERIMENT.main()
