@@ -18,6 +18,8 @@ import tyro
 import variants
 from conftest import batch_of, calls_of, equal, random_model, refused, script, weights
 from lineage import ROOT
+from oracles import row_by_row, single_rows
+from torch.nn.utils.rnn import pad_sequence
 
 PROMPTS, LENGTHS = [[3, 4], [5, 6, 7, 8], [9]], [8, 2, 5, 1, 3, 8, 8, 4, 1, 6, 7, 2]
 ROWS = re.findall(r"^\| \[(\w+)\]\(#(\S+)\) \| .+? \| (.+) \|$", variants.PAGE, re.M)
@@ -148,9 +150,14 @@ CREDIT = [
 ]
 
 
+class Policy(int):
+    critic = 2
+
+
 def one_step(module, patch, args, lengths, rewards, old=None):
     """The minibatch of a train_step whose rollout has these lengths and rewards, and its record. A
-    model is here a number, by which log π_old is multiplied: 1 for the policy, 3 for π_ref."""
+    model is here a number, by which log π_old is multiplied: 1 for the policy, 2 for its critic, 3
+    for π_ref."""
     mask = (torch.arange(8) < torch.tensor(lengths).view(-1, 1)).double()
     logprobs = -mask if old is None else old
     batch = {"mask": mask, "sampled_logprobs": logprobs, "ended": mask[:, 0] > 0}
@@ -161,7 +168,7 @@ def one_step(module, patch, args, lengths, rewards, old=None):
     patch.setattr(module, "global_means", lambda record: record)
     patch.setattr(module, "train_minibatch", lambda _, __, part, ___: minibatch.update(part) or {})
     minibatch = {}
-    record = module.train_step(1, 3, None, None, [None], 1, args)
+    record = module.train_step(Policy(1), 3, None, None, [None], 1, args)
     return minibatch, record
 
 
@@ -256,14 +263,79 @@ def test_opd_s_teacher_is_another_model(variant, short_run, monkeypatch):
     assert record["kl"] > 0.5
 
 
+# -------------------------------------------------------------------------------------- A critic
+
+
+def test_ppo_s_advantages_and_targets_are_gae_s(variant, monkeypatch):
+    """By its definition: R_i follows the last token, and what stands in the padding has no say."""
+    module = variant("ppo")
+    args = module.Args(beta=0, num_minibatches=1, prompts_per_step=1, gae_lambda=0.8)
+    old = torch.randn(12, 8, generator=torch.Generator().manual_seed(0)).double()
+    batch, _ = one_step(module, monkeypatch, args, TOKENS, REWARDS, old)
+    lengths, rewards = sum(TOKENS, []), sum(REWARDS, [])
+    for i, (length, reward) in enumerate(zip(lengths, rewards, strict=True)):
+        values = [*(2 * old[i, :length]).tolist(), reward]
+        deltas = [after - before for before, after in itertools.pairwise(values)]
+        for t, advantage in enumerate(batch["advantages"][i, :length].tolist()):
+            expected = sum(0.8**n * delta for n, delta in enumerate(deltas[t:]))
+            assert advantage == pytest.approx(expected)
+            assert batch["targets"][i, t].item() == pytest.approx(values[t] + expected)
+        assert not batch["advantages"][i, length:].any()
+
+
+def prepare(module, model, patch):
+    """Let the script's main do to this model what it does before the first step."""
+    patch.setattr(module, "load_policy", lambda *_: (model, None))
+    patch.setattr(module, "evaluate", lambda *_: {"eval/pass@1": 0.0})
+    patch.setattr(module, "SummaryWriter", lambda _: None)
+    module.main(module.Args(steps=0, beta=0))
+
+
+def test_ppo_s_step_has_the_gradient_of_both_losses(variant, monkeypatch):
+    """Through plain passes. The critic is a copy that says 0 at first and shares no weight with the
+    policy, whose embeddings are here its head."""
+    module, model = variant("ppo"), random_model("gpt2")
+    policy = {p.data_ptr() for p in model.parameters()}
+    prepare(module, model, monkeypatch)
+    assert not policy & {p.data_ptr() for p in model.critic.parameters()}
+    batch = batch_of(model, PROMPTS, LENGTHS)
+    assert not module.token_logprobs(model.critic, batch, 1.0).any()
+    torch.nn.init.normal_(model.critic.get_output_embeddings().weight)
+    model.double()
+    mask, args = batch["mask"], module.Args(micro_batch_size=5, max_grad_norm=1e9, beta=0)
+    drift, advantages, targets = torch.randn(3, *mask.shape) * mask
+    batch |= {"advantages": advantages, "targets": targets}
+    batch["old_logprobs"] = batch["old_logprobs"] + drift / 2
+    module.train_minibatch(model, torch.optim.SGD(model.parameters(), lr=0.0), batch, args)
+    ratio = (row_by_row(model, batch) - batch["old_logprobs"]).exp()
+    objective = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+    values = [logits[:, 0] for _, logits in single_rows(model.critic, batch)]
+    errors = (pad_sequence(values, batch_first=True) - targets) * mask
+    loss = (0.5 * errors.square() - objective * mask) / (12 * mask.sum(1, keepdim=True))
+    expected = torch.autograd.grad(loss.sum(), list(model.parameters()))
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
+
+
 # ----------------------------------------------------------------------- Samplers and engineering
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name,flags", [("stale", {"stale": 2}), ("ppo", {})])
+def test_a_resumed_run_ends_like_one_in_a_single_piece(name, flags, variant, short_run):
+    """Also in the same process. And a checkpoint's model is the policy alone."""
+    module = variant(name)
+    flags = short_run | {"steps": 6, "eval_every": 3, "learning_rate": 5e-3} | flags
+    straight = Path(module.main(module.Args(**flags))["folder"])
+    resumed = module.main(module.Args(**flags, resume=str(straight / "step-000003")))["folder"]
+    assert equal(weights(straight), weights(resumed))
+    assert b"critic" not in (straight / "step-000006/model.safetensors").read_bytes()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stale", [0, 2])
 def test_stale_rollouts_are_drawn_by_the_model_of_so_many_steps_ago(stale, variant, short_run):
-    """Also in a resumed run, which ends like one in a single piece, in the same process. And a run
-    with stale rollouts goes on, however far π_old is from π_s."""
+    """And the run goes on, however far π_old is then from π_s."""
     module, states, samplers = variant("stale"), [], []
     step, rollout = module.train_step, module.rollout
 
@@ -278,13 +350,11 @@ def test_stale_rollouts_are_drawn_by_the_model_of_so_many_steps_ago(stale, varia
         samplers.append(copy.deepcopy(model.state_dict()))
         return rollout(model, *rest)
 
-    flags = short_run | {"steps": 6, "stale": stale, "eval_every": 3}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "train_step", watched_step)
         patch.setattr(module, "rollout", watched_rollout)
-        straight = Path(module.main(module.Args(**flags))["folder"])
-    resumed = module.main(module.Args(**flags, resume=str(straight / "step-000003")))["folder"]
-    assert equal(weights(straight), weights(resumed))
+        module.main(module.Args(**short_run | {"steps": 5, "stale": stale}))
+    assert len(states) == 5
 
 
 def test_bf16_rounds_the_loss_s_passes_alone(variant):
@@ -333,16 +403,13 @@ def test_checkpointing_reads_each_layer_twice_and_changes_no_gradient(kind, vari
     next(layer.children()).register_forward_hook(lambda *_: calls.append(kind))
     batch = batch_of(model, PROMPTS, LENGTHS)
     batch["advantages"] = torch.tensor([1.0, -1.0] * 6)
-    monkeypatch.setattr(module, "load_policy", lambda *_: (model, None))
-    monkeypatch.setattr(module, "evaluate", lambda *_: {"eval/pass@1": 0.0})
-    monkeypatch.setattr(module, "SummaryWriter", lambda _: None)
     for passes in (1, 2):
         calls.clear()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         module.train_minibatch(model, optimizer, batch, module.Args(beta=0))
         assert len(calls) == passes
         gradients.append([p.grad.clone() for p in model.parameters()])
-        module.main(module.Args(steps=0))
+        prepare(module, model, monkeypatch)
     torch.testing.assert_close(*gradients)
     assert module.generate(model, PROMPTS, 4, 8, 1.0)["mask"].sum() > 12
 
@@ -392,8 +459,8 @@ def test_blocks_are_applied_in_order_each_to_what_the_one_before_has_made(
         ("stale tis stale", "stale is in grpo_llm.py with stale with tis already"),
         ("sapo dual_clip", "dual_clip does not fit grpo_llm.py with sapo: it looks for `"),
         ("rloo_llm dppo", "dppo does not fit rloo_llm.py: it looks for `clip_low: float = 0.2"),
-        ("nothing dppo", "there is neither a block nor a script nothing; blocks: opd"),
-        ("gspo_llm nothing", "there is no block nothing; blocks: opd"),
+        ("nothing dppo", "there is neither a block nor a script nothing; blocks: "),
+        ("gspo_llm nothing", "there is no block nothing; blocks: "),
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_line_and_nothing_is_written(
