@@ -66,45 +66,31 @@ D = torch.tensor([[0.4, -0.5, 0.1], [0, 0.6, 0], [-0.2, 0.3, -0.7], [0.25, 0, 0]
 # D as the teacher's.
 TEACHER_A = torch.tensor([[0.7, -0.8, 0.15], [0.1, 1.1, 0], [-0.5, 0.5, 0.6], [1.45, 0, 0]])
 
-SOURCES = [
-    # Block, flags, and the slope of each token's objective by its log π. TRL is 1.16.0 and its
-    # GRPOTrainer, verl 1dda039 and its core_algos, prime-rl 559b447, OpenRLHF 3c3be62.
-    (  # TRL, loss_type sapo; verl, compute_policy_loss_sapo
-        "sapo",
-        {"beta": 0},
-        [1.964071, 1.092773, 1.575871, 0.55106, 0.743369]
-        + [-0.727269, -1.205048, -0.79119, -1.965127],
-    ),
-    (  # prime-rl, default_loss_fn with kl_tau 0, and OLD as the sampler's
-        "dppo",
-        {"beta": 0, "clip_low": 0.1, "clip_high": 0.15},
-        [0, 1.111227, 1.576907, 0.552585, 0.824361, 0, -1.221403, -3.669297, -6.640234],
-    ),
-    (  # TRL, delta; with β 0 verl's vanilla and OpenRLHF's dual_clip give its slopes
-        "dual_clip",
-        {"beta": 0.3, "delta": 3.0},
-        [0.147547, 0.993187, 1.608458, 0.552585, 0.246636]
-        + [-0.054381, -1.116445, -0.151024, 0.085208],
-    ),
-    (  # TRL, use_bias_correction_kl
-        "unbiased_kl",
-        {"beta": 0.3},
-        [0.161983, 1.000105, 1.608445, 0.552585, 0.29677]
-        + [-0.044449, -1.111477, -4.439849, -6.391225],
-    ),
-    (  # TRL, token_truncate; with β 0 OpenRLHF's tis, too
-        "tis",
-        {"beta": 0.3, "max_weight": 2.0},
-        [0.147547, 0.381266, 1.608458, 1.105171, 0.246636]
-        + [-0.054381, -1.244901, -1.500883, -13.19526],
-    ),
-    (  # verl, the vanilla loss with bounds of 9 and minus its k1 as the advantage
-        "opd",
-        {"beta": 0, "clip_low": 9.0, "clip_high": 9.0, "teacher": ""},
-        [0.944901, -0.592655, 0.157691, 0.110517, 1.813593]
-        + [-0.370409, 0.610701, 2.201578, 4.814169],
-    ),
-]
+# The flags and the code of each source. TRL is 1.16.0 and its GRPOTrainer, verl 1dda039 and its
+# core_algos, prime-rl 559b447, OpenRLHF 3c3be62.
+FLAGS = {
+    # TRL, loss_type sapo; verl, compute_policy_loss_sapo
+    "sapo": {"beta": 0},
+    # prime-rl, default_loss_fn with kl_tau 0, and OLD as the sampler's
+    "dppo": {"beta": 0, "clip_low": 0.1, "clip_high": 0.15},
+    # TRL, delta; with β 0 verl's vanilla and OpenRLHF's dual_clip give its slopes
+    "dual_clip": {"beta": 0.3, "delta": 3.0},
+    # TRL, use_bias_correction_kl
+    "unbiased_kl": {"beta": 0.3},
+    # TRL, token_truncate; with β 0 OpenRLHF's tis, too
+    "tis": {"beta": 0.3, "max_weight": 2.0},
+    # verl, the vanilla loss with bounds of 9 and minus its k1 as the advantage
+    "opd": {"beta": 0, "clip_low": 9.0, "clip_high": 9.0, "teacher": ""},
+}
+# The slope of each token's objective by its log π.
+SLOPES = """
+sapo        1.964071 1.092773 1.575871 0.55106 0.743369 -0.727269 -1.205048 -0.79119 -1.965127
+dppo        0 1.111227 1.576907 0.552585 0.824361 0 -1.221403 -3.669297 -6.640234
+dual_clip   0.147547 0.993187 1.608458 0.552585 0.246636 -0.054381 -1.116445 -0.151024 0.085208
+unbiased_kl 0.161983 1.000105 1.608445 0.552585 0.29677 -0.044449 -1.111477 -4.439849 -6.391225
+tis         0.147547 0.381266 1.608458 1.105171 0.246636 -0.054381 -1.244901 -1.500883 -13.19526
+opd         0.944901 -0.592655 0.157691 0.110517 1.813593 -0.370409 0.610701 2.201578 4.814169
+"""
 
 
 class Table(torch.nn.Module):
@@ -117,10 +103,11 @@ class Table(torch.nn.Module):
         self.logprobs = torch.nn.Parameter((OLD + LOG_R).double())
 
 
-@pytest.mark.parametrize("name,flags,expected", SOURCES)
-def test_a_token_is_pushed_as_in_the_source(name, flags, expected, variant, monkeypatch):
+@pytest.mark.parametrize("row", SLOPES.strip().splitlines())
+def test_a_token_is_pushed_as_in_the_source(row, variant, monkeypatch):
+    name, *expected = row.split()
     module, model = variant(name), Table()
-    args = module.Args(micro_batch_size=3, max_grad_norm=1e9, **flags)
+    args = module.Args(micro_batch_size=3, max_grad_norm=1e9, **FLAGS[name])
     mask = (torch.arange(3) < torch.tensor(COUNTS)[:, None]).double()
     batch = {"mask": mask, "row": torch.arange(4), "old_logprobs": OLD.double()}
     batch["sampled_logprobs"] = (OLD - LOG_W).double()
@@ -128,9 +115,10 @@ def test_a_token_is_pushed_as_in_the_source(name, flags, expected, variant, monk
     batch["advantages"] = (TEACHER_A if name == "opd" else ADVANTAGES).double()
     monkeypatch.setattr(module, "token_logprobs", lambda m, part, _: m.logprobs[part["row"]])
     module.train_minibatch(model, torch.optim.SGD(model.parameters(), lr=0.0), batch, args)
-    weights = 1 / (4 * mask.sum(1, keepdim=True))
-    slopes = -(model.logprobs.grad / weights)[mask > 0]
-    torch.testing.assert_close(slopes, torch.tensor(expected).double(), rtol=1e-5, atol=1e-6)
+    shares = 1 / (4 * mask.sum(1, keepdim=True))
+    slopes = -(model.logprobs.grad / shares)[mask > 0]
+    expected = torch.tensor([float(slope) for slope in expected]).double()
+    torch.testing.assert_close(slopes, expected, rtol=1e-5, atol=1e-6)
 
 
 # -------------------------------------------------------------------------------------- Credit
