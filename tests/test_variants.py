@@ -17,10 +17,10 @@ import transformers
 import tyro
 import variants
 from conftest import batch_of, calls_of, equal, random_model, refused, script, weights
-from lineage import ROOT
 from oracles import row_by_row, single_rows
 from torch.nn.utils.rnn import pad_sequence
 
+ROOT = variants.ROOT
 PROMPTS, LENGTHS = [[3, 4], [5, 6, 7, 8], [9]], [8, 2, 5, 1, 3, 8, 8, 4, 1, 6, 7, 2]
 ROWS = re.findall(r"^\| \[(\w+)\]\(#(\S+)\) \| .+? \| (.+) \|$", variants.PAGE, re.M)
 FITS = [(name, f"{other}_llm") for name, _, others in ROWS for other in re.findall(r"\w+", others)]
@@ -66,9 +66,9 @@ D = torch.tensor([[0.4, -0.5, 0.1], [0, 0.6, 0], [-0.2, 0.3, -0.7], [0.25, 0, 0]
 # D as the teacher's.
 TEACHER_A = torch.tensor([[0.7, -0.8, 0.15], [0.1, 1.1, 0], [-0.5, 0.5, 0.6], [1.45, 0, 0]])
 
-# The flags and the code of each source. TRL is 1.16.0 and its GRPOTrainer, verl 1dda039 and its
+# Each source and its flags. TRL is 1.16.0 and its GRPOTrainer, verl 1dda039 and its
 # core_algos, prime-rl 559b447, OpenRLHF 3c3be62.
-FLAGS = {
+SOURCES = {
     # TRL, loss_type sapo; verl, compute_policy_loss_sapo
     "sapo": {"beta": 0},
     # prime-rl, default_loss_fn with kl_tau 0, and OLD as the sampler's
@@ -107,7 +107,7 @@ class Table(torch.nn.Module):
 def test_a_token_is_pushed_as_in_the_source(row, variant, monkeypatch):
     name, *expected = row.split()
     module, model = variant(name), Table()
-    args = module.Args(micro_batch_size=3, max_grad_norm=1e9, **FLAGS[name])
+    args = module.Args(micro_batch_size=3, max_grad_norm=1e9, **SOURCES[name])
     mask = (torch.arange(3) < torch.tensor(COUNTS)[:, None]).double()
     batch = {"mask": mask, "row": torch.arange(4), "old_logprobs": OLD.double()}
     batch["sampled_logprobs"] = (OLD - LOG_W).double()
