@@ -461,22 +461,24 @@ def test_what_does_not_fit_is_refused_in_a_line_and_nothing_is_written(
 
 
 def test_a_hunk_changes_only_lines_that_stand_there_once(monkeypatch):
-    hunk = "@@ imports\n-import torch\n+import torch  # mine\n"
+    """The first of these also occurs further to the right, which does not count."""
+    hunk = "@@ train_step\n-    if args.beta > 0:\n+    if args.beta > 0:  # mine\n"
     monkeypatch.setitem(variants.BLOCKS, "once", hunk)
-    monkeypatch.setitem(variants.BLOCKS, "twice", hunk.replace("import torch", "    if RANK == 0:"))
-    assert "\nimport torch  # mine\n" in variants.applied("once")
+    monkeypatch.setitem(variants.BLOCKS, "twice", hunk.replace("args.beta > 0", "RANK == 0"))
+    assert variants.applied("once").count("# mine") == 1
     assert refused(variants.applied, "twice").startswith("twice does not fit")
 
 
-def test_an_edited_variant_is_not_overwritten(folder, monkeypatch):
+def test_an_edited_variant_is_not_overwritten_and_keeps_its_block(folder, monkeypatch):
     monkeypatch.setattr(variants, "ROOT", folder)
-    path = folder / "variant_dppo.py"
+    path = folder / "variant_tis.py"
     for _ in range(2):
-        variants.main(["dppo"])  # a second time nothing changes
-    edited = path.read_text().replace("clip_high: float = 0.2", "clip_high: float = 0.3")
+        variants.main(["tis"])  # a second time nothing changes
+    edited = path.read_text().replace("max_weight: float = 2.0", "max_weight: float = 3.0")
     path.write_text(edited)
-    assert refused(variants.main, ["dppo"]).startswith("variant_dppo.py has other text")
-    assert path.read_text() == edited
+    assert refused(variants.main, ["tis"]).startswith("variant_tis.py has other text")
+    again = refused(variants.main, ["variant_tis", "tis"])
+    assert again == "tis is in variant_tis.py already" and path.read_text() == edited
 
 
 def test_the_page_has_a_row_a_section_and_a_run_for_each_block(variant):
