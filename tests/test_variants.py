@@ -1,0 +1,494 @@
+"""VARIANTS.md: each block gives the numbers that its source's own code gives (run once, outside the
+repository, on the completions below), or that its definition gives. And variants.py, which applies
+them, refuses what it must."""
+
+import copy
+import functools
+import importlib.util
+import itertools
+import math
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+import tyro
+import variants
+from conftest import batch_of, calls_of, equal, random_model, refused, script, weights
+from oracles import row_by_row, single_rows
+from torch.nn.utils.rnn import pad_sequence
+
+ROOT = variants.ROOT
+PROMPTS, LENGTHS = [[3, 4], [5, 6, 7, 8], [9]], [8, 2, 5, 1, 3, 8, 8, 4, 1, 6, 7, 2]
+ROWS = re.findall(r"^\| \[(\w+)\]\(#(\S+)\) \| .+? \| (.+) \|$", variants.PAGE, re.M)
+FITS = [(name, f"{other}_llm") for name, _, others in ROWS for other in re.findall(r"\w+", others)]
+ALONE = [(name, "grpo_llm") for name in variants.BLOCKS]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """A folder for variants, with the scripts: those in the repository's are left alone."""
+    folder = tmp_path_factory.mktemp("variants")
+    for path in [ROOT / "tests", *ROOT.glob("*_llm.py")]:
+        if not path.name.startswith("variant_"):
+            (folder / path.name).symlink_to(path)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def variant(folder):
+    """Writes and imports a script with these blocks."""
+
+    @functools.cache
+    def module(*names, parent="grpo_llm"):
+        path = folder / f"{parent}_{'_'.join(names)}.py"
+        path.write_text(variants.applied(*names, script=parent))
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return module
+
+
+# ------------------------------------------------------------------------ The push on each token
+
+# Four completions, a row each: log π_old, and the differences of log π_θ, log π_s and log π_ref.
+COUNTS = [3, 2, 3, 1]
+ADVANTAGES = torch.tensor([1.5, 0.5, -1.0, -2.0])
+OLD = torch.tensor([[-0.7, -1.2, -2.3], [-0.4, -1.6, 0], [-0.9, -0.3, -1.8], [-1.5, 0, 0]])
+LOG_R = torch.tensor([[0.3, -0.3, 0.05], [0.1, 0.5, 0], [-0.3, 0.2, 1.3], [1.2, 0, 0]])
+LOG_W = torch.tensor([[0.5, -0.8, 0], [0.8, 0.2, 0], [-0.4, 0.1, -1.0], [1.8, 0, 0]])
+D = torch.tensor([[0.4, -0.5, 0.1], [0, 0.6, 0], [-0.2, 0.3, -0.7], [0.25, 0, 0]])
+# The credit of each token as slime's apply_opd_kl_to_advantages gives it to OLD, with OLD + LOG_R +
+# D as the teacher's.
+TEACHER_A = torch.tensor([[0.7, -0.8, 0.15], [0.1, 1.1, 0], [-0.5, 0.5, 0.6], [1.45, 0, 0]])
+
+# Each source and its flags. TRL is 1.16.0 and its GRPOTrainer, verl 1dda039 and its
+# core_algos, prime-rl 559b447, OpenRLHF 3c3be62.
+SOURCES = {
+    # TRL, loss_type sapo; verl, compute_policy_loss_sapo
+    "sapo": {"beta": 0},
+    # prime-rl, default_loss_fn with kl_tau 0, and OLD as the sampler's
+    "dppo": {"beta": 0, "clip_low": 0.1, "clip_high": 0.15},
+    # TRL, delta; with β 0 verl's vanilla and OpenRLHF's dual_clip give its slopes
+    "dual_clip": {"beta": 0.3, "delta": 3.0},
+    # TRL, use_bias_correction_kl
+    "unbiased_kl": {"beta": 0.3},
+    # TRL, token_truncate; with β 0 OpenRLHF's tis, too
+    "tis": {"beta": 0.3, "max_weight": 2.0},
+    # verl, the vanilla loss with bounds of 9 and minus its k1 as the advantage
+    "opd": {"beta": 0, "clip_low": 9.0, "clip_high": 9.0, "teacher": ""},
+}
+# The slope of each token's objective by its log π.
+SLOPES = """
+sapo        1.964071 1.092773 1.575871 0.55106 0.743369 -0.727269 -1.205048 -0.79119 -1.965127
+dppo        0 1.111227 1.576907 0.552585 0.824361 0 -1.221403 -3.669297 -6.640234
+dual_clip   0.147547 0.993187 1.608458 0.552585 0.246636 -0.054381 -1.116445 -0.151024 0.085208
+unbiased_kl 0.161983 1.000105 1.608445 0.552585 0.29677 -0.044449 -1.111477 -4.439849 -6.391225
+tis         0.147547 0.381266 1.608458 1.105171 0.246636 -0.054381 -1.244901 -1.500883 -13.19526
+opd         0.944901 -0.592655 0.157691 0.110517 1.813593 -0.370409 0.610701 2.201578 4.814169
+"""
+
+
+class Table(torch.nn.Module):
+    """A policy of which only the log π of the completions above is known."""
+
+    device = torch.device("cpu")
+
+    def __init__(self):
+        super().__init__()
+        self.logprobs = torch.nn.Parameter((OLD + LOG_R).double())
+
+
+@pytest.mark.parametrize("row", SLOPES.strip().splitlines())
+def test_a_token_is_pushed_as_in_the_source(row, variant, monkeypatch):
+    name, *expected = row.split()
+    module, model = variant(name), Table()
+    args = module.Args(micro_batch_size=3, max_grad_norm=1e9, **SOURCES[name])
+    mask = (torch.arange(3) < torch.tensor(COUNTS)[:, None]).double()
+    batch = {"mask": mask, "row": torch.arange(4), "old_logprobs": OLD.double()}
+    batch["sampled_logprobs"] = (OLD - LOG_W).double()
+    batch["ref_logprobs"] = (OLD + LOG_R + D).double()
+    batch["advantages"] = (TEACHER_A if name == "opd" else ADVANTAGES).double()
+    monkeypatch.setattr(module, "token_logprobs", lambda m, part, _: m.logprobs[part["row"]])
+    module.train_minibatch(model, torch.optim.SGD(model.parameters(), lr=0.0), batch, args)
+    shares = 1 / (4 * mask.sum(1, keepdim=True))
+    slopes = -(model.logprobs.grad / shares)[mask > 0]
+    expected = torch.tensor([float(slope) for slope in expected]).double()
+    torch.testing.assert_close(slopes, expected, rtol=1e-5, atol=1e-6)
+
+
+# -------------------------------------------------------------------------------------- Credit
+
+# Block, flags, rewards, lengths, and the advantages that the source gives them.
+REWARDS = [[1, 0, 1, 0], [0, 0, 0, 1], [1, 1, 1, 1]]
+TOKENS = [[2, 6, 3, 7], [5, 4, 8, 2], [3, 3, 2, 4]]
+WHITE = [1.860498, -1.056763, 1.860498, -1.056763, *[-0.327448] * 3, 2.589813, *[0.401868] * 4]
+CREDIT = [
+    # OpenRLHF 3c3be62, experience_maker.py, reinforce_baseline
+    ("reinforce_pp", {}, REWARDS, TOKENS, WHITE),
+    # tajwarfahim/maxrl c0698eb, core_algos.py; prime-rl's max_rl.py gives the same
+    ("maxrl", {}, REWARDS, TOKENS, [1, -1, 1, -1, -1, -1, -1, 3, 0, 0, 0, 0]),
+    # RUCAIBox/Passk_Training c3ba575, passk_adv.py
+    ("pass_at_k", {"pass_k": 3}, [[1] + [0] * 7], [[1] * 8], [1.290992] + [-0.184427] * 7),
+    ("pass_at_k", {}, [[1] * 5 + [0] * 3], [[1] * 8], [0.0] * 8),
+]
+
+
+class Policy(int):
+    critic = 2
+
+
+def one_step(module, patch, args, lengths, rewards, old=None):
+    """The minibatch of a train_step whose rollout has these lengths and rewards, and its record. A
+    model is here a number, by which log π_old is multiplied: 1 for the policy, 2 for its critic, 3
+    for π_ref."""
+    mask = (torch.arange(8) < torch.tensor(lengths).view(-1, 1)).double()
+    logprobs = -mask if old is None else old
+    batch = {"mask": mask, "sampled_logprobs": logprobs, "ended": mask[:, 0] > 0}
+    drawn = batch, None, torch.tensor(rewards).double()
+    patch.setattr(torch, "randperm", torch.arange)
+    patch.setattr(module, "rollout", lambda *_: drawn)
+    patch.setattr(module, "batch_logprobs", lambda model, *_: logprobs * model)
+    patch.setattr(module, "global_means", lambda record: record)
+    patch.setattr(module, "train_minibatch", lambda _, __, part, ___: minibatch.update(part) or {})
+    minibatch = {}
+    record = module.train_step(Policy(1), 3, None, None, [None], 1, args)
+    return minibatch, record
+
+
+@pytest.mark.parametrize("name,flags,rewards,lengths,expected", CREDIT)
+def test_credit_is_that_of_the_source(
+    name, flags, rewards, lengths, expected, variant, monkeypatch
+):
+    module = variant(name)
+    args = module.Args(**{"beta": 0, "num_minibatches": 1, "prompts_per_step": 1} | flags)
+    batch, _ = one_step(module, monkeypatch, args, lengths, rewards)
+    expected = torch.tensor(expected).double()
+    torch.testing.assert_close(batch["advantages"], expected, rtol=1e-3, atol=1e-5)
+
+
+def test_reinforce_pp_counts_the_tokens_of_all_processes(variant, monkeypatch):
+    """Here of two processes that hold the same."""
+    module = variant("reinforce_pp")
+    args = module.Args(beta=0, num_minibatches=1, prompts_per_step=1)
+    monkeypatch.setattr(module, "sum_over_processes", lambda tensor: tensor.mul_(2))
+    batch, _ = one_step(module, monkeypatch, args, TOKENS, REWARDS)
+    torch.testing.assert_close(batch["advantages"], torch.tensor(WHITE).double(), rtol=1e-5, atol=0)
+
+
+def test_pass_at_k_takes_the_best_reward_of_each_draw(variant):
+    """By its definition, for rewards of any size: half a point is not a whole one."""
+    module, rewards = variant("pass_at_k"), [0.2, 1.0, 0.0, 0.5, 0.5]
+    draws = list(itertools.combinations(range(5), 3))
+    best = [max(rewards[i] for i in draw) for draw in draws]
+    mean = sum(best) / len(best)
+    std = math.sqrt(sum((value - mean) ** 2 for value in best) / len(best))
+    for i, advantage in enumerate(
+        module.compute_advantages(torch.tensor([rewards]).double(), module.Args(pass_k=3))[0]
+    ):
+        with_it = [value for value, draw in zip(best, draws, strict=True) if i in draw]
+        expected = (sum(with_it) / len(with_it) - mean) / (std + 1e-4)
+        assert advantage.item() == pytest.approx(expected)
+    with_all = module.Args(pass_k=5)
+    assert refused(module.compute_advantages, torch.rand(1, 5), with_all).startswith(
+        "--pass-k must"
+    )
+
+
+def mean_of_gradient(module, args, p, size):
+    """Of 1/G Σ_i A_i d log π(o_i) / dp over all groups of completions that are right with p."""
+    total = 0.0
+    for right in itertools.product([0.0, 1.0], repeat=size):
+        chance = math.prod(p if r else 1 - p for r in right)
+        advantages = module.compute_advantages(torch.tensor([right]).double(), args)[0]
+        slopes = torch.tensor([1 / p if r else -1 / (1 - p) for r in right]).double()
+        total += chance * (advantages * slopes).mean().item()
+    return total
+
+
+@pytest.mark.parametrize("p,k,size", [(0.1, 3, 5), (0.3, 2, 6), (0.8, 4, 6), (0.5, 1, 4)])
+def test_pass_at_k_climbs_pass_at_k(p, k, size, variant):
+    """Without the std. The page has the proof."""
+    module = variant("pass_at_k")
+    args = module.Args(pass_k=k, scale_rewards=False)
+    gradient = k * (1 - p) ** (k - 1)  # of 1 − (1 − p)^k
+    assert mean_of_gradient(module, args, p, size) == pytest.approx((1 / k - 1 / size) * gradient)
+
+
+@pytest.mark.parametrize("p,size", [(0.1, 4), (0.4, 6), (0.9, 5)])
+def test_maxrl_climbs_the_first_terms_of_log_p(p, size, variant):
+    """G − 1 of them. The page has the proof."""
+    module = variant("maxrl")
+    gradient = sum((1 - p) ** n for n in range(size - 1))
+    mean = mean_of_gradient(module, module.Args(), p, size)
+    assert mean == pytest.approx(gradient, rel=1e-3)
+
+
+def test_opd_s_credit_is_the_teacher_s_log_prob_minus_pi_old_s(variant, monkeypatch):
+    module = variant("opd")
+    args = module.Args(teacher="", beta=0, num_minibatches=1, prompts_per_step=1)
+    old = -torch.rand(12, 8).double() * (torch.arange(8) < torch.tensor(TOKENS).view(-1, 1))
+    batch, record = one_step(module, monkeypatch, args, TOKENS, REWARDS, old)
+    torch.testing.assert_close(batch["advantages"], 2 * old)  # the teacher's are 3 times as large
+    torch.testing.assert_close(record["kl"].mean(), -2 * old[batch["mask"] > 0].mean())
+
+
+@pytest.mark.slow
+def test_opd_s_teacher_is_another_model(variant, short_run, monkeypatch):
+    """Here one whose head is random, so far from the student."""
+    module = variant("opd")
+    flags = short_run | {"teacher": short_run["output_dir"] + "/teacher", "steps": 1, "beta": 0}
+    teacher, _ = module.load_policy(module.Args(**flags), "cpu")
+    torch.nn.init.normal_(teacher.get_output_embeddings().weight, std=0.2)
+    teacher.save_pretrained(flags["teacher"])
+    steps = calls_of(monkeypatch, module, "train_step")
+    module.main(module.Args(**flags))
+    ((_, record),) = steps
+    assert record["kl"] > 0.5
+
+
+# -------------------------------------------------------------------------------------- A critic
+
+
+def test_ppo_s_advantages_and_targets_are_gae_s(variant, monkeypatch):
+    """By its definition: R_i follows the last token, and what stands in the padding has no say."""
+    module = variant("ppo")
+    args = module.Args(beta=0, num_minibatches=1, prompts_per_step=1, gae_lambda=0.8)
+    old = torch.randn(12, 8, generator=torch.Generator().manual_seed(0)).double()
+    batch, _ = one_step(module, monkeypatch, args, TOKENS, REWARDS, old)
+    lengths, rewards = sum(TOKENS, []), sum(REWARDS, [])
+    for i, (length, reward) in enumerate(zip(lengths, rewards, strict=True)):
+        values = [*(2 * old[i, :length]).tolist(), reward]
+        deltas = [after - before for before, after in itertools.pairwise(values)]
+        for t, advantage in enumerate(batch["advantages"][i, :length].tolist()):
+            expected = sum(0.8**n * delta for n, delta in enumerate(deltas[t:]))
+            assert advantage == pytest.approx(expected)
+            assert batch["targets"][i, t].item() == pytest.approx(values[t] + expected)
+        assert not batch["advantages"][i, length:].any()
+
+
+def prepare(module, model, patch):
+    """Let the script's main do to this model what it does before the first step."""
+    patch.setattr(module, "load_policy", lambda *_: (model, None))
+    patch.setattr(module, "evaluate", lambda *_: {"eval/pass@1": 0.0})
+    patch.setattr(module, "SummaryWriter", lambda _: None)
+    module.main(module.Args(steps=0, beta=0))
+
+
+def test_ppo_s_step_has_the_gradient_of_both_losses(variant, monkeypatch):
+    """Through plain passes. The critic is a copy that says 0 at first and shares no weight with the
+    policy, whose embeddings are here its head."""
+    module, model = variant("ppo"), random_model("gpt2")
+    policy = {p.data_ptr() for p in model.parameters()}
+    prepare(module, model, monkeypatch)
+    assert not policy & {p.data_ptr() for p in model.critic.parameters()}
+    batch = batch_of(model, PROMPTS, LENGTHS)
+    assert not module.token_logprobs(model.critic, batch, 1.0).any()
+    torch.nn.init.normal_(model.critic.get_output_embeddings().weight)
+    model.double()
+    mask, args = batch["mask"], module.Args(micro_batch_size=5, max_grad_norm=1e9, beta=0)
+    drift, advantages, targets = torch.randn(3, *mask.shape) * mask
+    batch |= {"advantages": advantages, "targets": targets}
+    batch["old_logprobs"] = batch["old_logprobs"] + drift / 2
+    module.train_minibatch(model, torch.optim.SGD(model.parameters(), lr=0.0), batch, args)
+    ratio = (row_by_row(model, batch) - batch["old_logprobs"]).exp()
+    objective = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+    values = [logits[:, 0] for _, logits in single_rows(model.critic, batch)]
+    errors = (pad_sequence(values, batch_first=True) - targets) * mask
+    loss = (0.5 * errors.square() - objective * mask) / (12 * mask.sum(1, keepdim=True))
+    expected = torch.autograd.grad(loss.sum(), list(model.parameters()))
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
+
+
+# ----------------------------------------------------------------------- Samplers and engineering
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name,flags", [("stale", {"stale": 2}), ("ppo", {})])
+def test_a_resumed_run_ends_like_one_in_a_single_piece(name, flags, variant, short_run):
+    """Also in the same process. And a checkpoint's model is the policy alone."""
+    module = variant(name)
+    flags = short_run | {"steps": 6, "eval_every": 3, "learning_rate": 5e-3} | flags
+    straight = Path(module.main(module.Args(**flags))["folder"])
+    resumed = module.main(module.Args(**flags, resume=str(straight / "step-000003")))["folder"]
+    assert equal(weights(straight), weights(resumed))
+    assert b"critic" not in (straight / "step-000006/model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stale", [0, 2])
+def test_stale_rollouts_are_drawn_by_the_model_of_so_many_steps_ago(stale, variant, short_run):
+    """And the run goes on, however far π_old is then from π_s."""
+    module, states, samplers = variant("stale"), [], []
+    step, rollout = module.train_step, module.rollout
+
+    def watched_step(model, *rest):
+        states.append(copy.deepcopy(model.state_dict()))
+        samplers.clear()
+        metrics = step(model, *rest)
+        assert equal(samplers[0], states[max(0, len(states) - 1 - stale)])
+        return metrics | {"sampling/sampling_logp_difference/mean": float(stale)}
+
+    def watched_rollout(model, *rest):
+        samplers.append(copy.deepcopy(model.state_dict()))
+        return rollout(model, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "train_step", watched_step)
+        patch.setattr(module, "rollout", watched_rollout)
+        module.main(module.Args(**short_run | {"steps": 5, "stale": stale}))
+    assert len(states) == 5
+
+
+def test_bf16_rounds_the_loss_s_passes_alone(variant):
+    """But not their softmax, nor the sampler's passes or the weights."""
+    module, model = variant("bf16"), random_model("llama")
+    batch = batch_of(model, PROMPTS, LENGTHS)
+    logprobs = module.token_logprobs(model, batch, 0.7)
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    attention_mask = torch.cat([batch["prompt_mask"], batch["mask"].long()], 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = module.forward(model, ids, attention_mask)[:, -LENGTHS[0] - 1 : -1]
+    rounded = (logits.float() / 0.7).log_softmax(-1).gather(2, batch["completion_ids"][:, :, None])
+    torch.testing.assert_close(logprobs, rounded[:, :, 0] * batch["mask"])
+    assert (logprobs - batch["old_logprobs"]).abs().max() > 1e-4, "nothing was rounded"
+    logprobs.sum().backward()
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
+    samples = []
+    for sampler in (module, script("grpo_llm")):
+        torch.manual_seed(0)
+        samples.append(sampler.generate(model, PROMPTS, 4, 8, 1.0)["sampled_logprobs"])
+    assert torch.equal(*samples)
+
+
+DROPOUT = {
+    "gpt2": {"n_embd": 16, "attn_pdrop": 0.5, "resid_pdrop": 0.5},
+    "opt": {"word_embed_proj_dim": 16, "ffn_dim": 32, "dropout": 0.5},
+    "xglm": {"d_model": 16, "num_layers": 2, "attention_heads": 2, "ffn_dim": 32, "dropout": 0.5},
+    "biogpt": {"intermediate_size": 32, "hidden_dropout_prob": 0.5},
+}
+
+
+@pytest.mark.parametrize("kind", DROPOUT)
+def test_checkpointing_reads_each_layer_twice_and_changes_no_gradient(kind, variant, monkeypatch):
+    """Dropout stays off, wherever an architecture has it, and the sampler's cache works as before.
+    The passes are those of a model that main has prepared."""
+    module, calls, gradients = variant("checkpointing"), [], []
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 11}
+    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    config = transformers.AutoConfig.for_model(kind, **shape | ends | DROPOUT[kind])
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model.generation_config.eos_token_id = [1]
+    layer_type = transformers.modeling_layers.GradientCheckpointingLayer
+    layer = next(part for part in model.modules() if isinstance(part, layer_type))
+    next(layer.children()).register_forward_hook(lambda *_: calls.append(kind))
+    batch = batch_of(model, PROMPTS, LENGTHS)
+    batch["advantages"] = torch.tensor([1.0, -1.0] * 6)
+    for passes in (1, 2):
+        calls.clear()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        module.train_minibatch(model, optimizer, batch, module.Args(beta=0))
+        assert len(calls) == passes
+        gradients.append([p.grad.clone() for p in model.parameters()])
+        prepare(module, model, monkeypatch)
+    torch.testing.assert_close(*gradients)
+    assert module.generate(model, PROMPTS, 4, 8, 1.0)["mask"].sum() > 12
+
+
+# ------------------------------------------------------------------------ The page and variants.py
+
+
+@pytest.mark.parametrize("name,parent", FITS + ALONE)
+def test_a_block_fits_and_leaves_no_flag_that_nothing_reads(name, parent):
+    text = variants.applied(name, script=parent)
+    compile(text, parent, "exec")
+    _, flags = text.split("\nclass Args:\n")
+    for flag in re.findall(r"^    (\w+): ", flags.split("\n\n")[0], re.M):
+        assert re.search(rf"\b(args|self)\.{flag}\b", text), flag
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [[name] for name in variants.BLOCKS] + [["stale", "tis"]])
+def test_two_steps(names, variant, short_run):
+    module = variant(*names)
+    flags = {"opd": {"teacher": str(ROOT / "tests/tiny_model")}, "pass_at_k": {"pass_k": 2}}
+    result = module.main(module.Args(**short_run, **flags.get(names[0], {})))
+    assert 0 <= result["eval/pass@1"] <= 1
+
+
+def test_blocks_are_applied_in_order_each_to_what_the_one_before_has_made(
+    folder, monkeypatch, capsys
+):
+    monkeypatch.setattr(variants, "ROOT", folder)
+    variants.main(["stale", "tis"])
+    assert capsys.readouterr().out.startswith("variant_stale_tis.py is written.")
+    both = (folder / "variant_stale_tis.py").read_text()
+    assert both == variants.applied("stale", "tis") != variants.applied("tis", "stale")
+    variants.main(["stale"])
+    assert variants.applied("tis", script="variant_stale") == both
+    variants.main(["variant_stale.py", "bf16"])
+    variants.main(["gspo_llm", "bf16"])
+    text = variants.applied("bf16", script="gspo_llm")
+    assert (folder / "variant_gspo_llm_bf16.py").read_text() == text
+    assert (folder / "variant_stale_bf16.py").exists()
+
+
+@pytest.mark.parametrize(
+    "names,line",
+    [
+        ("tis tis", "tis is in grpo_llm.py with tis already"),
+        ("stale tis stale", "stale is in grpo_llm.py with stale with tis already"),
+        ("sapo dual_clip", "dual_clip does not fit grpo_llm.py with sapo: it looks for `"),
+        ("rloo_llm dppo", "dppo does not fit rloo_llm.py: it looks for `clip_low: float = 0.2"),
+        ("nothing dppo", "there is neither a block nor a script nothing; blocks: "),
+        ("gspo_llm nothing", "there is no block nothing; blocks: "),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_a_line_and_nothing_is_written(
+    names, line, folder, monkeypatch
+):
+    monkeypatch.setattr(variants, "ROOT", folder)
+    before = {*folder.iterdir()}
+    assert refused(variants.main, names.split()).startswith(line)
+    assert {*folder.iterdir()} == before
+
+
+def test_a_hunk_changes_only_lines_that_stand_there_once(monkeypatch):
+    """The first of these also occurs further to the right, which does not count."""
+    hunk = "@@ train_step\n-    if args.beta > 0:\n+    if args.beta > 0:  # mine\n"
+    monkeypatch.setitem(variants.BLOCKS, "once", hunk)
+    monkeypatch.setitem(variants.BLOCKS, "twice", hunk.replace("args.beta > 0", "RANK == 0"))
+    assert variants.applied("once").count("# mine") == 1
+    assert refused(variants.applied, "twice").startswith("twice does not fit")
+
+
+def test_an_edited_variant_is_not_overwritten_and_keeps_its_block(folder, monkeypatch):
+    monkeypatch.setattr(variants, "ROOT", folder)
+    path = folder / "variant_tis.py"
+    for _ in range(2):
+        variants.main(["tis"])  # a second time nothing changes
+    edited = path.read_text().replace("max_weight: float = 2.0", "max_weight: float = 3.0")
+    path.write_text(edited)
+    assert refused(variants.main, ["tis"]).startswith("variant_tis.py has other text")
+    again = refused(variants.main, ["variant_tis", "tis"])
+    assert again == "tis is in variant_tis.py already" and path.read_text() == edited
+
+
+def test_the_page_has_a_row_a_section_and_a_run_for_each_block(variant):
+    """The run's flags are those of its script."""
+    assert [name for name, *_ in ROWS] == [*variants.BLOCKS]
+    titles = re.findall(r"^## (.+)$", variants.PAGE, re.M)
+    anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+    assert {anchor for _, anchor, _ in ROWS} <= anchors
+    runs = re.findall(r"`python variant_(\w+)\.py (--.+?)`", variants.PAGE)
+    assert {*variants.BLOCKS} == {name.removeprefix("stale_") for name, _ in runs}
+    for name, flags in runs:
+        names = [name] if name in variants.BLOCKS else name.split("_")
+        tyro.cli(variant(*names).Args, args=flags.split())
