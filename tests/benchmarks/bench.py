@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 for room in ("tests/experiments", "tests/examples", "tests/learn", "tests", "."):
     sys.path.insert(0, str(ROOT / room))
 
-import after  # noqa: E402
+
 from lineage import LLM_SCRIPTS  # noqa: E402
 
 LLM = [name for name in LLM_SCRIPTS if name != "ppo_llm"]  # only experiments run ppo_llm.py

@@ -1,212 +1,187 @@
-"""All methods in one table: the language-model scripts and the blocks of AFTER.md, equal answers.
+"""Which script learns best on sums? Eleven methods, ten seeds each, equal numbers of completions.
 
-    python tests/benchmarks/methods.py                    # makes the runs that are missing: hours
-    python tests/benchmarks/methods.py --arms grpo sapo   # only these; the table has all so far
+    nice python tests/benchmarks/methods.py --jobs 2    # two hours of one core; goes on where it was
+    python tests/benchmarks/methods.py --smoke          # two methods at toy size; writes nothing
 
-An arm is a script with its flags, or a block with its defaults. Each run draws some 30,720 answers:
-DAPO, which redraws, takes 56 steps where the others take 120, and its rate falls within these. Each
-arm has two learning rates, neighbours on the grid of 3e-4, 5e-4, 1e-3, 2e-3, to which an earlier
-trial had narrowed them. Both are tried on seeds 101 and 102, on the sums of this table, and the
-better one is then run on seeds 1 to 5, or to 10 with --seeds 10. A run answers 256 distinct
-held-out sums before training and at each quarter of it, eight times each. A run takes some 25 to 40
-seconds of a core. The scripts' arms come first, then the blocks. results/methods.jsonl keeps a run
-a line, and what is in it is not run again. methods_table.py makes the table and, of the scripts'
-arms, the picture.
+Each method is a script with flags. A run draws some 30,720 completions: 120 rollouts of 256, or for
+DAPO, which redraws groups, fewer rollouts. The learning rate is the best of four on two seeds and
+256 sums of their own; then ten other seeds are scored on 256 other sums, eight completions each.
+No run trains on any of these sums. results/methods.jsonl keeps a run a line, with all its flags: if
+a default changes, its runs are made anew.
+
+Declared before the first run: each row is compared with GRPO by its last pass@1, paired by seed, in
+a two-sided sign-flip test. With ten comparisons a difference counts if p is below 0.005. With ten
+seeds p is at least 0.002.
 """
 
+import contextlib
+import functools
+import importlib
+import io
 import json
+import multiprocessing
 import sys
+import tempfile
 import time
-from collections import defaultdict
+import zlib
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from itertools import product
-from multiprocessing import get_context
+from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
+from unittest.mock import patch
 
-import methods_table
 import torch
 import tyro
-from bench import RESULTS, after, load, revision, run_main
-from methods_table import BLOCKS, FOUR, ONE, QUARTERS, REDRAWN
+from bench import RESULTS, revision
+from stats import interval, p_value
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-LOW, MIDDLE, HIGH = (3e-4, 5e-4), (5e-4, 1e-3), (1e-3, 2e-3)
-TUNING_SEEDS = (101, 102)
+RATES = (3e-4, 5e-4, 1e-3, 2e-3)
+TUNING_SEEDS, SEEDS = (101, 102), range(1, 11)
+TUNING_SUMS, SUMS = 1, 0  # the checksum of a sum, modulo 10
 HELD_OUT = 256
-SKIPPED = ("opd", "stale", "bf16", "checkpointing")  # it needs a teacher; they are no methods
+QUARTERS = 4  # evaluations after the initial one
 
 
-class Arm(NamedTuple):
-    title: str
-    script: str  # a script, or a block of AFTER.md
-    flags: dict
-    group: str
-    rates: tuple[float, float] = MIDDLE
+class Method(NamedTuple):
+    script: str
+    flags: dict = {}
+    functions: dict = {}  # they replace functions of the script
 
 
-FREE = {"clip_low": 1e6, "clip_high": 1e6}
+NO_CLIP = {"clip_low": 1e6, "clip_high": 1e6}
 DR_GRPO = {"scale_rewards": False, "length_norm": "constant", "beta": 0.0}
-ARMS = {
-    "rloo": Arm("RLOO", "rloo_llm", {}, ONE, HIGH),
-    "grpo_1": Arm("GRPO, one step", "grpo_llm", {"minibatches": 1}, ONE),
-    "rloo_4": Arm("RLOO, four steps", "rloo_llm", {"minibatches": 4}, FOUR, LOW),
-    "grpo": Arm("GRPO", "grpo_llm", {}, FOUR),
-    "grpo_free": Arm("GRPO without a clip", "grpo_llm", FREE, FOUR),
-    "grpo_beta_0": Arm("GRPO, β = 0", "grpo_llm", {"beta": 0.0}, FOUR),
-    "dr_grpo": Arm("Dr. GRPO", "grpo_llm", DR_GRPO, FOUR, LOW),
-    "gspo": Arm("GSPO", "gspo_llm", {}, FOUR),
-    "cispo": Arm("CISPO, cap 1.2", "cispo_llm", {}, FOUR, LOW),
-    "cispo_5": Arm("CISPO, cap 5", "cispo_llm", {"clip_high": 4.0}, FOUR, LOW),
-    "dapo_1": Arm("DAPO, no redraw", "dapo_llm", {"max_resample": 1}, FOUR),
-    "dapo": Arm("DAPO", "dapo_llm", {"steps": 56}, REDRAWN),
+# Cross-entropy on the right completions alone, those of groups that are all right as well.
+IMITATION = {
+    "compute_advantages": lambda rewards, args: rewards.clone(),
+    "are_equal": lambda rewards: rewards.amax(1) <= 0,
 }
-OWN = list(ARMS)
-ARMS |= {name: Arm(name, name, {}, BLOCKS) for name in after.BLOCKS if name not in SKIPPED}
+METHODS = {
+    "RLOO": Method("rloo_llm"),
+    "GRPO, one step per rollout": Method("grpo_llm", {"num_minibatches": 1}),
+    "GRPO": Method("grpo_llm"),
+    "GRPO without its clip": Method("grpo_llm", NO_CLIP),
+    "GRPO, β = 0": Method("grpo_llm", {"beta": 0.0}),
+    "Dr. GRPO": Method("grpo_llm", DR_GRPO),
+    "DAPO": Method("dapo_llm", {"steps": 56}),
+    "GSPO": Method("gspo_llm"),
+    "CISPO, cap 1.2": Method("cispo_llm"),
+    "CISPO, cap 5": Method("cispo_llm", {"clip_high": 4.0}),
+    "imitation of right completions": Method("grpo_llm", {}, IMITATION),
+}
 
 
-# -------------------------------------------------------------------------------------------- Runs
-def distinct(problems, number):
-    """The first so many different ones: of 400 held-out sums 285 differ, as short ones recur."""
-    return list(dict.fromkeys(problems))[:number]
+def load_data(residue, script, args):
+    """In place of the script's own: 256 different sums of this checksum to evaluate on."""
+    problems = script.load_problems("train") + script.load_problems("test")
+    checksums = {problem: zlib.crc32(problem[0].encode()) % 10 for problem in problems}
+    train = [problem for problem in problems if checksums[problem] not in (SUMS, TUNING_SUMS)]
+    held_out = [problem for problem in checksums if checksums[problem] == residue]
+    return train, held_out[: args.eval_problems]
 
 
-def watched(script, found):
-    """The script's functions, in a version that counts. After each evaluation `found` has its
-    scores, and the answers drawn in training so far."""
-    names = ("load_data", "rollout", "evaluate", "surrogate", "train_minibatch")
-    own = {name: getattr(script, name) for name in names}
-
-    def load_data(args):
-        training, held_out = own["load_data"](args)
-        return training, distinct(held_out, HELD_OUT)
-
-    def rollout(*given):
-        batch, completions, rewards = own["rollout"](*given)
-        found["drawn"] += rewards.numel()
-        return batch, completions, rewards
-
-    def evaluate(*given):
-        drawn = found["drawn"]
-        scores = own["evaluate"](*given)
-        found["drawn"] = drawn  # those of the evaluation do not count
-        found["answers"].append(drawn)
-        for name in ("pass@1", "pass@8"):
-            found[name].append(round(scores[f"eval/{name}"], 4))
-        return scores
-
-    def surrogate(logprobs, old_logprobs, advantages, mask, args):
-        objective, clipped = own["surrogate"](logprobs, old_logprobs, advantages, mask, args)
-        counted = mask * (advantages != 0).view(len(mask), -1)  # tokens that have a signal
-        found["clipped"] += (clipped * counted).sum().item()
-        found["tokens"] += counted.sum().item()
-        return objective, clipped
-
-    def train_minibatch(*given):
-        metrics = own["train_minibatch"](*given)
-        found["steps"] += bool(metrics)
-        return metrics
-
-    made = (load_data, rollout, evaluate, surrogate, train_minibatch)
-    return dict(zip(names, made, strict=True))
-
-
-def arguments(name, rate, seed, small):
-    script = load(ARMS[name].script)
-    flags = {"eval_problems": 400} | ARMS[name].flags | small
-    args = script.Args(seed=seed, learning_rate=rate, **flags)
+def arguments(method, rate, seed, small):
+    """The script and the arguments of a run."""
+    script = importlib.import_module(METHODS[method].script)
+    flags = {"eval_problems": HELD_OUT} | METHODS[method].flags | small
+    args = script.Args(learning_rate=rate, seed=seed, **flags)
     args.eval_every = args.steps // QUARTERS
     return script, args
 
 
-def run(name, rate, seed, small):
-    """One run, in a process of its own: a line of the file. If it has not come to its end, as the
-    loss was not finite, the scores that are missing are 0."""
+def key(method, rate, seed, small):
+    """What tells runs apart: the method and all flags as they came out."""
+    _, args = arguments(method, rate, seed, small)
+    return json.dumps({"method": method} | vars(args) | {"output_dir": ""})
+
+
+def run(method, rate, seed, small):
+    """One run: a line of the file. If the loss was not finite, pass@1 ends at 0."""
     torch.set_num_threads(1)
     start = time.process_time()
-    script, args = arguments(name, rate, seed, small)
-    found = {"arm": name, "rate": rate, "seed": seed, "pass@1": [], "pass@8": [], "answers": []}
-    found |= {"steps": 0, "drawn": 0, "clipped": 0, "tokens": 0}
-    run_main(script, args, **watched(script, found))
-    for scores in found["pass@1"], found["pass@8"]:
-        scores += [0.0] * (QUARTERS + 1 - len(scores))
-    found["answers"] += [found["drawn"]] * (QUARTERS + 1 - len(found["answers"]))
-    found["clipped"] = round(found["clipped"] / max(found.pop("tokens"), 1), 4)
-    found["seconds"] = round(time.process_time() - start)
-    del found["drawn"]
-    return found | {"revision": revision()}
-
-
-def results(function, missing, jobs, small):
-    """Each in a new process, in the order in which they end; small ones here, one by one."""
-    if small:
-        yield from (function(*job, small) for job in missing)
-        return
-    with ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=1) as pool:
-        for future in as_completed([pool.submit(function, *job, small) for job in missing]):
-            yield future.result()
+    script, args = arguments(method, rate, seed, small)
+    residue = TUNING_SUMS if seed in TUNING_SEEDS else SUMS
+    own = {"load_data": functools.partial(load_data, residue, script)}
+    made = {"key": key(method, rate, seed, small), "method": method, "rate": rate, "seed": seed}
+    with (
+        tempfile.TemporaryDirectory() as args.output_dir,
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+        patch.multiple(script, **METHODS[method].functions, **own),
+    ):
+        try:
+            script.main(args)
+        except RuntimeError as error:  # of clip_grad_norm_
+            made["error"] = str(error)[:200]
+        (folder,) = Path(args.output_dir).iterdir()
+        events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+        names = events.Tags()["scalars"]
+        log = {name: [event.value for event in events.Scalars(name)] for name in names}
+    for name in ("eval/pass@1", "eval/pass@8"):
+        scores = [round(score, 4) for score in log[name]]
+        made[name] = scores + [0.0] * (QUARTERS + 1 - len(scores))
+    discarded = sum(log.get("discarded_groups", [0]))
+    made["drawn"] = round((args.steps * args.prompts_per_step + discarded) * args.group_size)
+    made["clipfrac"] = round(fmean(log.get("clipfrac", [0])), 4)
+    made["seconds"] = round(time.process_time() - start)
+    return made | {"revision": revision()}
 
 
 class Runs:
-    """Those that are known, by arm, rate and seed; and in a file, one a line."""
+    """Runs that are kept, one a line, by their key."""
 
     def __init__(self, path=None):
-        self.path, self.known = path, {}
-        for line in path.read_text().splitlines() if path and path.exists() else []:
-            self.add(json.loads(line))
+        self.path = path
+        lines = path.read_text().splitlines() if path and path.exists() else []
+        self.kept = {made["key"]: made for made in map(json.loads, lines)}
 
-    def add(self, made):
-        self.known[made["arm"], made["rate"], made["seed"]] = made
+    def make(self, jobs, cores, small):
+        """Make the runs that are missing, each in a process of its own, and keep each at once."""
+        missing = [job for job in jobs if key(*job, small) not in self.kept]
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(cores, context, max_tasks_per_child=1) as pool:
+            for future in as_completed([pool.submit(run, *job, small) for job in missing]):
+                made = future.result()
+                self.kept[made["key"]] = made
+                print(made["method"], made["rate"], made["seed"], made["eval/pass@1"], flush=True)
+                if self.path:
+                    with self.path.open("a") as file:
+                        file.write(json.dumps(made) + "\n")
 
-    def make(self, function, wanted, jobs, small):
-        """Make those that are missing, and keep each one at once."""
-        missing = [job for job in wanted if job not in self.known]
-        for made in results(function, missing, jobs, small):
-            self.add(made)
-            print(json.dumps(made)[:160], flush=True)
-            if self.path:
-                with self.path.open("a") as file:
-                    file.write(json.dumps(made) + "\n")
+    def get(self, method, rate, seeds, small):
+        return [self.kept[key(method, rate, seed, small)] for seed in seeds]
 
-    def rates(self, name):
-        """The arm's rates that were tried on the tuning seeds, best mean first."""
-        scores = defaultdict(list)
-        for (arm, rate, seed), made in self.known.items():
-            if arm == name and seed in TUNING_SEEDS:
-                scores[rate].append(made["pass@1"][-1])
-        return sorted(scores, key=lambda rate: fmean(scores[rate]), reverse=True)
+    def best_rate(self, method, rates, seeds, small):
+        def score(rate):
+            return fmean(made["eval/pass@1"][-1] for made in self.get(method, rate, seeds, small))
 
-    def reported(self, name):
-        """{seed: run}, at the arm's best rate, without those that it was tuned on."""
-        found = {}
-        for arm, rate, seed in sorted(self.known):
-            if [arm, rate] == [name, *self.rates(name)[:1]] and seed not in TUNING_SEEDS:
-                found[seed] = self.known[arm, rate, seed]
-        return found
+        return max(rates, key=score)
 
 
-def campaign(runs, names, seeds, jobs, small):
-    """Tune each arm and report it, one after the other."""
-    for name in names:
-        rates = ARMS[name].rates[: 1 if small else 2]
-        runs.make(run, [(name, *job) for job in product(rates, TUNING_SEEDS)], jobs, small)
-        runs.make(run, [(name, runs.rates(name)[0], seed) for seed in seeds], jobs, small)
-
-
-def main(arms: tuple[str, ...] = (), jobs: int = 1, seeds: int = 5, smoke: bool = False):
-    """--arms names some of the arms; none are all. --jobs runs are made at a time, --seeds of each
-    arm are reported. With --smoke two arms make short runs, and nothing is written."""
-    unknown = set(arms) - set(ARMS)
-    if unknown:
-        sys.exit(f"--arms: {' '.join(unknown)}: choose from {' '.join(ARMS)}")
+def main(jobs: int = 1, smoke: bool = False):
+    """--jobs runs are made at a time."""
+    methods, rates, small = list(METHODS), RATES, {}
     if smoke:
-        runs, small = Runs(), {"steps": 4, "prompts_per_step": 8, "eval_problems": 4}
-        campaign(runs, arms or ["grpo", "sapo"], [1], jobs, small)
-    else:
-        runs = Runs(RESULTS / "methods.jsonl")
-        names = [name for name in ARMS if name in arms or not arms]
-        campaign(runs, names, range(1, seeds + 1), jobs, {})
-    methods_table.write(ARMS, runs, smoke)
+        methods, rates = ["GRPO", "imitation of right completions"], RATES[:1]
+        small = {"steps": 4, "prompts_per_step": 4, "eval_problems": 4}
+    runs = Runs(None if smoke else RESULTS / "methods.jsonl")
+    tuning = [(method, rate, seed) for method in methods for rate in rates for seed in TUNING_SEEDS]
+    runs.make(tuning, jobs, small)
+    best = {method: runs.best_rate(method, rates, TUNING_SEEDS, small) for method in methods}
+    seeds = SEEDS[:2] if smoke else SEEDS
+    runs.make([(m, best[m], seed) for seed in seeds for m in methods], jobs, small)
+    reported = {method: runs.get(method, best[method], seeds, small) for method in methods}
+    print(*table_of(reported), sep="\n")
+
+
+def table_of(reported):
+    grpo = [made["eval/pass@1"][-1] for made in reported["GRPO"]]
+    for method, runs in reported.items():
+        last = [made["eval/pass@1"][-1] for made in runs]
+        low, high = interval(last)
+        differences = [a - b for a, b in zip(last, grpo, strict=True)]
+        yield f"{method} {runs[0]['rate']} {fmean(last):.3f} {low:.3f} {high:.3f} {fmean(differences):+.3f} p {p_value(differences):.3f}"
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    sys.exit(tyro.cli(main))
