@@ -1,5 +1,5 @@
 """Decoders of transformers at toy size, one of each kind of position, attention, state and cache:
-what the sampler wrote down, what token_logprobs finds, and the gradient, against single rows
+what the sampler wrote down, what token_logprobs computes, and the gradient, against single rows
 without padding or cache. A run stops where the sampler's log-probs are not those of training."""
 
 from itertools import count
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import equal, refused, scalars, script, weights
+from conftest import equal, refused, reward_by, scalars, script, weights
 from oracles import check_logprobs
 
 grpo = script("grpo_llm")
@@ -110,10 +110,12 @@ def saved(tmp_path, short_run):
         folder = str(tmp_path / kind)
         (model or toy_decoder(kind)).save_pretrained(folder)
         transformers.AutoTokenizer.from_pretrained(grpo.TINY_MODEL).save_pretrained(folder)
-        own = '{"do_sample": false, "temperature": 0.6}'
-        Path(folder, "generation_config.json").write_text(own)
+        sampling = '{"do_sample": false, "temperature": 0.6}'
+        Path(folder, "generation_config.json").write_text(sampling)
         flags = {"steps": 1, "model": folder, "learning_rate": 1e-2, "beta": 0.1}
-        return short_run | flags | {"max_new_tokens": 8, "micro_batch_size": 5, "minibatches": 1}
+        return (
+            short_run | flags | {"max_new_tokens": 8, "micro_batch_size": 5, "num_minibatches": 1}
+        )
 
     return save
 
@@ -122,7 +124,7 @@ def saved(tmp_path, short_run):
 def test_one_step_by_main(kind, saved, monkeypatch):
     """Load, evaluate, train with a KL penalty, save: on rewards that differ."""
     rewards = count()
-    monkeypatch.setattr(grpo, "load_verifier", lambda _: lambda *_: next(rewards) % 3)
+    reward_by(monkeypatch, grpo, lambda *_: next(rewards) % 3)
     flags = saved(kind)
     folder = grpo.main(grpo.Args(**flags))["folder"]
     before, _ = grpo.load_policy(grpo.Args(**flags), torch.device("cpu"))
