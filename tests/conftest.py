@@ -169,6 +169,14 @@ def scalars(folder, name):
     return [event.value for event in events.Scalars(name)]
 
 
+def texts(folder):
+    """What a run has logged as text."""
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    tensors = [events.Tensors(tag)[0].tensor_proto for tag in events.Tags()["tensors"]]
+    return [tensor.string_val[0].decode() for tensor in tensors]
+
+
 def calls_of(monkeypatch, owner, name):
     """The arguments and the result of each call of a function of this module or object."""
     calls, real = [], getattr(owner, name)

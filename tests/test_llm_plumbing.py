@@ -25,6 +25,7 @@ from conftest import (
     reward_by,
     scalars,
     script,
+    texts,
 )
 from launch import Launched, flags, run
 from torch.utils.tensorboard import SummaryWriter
@@ -180,6 +181,29 @@ def test_held_out_problems_are_drawn_from_all(task_file):
     held_out = {int(prompt) for prompt, _ in held_out}
     assert len(held_out) == 40 and held_out < set(range(100)) and max(held_out) > 80
     assert [int(prompt) for prompt, _ in train] == list(range(100, 300))
+
+
+def test_a_prompt_that_differs_by_blanks_at_its_ends_is_not_trained_on(task_file):
+    source = "def load_problems(split):\n"
+    source += "    return [('1?', 1), ('2?', 2)] if split == 'train' else [(' 2?\\n', 2)]\n"
+    train, held_out = grpo.load_data(grpo.Args(task=task_file(source + "verify = print")))
+    assert train == [("1?", 1)] and len(held_out) == 1
+
+
+def test_an_exception_in_verify_names_the_completion(monkeypatch):
+    """And the answer: the first one that the verifier cannot read may come after an hour."""
+
+    def verify(completion, answer):
+        texts.append(completion)
+        return 1 / (len(texts) - 3)
+
+    texts = []
+    reward_by(monkeypatch, grpo, verify)
+    with pytest.raises(ZeroDivisionError) as caught:
+        problems = [("1+2", "the answer")]
+        grpo.rollout(random_model(), Characters(), problems, 4, 1.0, grpo.Args())
+    (note,) = caught.value.__notes__
+    assert repr(texts[2]) in note and repr("the answer") in note
 
 
 def test_which_problems_a_step_asks(monkeypatch):
@@ -435,6 +459,51 @@ def test_what_is_shown_of_an_evaluation(more, shown, monkeypatch, capsys, tmp_pa
     for line, begins in zip(lines[1:], SHOWN, strict=False):
         assert line.startswith(begins + shown)
     assert lines[0].startswith("step 3: ") and (shown or ", right answer '2" in lines[1])
+    kept = [json.loads(line) for line in (tmp_path / "completions.jsonl").open()]
+    assert [row["completion"] for row in kept] == [f"#{i}{more}" for i in range(24)]
+
+
+def test_what_a_run_keeps_and_says(task_file, short_run):
+    """Every completion of its evaluations, all its flags, how many problems there are, and the
+    reward from the first step on."""
+    path = task_file(TASK.replace("range(20)", "range(37 if split == 'train' else 13)"))
+    run_flags = short_run | {"task": path, "steps": 1, "max_new_tokens": 4}
+    process = run("grpo_llm.py", *flags(run_flags))
+    assert re.search(r"\b37\b\D+\b8\b", process.stdout)
+    lines = [line for line in process.stdout.splitlines() if line[:1] != " "]
+    assert re.search(r"reward\W{1,3}\d", "\n".join([*lines, process.stderr]))
+    (folder,) = Path(short_run["output_dir"]).iterdir()
+    kept = [json.loads(line) for line in (folder / "completions.jsonl").open()]
+    assert [row["step"] for row in kept] == [0] * 64 + [1] * 64
+    assert {tuple(row) for row in kept} == {("step", "prompt", "answer", "completion", "reward")}
+    pairs = [(row["prompt"], row["answer"]) for row in kept]
+    assert all(prompt == f"test {i}" for prompt, (i, _) in pairs)
+    assert len({prompt for prompt, _ in pairs}) == 8
+    means = [sum(row["reward"] for row in part) / 64 for part in (kept[:64], kept[64:])]
+    assert means == pytest.approx(scalars(folder, "eval/pass@1"))
+    (text,) = texts(folder)
+    for name, value in vars(grpo.Args(**run_flags)).items():
+        assert name in text and str(value) in text
+
+
+def test_a_script_that_is_copied_alone_says_where_the_tiny_model_is(tmp_path):
+    script_file = shutil.copy(grpo.__file__, tmp_path)
+    process = Launched(script_file, "--steps", 0, "--output-dir", tmp_path)
+    assert process.wait() == 1
+    (line,) = [line for line in process.stderr.splitlines() if "tests/tiny_model" in line]
+    assert "Traceback" not in process.stderr and "--model" in line
+
+
+def test_a_path_may_begin_at_home(task_file, short_run, monkeypatch, tmp_path):
+    """The shell leaves the ~ of --task=~/my_task.py as it is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    task_file()
+    shutil.copytree(grpo.TINY_MODEL, tmp_path / "model")
+    home = {"task": "~/my_task.py", "model": "~/model", "output_dir": "~/runs"}
+    run_flags = short_run | home | {"steps": 1, "max_new_tokens": 4}
+    path = last_checkpoint(grpo.main(grpo.Args(**run_flags))["folder"])
+    assert path.is_relative_to(tmp_path / "runs")
+    grpo.main(grpo.Args(**run_flags, resume=f"~/{path.relative_to(tmp_path)}"))
 
 
 # -------------------------------------------------------------------------------------- The flags

@@ -65,6 +65,18 @@ def test_a_checkpoint_of_another_model_is_refused(short_run, tmp_path):
         assert line == f"--resume {path}: give its own --model, too: {model}"
 
 
+def test_a_model_may_be_written_otherwise_or_be_moved(short_run, tmp_path):
+    """`--model m/` is `--model m`. The checkpoint keeps the weights, so a run goes on."""
+    shutil.copytree(grpo.TINY_MODEL, tmp_path / "other")
+    args = grpo.Args(**short_run, model=str(tmp_path / "other"), max_new_tokens=4)
+    path = f"{grpo.main(replace(args, eval_every=1))['folder']}/step-000001"
+    for model in ("other/", "moved"):
+        if model == "moved":
+            (tmp_path / "other").rename(tmp_path / "moved")
+        result = grpo.main(replace(args, resume=path, model=str(tmp_path) + f"/{model}"))
+        assert last_checkpoint(result["folder"]).name == "step-000002"
+
+
 def test_a_run_that_goes_no_further_says_nothing_about_a_model(short_run, capsys):
     """With --resume at the last step nothing is trained, and no model is in the new folder."""
     path = last_checkpoint(grpo.main(grpo.Args(**short_run))["folder"])
