@@ -35,8 +35,12 @@ def verify(completion, answer):
     return float(completion == "#1") if answer == "live" else 0.5
 
 
+ASKED = []  # the prompts that generate has completed in this process
+
+
 def generate(model, prompts, num_samples, *_):
-    """In place of the module's: completions that follow from the question alone."""
+    """Used instead of the script's: completions that follow from the prompt alone."""
+    ASKED.extend(prompts)
     parts = []
     for prompt in prompts:
         lengths = [1 + sum(prompt) * n % 9 for n in range(1, num_samples + 1)]
@@ -45,7 +49,7 @@ def generate(model, prompts, num_samples, *_):
 
 
 class InOrder:
-    """In place of random.Random, so that it is known which process has which problem."""
+    """Used instead of random.Random, so that each process has the problems that we choose."""
 
     def __init__(self, seed):
         pass
@@ -74,9 +78,11 @@ def trained(name, folder):
         parameters = torch.cat([p.detach().flatten() for p in model.parameters()])
         results[case] = {"weights": parameters, "stats": stats}
     writer = SummaryWriter(folder) if module.RANK == 0 else None
+    ASKED.clear()
     results["scores"] = [
         module.evaluate(model, Characters(), PROBLEMS[:n], args, writer, 0) for n in (3, 1)
     ]
+    results["asked"] = len(ASKED)
     return results
 
 
@@ -103,7 +109,7 @@ def steps(tmp_path_factory):
 def test_two_processes_take_the_step_of_one(steps, name):
     """The same weights and metrics, also where one process has no row to train on."""
     one, *both = (step[name] for step in steps)
-    for case in one.keys() - {"scores"}:
+    for case in one.keys() - {"scores", "asked"}:
         stats = one[case]["stats"]
         for two in both:
             assert (two[case]["weights"] - one[case]["weights"]).abs().max() < 1e-6
@@ -114,6 +120,7 @@ def test_two_processes_take_the_step_of_one(steps, name):
     for two in both:
         for scores, expected in zip(two["scores"], one["scores"], strict=True):
             assert scores == pytest.approx(expected, abs=1e-6)
+    assert both[0]["asked"] + both[1]["asked"] == one["asked"] == 3 + 1
 
 
 LAST = "step-000004/model.safetensors"
