@@ -1,6 +1,7 @@
 """The tasks of examples/: what their verifiers reward, and that each one checks itself."""
 
 import json
+import re
 import runpy
 import shutil
 
@@ -68,3 +69,38 @@ def test_each_task_checks_itself_and_can_be_trained_on(name, tmp_path, capsys):
     assert capsys.readouterr().out.startswith(numbers)
     assert len(train) >= 30 and len(held_out) >= 12
     assert not dict(train).keys() & dict(held_out).keys()
+
+
+def blocks(word):
+    """The Python blocks of the page that have this word in them."""
+    page = (EXAMPLES / "README.md").read_text()
+    texts = re.findall(r"^```python\n(.*?)^```$", page, re.S | re.M)
+    return [text for text in texts if word in text]
+
+
+def test_the_task_of_the_page_checks_itself_and_can_be_trained_on(tmp_path):
+    (source,) = blocks("def verify")
+    path = tmp_path / "clock.py"
+    path.write_text(source)
+    runpy.run_path(str(path), run_name="__main__")
+    grpo = script("grpo_llm")
+    train, held_out = grpo.load_data(grpo.Args(task=str(path)))
+    assert len(train) == 250 and len(held_out) == 50
+
+
+def test_the_environment_of_the_page_is_learned_and_its_agent_used(tmp_path, monkeypatch):
+    """Fifty time steps in a program of one's own: of an untrained agent they earn about -260."""
+    monkeypatch.syspath_prepend(tmp_path)
+    environment, program = blocks("Thermostat")
+    (tmp_path / "my_envs.py").write_text(environment)
+    ppo = script("ppo")
+    flags = {"env_id": "my_envs:Thermostat-v0", "total_timesteps": 10_000}
+    ppo.main(ppo.Args(**flags, output_dir=str(tmp_path)))
+    (agent,) = tmp_path.glob("*/agent.pt")
+    names = {}
+    exec(program.replace("runs/…/agent.pt", str(agent)), names)
+    total = names["reward"]
+    for _ in range(49):
+        obs, reward, *_ = names["envs"].step(names["agent"].act(names["obs"], greedy=True))
+        names["obs"], total = obs, total + reward
+    assert total > -150

@@ -113,14 +113,15 @@ def test_a_killed_run_has_written_what_it_had_to_say(short_run):
     are there, each step is in the log, and the newest checkpoint is whole."""
     run = Launched("grpo_llm.py", *flags(short_run | {"steps": 1000, "eval_every": 1}))
     deadline = time.monotonic() + 120
-    while "step 3: eval/pass@1" not in run.stdout and time.monotonic() < deadline:
+    runs = Path(short_run["output_dir"])
+    while not list(runs.glob("*/step-000002")) and time.monotonic() < deadline:
         assert run.process.is_alive(), run.stderr
         time.sleep(0.05)
     run.kill()
     assert run.wait() == -9
-    (folder,) = Path(short_run["output_dir"]).iterdir()
+    (folder,) = runs.iterdir()
     steps = len(list(folder.glob("step-*")))
-    assert run.stdout.startswith("Args(") and steps >= 3
+    assert run.stdout.startswith("Args(") and steps >= 2
     assert run.stdout.count(": eval/pass@1") >= steps  # the last one may have been under way
     assert trainer(folder)["step"] == steps and weights(folder)
     assert len(scalars(folder, "reward")) >= steps
