@@ -177,11 +177,3 @@ def test_every_tensor_is_made_on_the_model_s_device(name, monkeypatch, tmp_path)
             scores = module.evaluate(model, tokenizer, problems, args, writer, 0)
         metrics.append(step | scores)
     assert "grad_norm" in metrics[0] and metrics[0] == pytest.approx(metrics[1])
-
-
-def test_on_a_cpu_no_precision_changes():
-    """The general switch of TF32 would reach products of some CPUs, too."""
-    before = torch.get_float32_matmul_precision(), torch.backends.mkldnn.matmul.fp32_precision
-    script("grpo_llm").start_device(script("grpo_llm").Args(model="some"))
-    after = torch.get_float32_matmul_precision(), torch.backends.mkldnn.matmul.fp32_precision
-    assert after == before
