@@ -64,7 +64,7 @@ def verify(completion, answer):
 def task_file(tmp_path, monkeypatch):
     """Call it with a source and the name of a file: the file's path."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    modules = set(sys.modules)
+    modules, load_task = set(sys.modules), grpo.load_task
 
     def write(source=TASK, name="my_task.py"):
         path = tmp_path / name
@@ -73,7 +73,7 @@ def task_file(tmp_path, monkeypatch):
         return str(path)
 
     yield write
-    grpo.load_task.cache_clear()
+    load_task.cache_clear()
     for name in set(sys.modules) - modules:
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", None)):
             del sys.modules[name]
@@ -396,12 +396,13 @@ def test_what_a_run_says_and_keeps(task_file, short_run):
     step on, the result and its folder. It keeps every completion of its evaluations, and its flags.
     This terminal knows ASCII alone, so no arrow. A notebook or a cluster may have set RANK, which
     counts only beside WORLD_SIZE."""
-    path = task_file(TASK.replace("range(20)", "range(37 if split == 'train' else 13)"))
+    source = TASK.replace("range(20)", "range(37 if split == 'train' else 13)")
+    path = task_file(source + "print('loaded')")
     run_flags = short_run | {"task": path, "steps": 1, "max_new_tokens": 4}
     environment = os.environ | {"PYTHONIOENCODING": "ascii", "RANK": "3"}
     process = run("grpo_llm.py", *flags(run_flags), environment=environment)
     first, *lines = process.stdout.splitlines()
-    assert first == str(grpo.Args(**run_flags))
+    assert first == str(grpo.Args(**run_flags)) and lines.count("loaded") == 1
     evaluations = [line.partition(":")[0] for line in lines if ": eval/" in line]
     assert evaluations == ["step 0", "step 1"]
     assert re.search(r"\b37\b\D+\b8\b", "\n".join(lines))

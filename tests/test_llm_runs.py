@@ -69,21 +69,15 @@ def test_same_seed_same_run(short_run, monkeypatch):
     assert len({seed for (seed,), _ in seeded} - seeds - {0}) == 1 + 2
 
 
-@pytest.mark.parametrize("what", ["reward", "loss"])
-def test_what_is_not_finite_ends_the_run_and_keeps_the_model(what, short_run, monkeypatch):
+def test_what_is_not_finite_ends_the_run_and_keeps_the_model(short_run, monkeypatch):
     """A verifier may give NaN, or a number that float32 cannot hold."""
-    draws, steps = count(), count()
+    draws = count()
 
     def verify(completion, answer):
         n = next(draws)  # 64 evaluate, 16 train, 64 evaluate, 16 train
-        return 1e39 if what == "reward" and n == 150 else n % 3
-
-    def compute_advantages(rewards, args, real=grpo.compute_advantages):
-        wrong = what == "loss" and next(steps) == 1
-        return real(rewards, args) + (float("nan") if wrong else 0.0)
+        return 1e39 if n == 150 else n % 3
 
     reward_by(monkeypatch, grpo, verify)
-    monkeypatch.setattr(grpo, "compute_advantages", compute_advantages)
     with pytest.raises(RuntimeError, match="non-finite"):
         grpo.main(grpo.Args(**short_run | {"steps": 4, "eval_every": 1}))
     (folder,) = Path(short_run["output_dir"]).iterdir()
