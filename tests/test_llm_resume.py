@@ -111,17 +111,13 @@ def test_what_is_cut_off_leaves_the_newest_checkpoint_whole(
 def test_a_killed_run_has_written_what_it_had_to_say(short_run):
     """Its output goes into files, and it is killed without warning: all lines printed until then
     are there, each step is in the log, and the newest checkpoint is whole."""
-    run = Launched("grpo_llm.py", *flags(short_run | {"steps": 1000, "eval_every": 1}))
-    deadline = time.monotonic() + 120
-    runs = Path(short_run["output_dir"])
-    while not list(runs.glob("*/step-000002")) and time.monotonic() < deadline:
-        assert run.process.is_alive(), run.stderr
+    run = Launched("grpo_llm.py", *flags(short_run | {"steps": 1000, "eval_every": 10}))
+    runs, deadline = Path(short_run["output_dir"]), time.monotonic() + 120
+    while not list(runs.glob("*/step-*")) or len(scalars(next(runs.iterdir()), "reward")) < 12:
+        assert run.process.is_alive() and time.monotonic() < deadline, run.stderr
         time.sleep(0.05)
     run.kill()
     assert run.wait() == -9
     (folder,) = runs.iterdir()
-    steps = len(list(folder.glob("step-*")))
-    assert run.stdout.startswith("Args(") and steps >= 2
-    assert run.stdout.count(": eval/pass@1") >= steps  # the last one may have been under way
-    assert trainer(folder)["step"] == steps and weights(folder)
-    assert len(scalars(folder, "reward")) >= steps
+    assert run.stdout.startswith("Args(") and "step 10: eval/pass@1" in run.stdout
+    assert trainer(folder)["step"] % 10 == 0 and weights(folder)
