@@ -498,3 +498,12 @@ def test_rates_by_hand(warmup, rates, short_run, monkeypatch):
     result = grpo.main(grpo.Args(**short_run | run_flags))
     assert used == pytest.approx([2e-4 * rate for rate in rates])
     assert scalars(result["folder"], "learning_rate") == pytest.approx(used)
+
+
+def test_a_sampler_that_is_not_exact_ends_the_run(short_run, monkeypatch):
+    """In one line at the first step, whose samples are not the policy's: RWKV is such a model."""
+    metrics = dict.fromkeys(LOGGED, 0.0) | {LOGGED[-1]: 0.2}
+    monkeypatch.setattr(grpo, "train_step", lambda *_: metrics)
+    line = refused(grpo.main, grpo.Args(**short_run))
+    assert line.startswith("--model: its KV cache is inexact")
+    assert not list(Path(short_run["output_dir"]).glob("*/step-*"))
