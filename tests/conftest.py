@@ -1,10 +1,11 @@
 """Small models, tokenizers and helpers that the tests share."""
 
 import importlib
-import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import tokenizers
@@ -17,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 ROOMS = "benchmarks", "examples", "experiments", "learn"
 # the same tests on every machine; tests/benchmarks/gpu.py is for GPUs
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
-for room in (".", *(f"tests/{each}" for each in ROOMS)):
+for room in (".", *(f"tests/{room}" for room in ROOMS)):
     sys.path.insert(0, str(ROOT / room))
 
 SEED_SHIFT = int(os.environ.get("SEED_SHIFT", 0))  # see tests/README.md
@@ -51,16 +52,6 @@ def random_model(kind="llama", vocab=11, stops=(1,), seed=0, **more):
     model = transformers.AutoModelForCausalLM.from_config(config)
     model.generation_config.eos_token_id = list(stops)
     return model.eval()
-
-
-def with_critic(name, model):
-    """The model as this script trains it: PPO's has a critic, and here this does not say 0."""
-    module = script(name)
-    if hasattr(module, "add_critic"):
-        module.add_critic(model)
-        model.critic.to(model.dtype)
-        torch.nn.init.normal_(model.critic.get_output_embeddings().weight, std=0.1)
-    return model
 
 
 def batch_of(model, prompts, lengths, temperature=1.0):
@@ -135,20 +126,19 @@ def pretrained(tmp_path_factory):
     return str(folder)
 
 
-@pytest.fixture
-def gsm_file(tmp_path):
-    rows = [
-        {"question": f"What is {i} + 1?", "answer": f"It is {i + 1:,}.\n#### {i + 1:,}"}
-        for i in range(990, 1030)
-    ]
-    path = tmp_path / "gsm.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return str(path)
+class Task(NamedTuple):
+    load_problems: Callable
+    verify: Callable
+
+
+def reward_by(monkeypatch, module, verify):
+    """Let the script ask its own problems, but reward completions by this function."""
+    monkeypatch.setattr(module, "load_task", lambda path: Task(module.load_problems, verify))
 
 
 class Characters:
-    """A tokenizer for random_model(): a question's characters are its tokens, and enough of it for
-    encode_prompts() and rollout()."""
+    """A tokenizer for random_model(), with what encode_prompts() and rollout() need of one: a
+    prompt's characters are its tokens."""
 
     chat_template = eos_token_id = None
 
@@ -177,6 +167,14 @@ def scalars(folder, name):
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
     return [event.value for event in events.Scalars(name)]
+
+
+def texts(folder):
+    """What a run has logged as text."""
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    tensors = [events.Tensors(tag)[0].tensor_proto for tag in events.Tags()["tensors"]]
+    return [tensor.string_val[0].decode() for tensor in tensors]
 
 
 def calls_of(monkeypatch, owner, name):

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 
 class Oracle(NamedTuple):
-    # Rewards of a group, args → as many numbers; PPO: see gae.
+    # Rewards of a group, args → as many numbers.
     advantages: Callable
     # |o_i|, the lengths of all completions, args → the weight of each token.
     share: Callable
@@ -29,14 +29,6 @@ def leave_one_out(rewards, args):
 def z_scores(rewards, args):
     scale = stdev(rewards) + 1e-4 if args.scale_rewards else 1.0
     return [(r - mean(rewards)) / scale for r in rewards]
-
-
-def gae(rewards, values, args):
-    """Of one completion, R_t and V_t of its tokens: Σ_l (γλ)^l δ_{t+l}, where nothing follows."""
-    values = [*values, 0.0]
-    deltas = [r + args.gamma * values[t + 1] - values[t] for t, r in enumerate(rewards)]
-    decay = args.gamma * args.gae_lambda
-    return [sum(decay**n * d for n, d in enumerate(deltas[t:])) for t in range(len(deltas))]
 
 
 def token_mean(length, lengths, args):
@@ -79,9 +71,8 @@ ORACLES = {
     "gspo_llm": Oracle(z_scores, completion_mean, clipped_completion),
     "cispo_llm": Oracle(z_scores, token_mean, clipped_weight),
     "dapo_llm": Oracle(z_scores, token_mean, clipped_token),
-    "ppo_llm": Oracle(gae, token_mean, clipped_token),
 }
-KL_IN_REWARD = ("rloo_llm", "ppo_llm")
+KL_IN_REWARD = ("rloo_llm",)
 
 
 def oracle(name):
@@ -91,14 +82,12 @@ def oracle(name):
 
 
 def tokens(logprobs, old, advantages, mask):
-    """Of each token: row, column, and what Oracle.token takes of it. Advantages are those of the
-    completions, or of the tokens."""
-    advantages = advantages[:, None].expand_as(mask) if advantages.dim() == 1 else advantages
+    """Of each token: row, column, and what Oracle.token takes of it."""
     for i, length in enumerate(mask.sum(1).int().tolist()):
         logs = [logprobs[i, t].item() - old[i, t].item() for t in range(length)]
         s = math.exp(sum(logs) / length)
         for t, log in enumerate(logs):
-            yield i, t, (math.exp(log), s, logprobs[i, t].item(), advantages[i, t].item())
+            yield i, t, (math.exp(log), s, logprobs[i, t].item(), advantages[i].item())
 
 
 def value_and_gradient(name, logprobs, old, advantages, mask, args, ref=None):
@@ -159,11 +148,11 @@ def single_rows(model, batch):
 
 def row_by_row(model, batch, temperature=1.0):
     """log π of each completion token, with gradient: (B, T), 0 where the mask is 0."""
-    found = []
+    rows = []
     for ids, logits in single_rows(model, batch):
         logprobs = (logits / temperature).log_softmax(-1).gather(1, ids[:, None])[:, 0]
-        found.append(F.pad(logprobs, (0, batch["mask"].shape[1] - len(ids))))
-    return torch.stack(found)
+        rows.append(F.pad(logprobs, (0, batch["mask"].shape[1] - len(ids))))
+    return torch.stack(rows)
 
 
 def check_logprobs(module, model, batch, temperature=1.0):
@@ -171,10 +160,10 @@ def check_logprobs(module, model, batch, temperature=1.0):
     gradient through the latter is, too."""
     weights = torch.randn(batch["mask"].shape, generator=torch.Generator().manual_seed(0))
     alone, gradients = row_by_row(model, batch, temperature), []
-    found = module.token_logprobs(model, batch, temperature)
-    torch.testing.assert_close(found, alone, rtol=0, atol=5e-5)
+    together = module.token_logprobs(model, batch, temperature)
+    torch.testing.assert_close(together, alone, rtol=0, atol=5e-5)
     torch.testing.assert_close(batch["sampled_logprobs"], alone.detach(), rtol=0, atol=5e-5)
-    for values in (found, alone):
+    for values in (together, alone):
         parameters, total = list(model.parameters()), (values * weights).sum()
         parts = torch.autograd.grad(total, parameters, materialize_grads=True)
         gradients.append(torch.cat([part.flatten() for part in parts]))
@@ -188,21 +177,5 @@ def gradient_of_step(name, model, batch, args):
     tensors = [batch[key] for key in ("old_logprobs", "advantages", "mask")]
     value, slopes = value_and_gradient(name, logprobs, *tensors, args, batch.get("ref_logprobs"))
     loss = -(slopes * logprobs).sum()
-    if name == "ppo_llm":
-        bonus, critic = entropy_and_critic(model, batch, args)
-        value, loss = value + bonus.item(), loss - bonus + critic
     gradient = torch.autograd.grad(loss, list(model.parameters()))
-    return -value, torch.cat([each.flatten() for each in gradient])
-
-
-def entropy_and_critic(model, batch, args):
-    """PPO's entropy bonus and the loss of its critic, means over tokens, by their weights."""
-    bonus, loss, tokens = 0.0, 0.0, batch["mask"].sum()
-    for _, logits in single_rows(model, batch):
-        logprobs = (logits / args.temperature).log_softmax(-1)
-        bonus -= args.ent_coef * (logprobs.exp() * logprobs).sum() / tokens
-    rows = zip(single_rows(model.critic, batch), batch["targets"], strict=True)
-    for (ids, values), returns in rows:
-        error = values[:, 0] - returns[: len(ids)]
-        loss += args.vf_coef * error.square().sum() / 2 / tokens
-    return bonus, loss
+    return -value, torch.cat([part.flatten() for part in gradient])

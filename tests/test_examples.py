@@ -1,58 +1,106 @@
-"""What the example verifiers compare: values, not how they are written, and numbers exactly."""
+"""The tasks of examples/: what their verifiers reward, and that each one checks itself."""
+
+import json
+import re
+import runpy
+import shutil
 
 import pytest
 from conftest import ROOT, script
 
-VERIFIERS = ROOT / "tests/examples/verifiers"
-BIG = 10**12 + 1  # 13 digits; 10**400 is beyond float's range
-
-# Answer in the data, completion, reward: null, true and NaN are no text, however they are printed.
-JSON_FIELD = [
-    ("None", '{"answer": null}', 0.2),
-    ("null", '{"answer": null}', 0.2),
-    ("nan", '{"answer": NaN}', 0.2),
-    ("NaN", '{"answer": NaN}', 0.2),
-    ("True", '{"answer": true}', 0.2),
-    ("true", '{"answer": true}', 0.2),
-    (1, '{"answer": true}', 0.2),
-    (True, '{"answer": true}', 1.0),
-    (True, '{"answer": 1}', 0.2),
-    ([1, 2], '{"answer": [1, 2]}', 1.0),
-    ([1, 2], '{"answer": "[1, 2]"}', 0.2),
-    ("[1, 2]", '{"answer": [1, 2]}', 0.2),
-    ([True], '{"answer": [1]}', 0.2),
-    ({"x": ["é"]}, '{"answer": {"x": ["e\u0301"]}}', 1.0),
-    ("é", '{"answer": "e\u0301"}', 1.0),  # two ways to write the letter
-    ("e\u0301", '{"answer": "é"}', 1.0),
-    (85, '{"answer": 85.0}', 1.0),
-    ("85", '{"answer": 85.0}', 1.0),
-    (85, '{"answer": "85"}', 1.0),
-    (0.1, '{"answer": 1e-1}', 1.0),
-    (BIG, f'{{"answer": {BIG}}}', 1.0),
-    (BIG, f'{{"answer": {BIG + 1}}}', 0.2),
-    (10**17, f'{{"answer": {10**17 + 1}.0}}', 0.2),
-    (10**400, f'{{"answer": {10**400 + 1}}}', 0.2),
-    (1, '{"answer": 1e99999999999999999999}', 0.0),
-    ("1_0", '{"answer": 10}', 0.2),
-]
-LAST_NUMBER = [
-    (BIG, f"It is {BIG:,}.", 1.0),
-    (BIG, f"It is {BIG + 1:,}.", 0.0),
-    (str(10**400), f"#### {10**400}", 1.0),
-    (str(10**400), f"#### {10**400 + 1}", 0.0),
-    ("0.1", "0.10000000001", 0.0),
-    ("72.0", "72", 1.0),
-    (72, "72.00", 1.0),
-    (1e-7, "0.0000001", 1.0),  # str(1e-7) ends in 07
-    (1e-7, "7", 0.0),
-    (0.1 + 0.2, "0.3", 1.0),
-    ("no number", "none either", 0.0),
-]
-CASES = [("json_field", *case) for case in JSON_FIELD]
-CASES += [("last_number", *case) for case in LAST_NUMBER]
+EXAMPLES = ROOT / "tests/examples"
+F = "def f(x):\n    return x + 2"
+TESTS = ["f(1) == 3", "f(7) == 9"]
+# File: rows of an answer, a reward, and completions that earn it, with ~ between them.
+CASES = {
+    "dates": [
+        ("2003-07-28", 1, "2003-07-28~It is 2003-07-28.~:2003-07-28~2003-07-27, no, 2003-07-28"),
+        ("2003-07-28", 1, "28 July 2003: 2003-07-28~2003-07-28 .\n~Is it 2003-7-8? 2003-07-28. "),
+        ("2003-07-28", 0, "~28 July 2003~2003-7-28~2003/07/28~2003-07-28 to 2003-07-29"),
+        ("2003-07-28", 0, "2003-07-28..~2003-07-28T10:00~(2003-07-28)~12003-07-28~2003-07-281"),
+        ("1957-07-26", 0, "2019-07-26-1957-07-26~2019-07-26-1957-07-26-07~1957-07-26-"),
+    ],
+    "products": [
+        (16, 1, "the answer is 16~11,16#16~11,16~first 17, then 16.~20-16~2 × 8=16~**16**~16.0"),
+        (16, 0, "~no number~16 and 17~16.5~-16~１６~1,016~#### 16 (step 2)~9**9**9~nan~0x1F"),
+        (1234, 1, "costs $1,234.00 in all~12,1234"),
+    ],
+    "gsm8k": [
+        ("1234", 1, "#### 1,234~It is 5. ####1234.00\n~#### 7\n#### 1234"),
+        ("1234", 0, "1234~#### 1234 apples~#### 1234.5~####~~#### nan~#### 1234 or 5~#### 9**9"),
+    ],
+    "functions": [
+        (TESTS, 1, f"{F}~Here it is:\n```python\n{F}\n```\nIt adds two.~f = lambda x: x + 2"),
+        (TESTS, 0, f"~def f(x): return 3~{F}\nexit()~{F}\nimport os; os._exit(0)~print(0)~é\0"),
+        (TESTS, 0, f"assert = 1~{F}\ninput()~\ud800"),
+    ],
+}
 
 
-@pytest.mark.parametrize("name,answer,completion,reward", CASES, ids=lambda case: str(case)[:30])
-def test_values_are_compared(name, answer, completion, reward):
-    verify = script("grpo_llm").load_verifier(str(VERIFIERS / f"{name}.py"))
-    assert verify(completion, answer) == reward
+def verifier(name):
+    return runpy.run_path(str(EXAMPLES / f"{name}.py"))["verify"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_right_and_wrong_completions(name):
+    verify = verifier(name)
+    for answer, reward, completions in CASES[name]:
+        for completion in completions.split("~"):
+            assert verify(completion, answer) == reward, (completion, answer)
+
+
+def rows(start):
+    """Rows as GSM8K writes them."""
+    for i in range(start, start + 30):
+        yield json.dumps({"question": f"{i} + 1?", "answer": f"So:\n#### {i + 1:,}"}) + "\n"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_task_checks_itself_and_can_be_trained_on(name, tmp_path, capsys):
+    for split, start in (("train", 990), ("test", 2000)):
+        (tmp_path / f"{split}.jsonl").write_text("".join(rows(start)))
+    path = shutil.copy(EXAMPLES / f"{name}.py", tmp_path)
+    source = (EXAMPLES / f"{name}.py").read_text()
+    (tmp_path / f"{name}.py").write_text(source.replace("SECONDS = 5", "SECONDS = 1"))
+    runpy.run_path(path, run_name="__main__")
+    grpo = script("grpo_llm")
+    train, held_out = grpo.load_data(grpo.Args(task=path))
+    numbers = f"{len(train)} problems to train on, {len(held_out)} to evaluate on."
+    assert capsys.readouterr().out.startswith(numbers)
+    assert len(train) >= 30 and len(held_out) >= 12
+    assert not dict(train).keys() & dict(held_out).keys()
+
+
+def blocks(word):
+    """The Python blocks of the page that have this word in them."""
+    page = (EXAMPLES / "README.md").read_text()
+    texts = re.findall(r"^```python\n(.*?)^```$", page, re.S | re.M)
+    return [text for text in texts if word in text]
+
+
+def test_the_task_of_the_page_checks_itself_and_can_be_trained_on(tmp_path):
+    (source,) = blocks("def verify")
+    path = tmp_path / "clock.py"
+    path.write_text(source)
+    runpy.run_path(str(path), run_name="__main__")
+    grpo = script("grpo_llm")
+    train, held_out = grpo.load_data(grpo.Args(task=str(path)))
+    assert len(train) == 250 and len(held_out) == 50
+
+
+def test_the_environment_of_the_page_is_learned_and_its_agent_used(tmp_path, monkeypatch):
+    """Fifty time steps in a program of one's own: of an untrained agent they earn about -260."""
+    monkeypatch.syspath_prepend(tmp_path)
+    environment, program = blocks("Thermostat")
+    (tmp_path / "my_envs.py").write_text(environment)
+    ppo = script("ppo")
+    flags = {"env_id": "my_envs:Thermostat-v0", "total_timesteps": 10_000}
+    ppo.main(ppo.Args(**flags, output_dir=str(tmp_path)))
+    (agent,) = tmp_path.glob("*/agent.pt")
+    names = {}
+    exec(program.replace("runs/…/agent.pt", str(agent)), names)
+    total = names["reward"]
+    for _ in range(49):
+        obs, reward, *_ = names["envs"].step(names["agent"].act(names["obs"], greedy=True))
+        names["obs"], total = obs, total + reward
+    assert total > -150

@@ -26,14 +26,14 @@ def test_joined_batches_have_one_width():
     for n in (1, 2):
         part = {"prompt_mask": torch.ones(1, 1 + n), "mask": torch.ones(1, n)}
         parts.append(part | {"ended": torch.tensor([n == 1])})
-    found = {name: tensor.tolist() for name, tensor in dapo.join(parts).items()}
-    assert found["prompt_mask"] == [[0, 1, 1], [1, 1, 1]]
-    assert found["mask"] == [[1, 0], [1, 1]] and found["ended"] == [True, False]
+    joined = {name: tensor.tolist() for name, tensor in dapo.join(parts).items()}
+    assert joined["prompt_mask"] == [[0, 1, 1], [1, 1, 1]]
+    assert joined["mask"] == [[1, 0], [1, 1]] and joined["ended"] == [True, False]
 
 
 def train_step(monkeypatch, verify, **flags):
-    """One step of four groups of six, of whose completions we know the lengths; the model, and what
-    the step logs."""
+    """One step of four groups of six, whose completions have these LENGTHS; the model, and what the
+    step logs."""
     model = random_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     flags = {"beta": 0.0, "G": 6, "max_new_tokens": 9} | flags
@@ -52,11 +52,11 @@ def test_dead_groups_move_nothing_though_their_lengths_differ(monkeypatch):
 
 
 def test_it_trains_on_informative_groups_alone_and_counts_what_it_discards(monkeypatch):
-    """It draws until it has enough, each time other problems. The advantages are those of the
-    rewards with the penalty. The fifth live group is one too many."""
+    """It draws until it has enough, each time a sample of the problems. The advantages are those of
+    the rewards with the penalty. The fifth live group is one too many."""
     steps, right = calls_of(monkeypatch, dapo, "train_minibatch"), [1, 2, 6, 9, 10]
-    draws = calls_of(monkeypatch, dapo, "next_problems")
-    flags, scored = {"minibatches": 1, "max_resample": 50, "overlong_cache": 1.0}, count()
+    draws = calls_of(monkeypatch, dapo, "rollout")
+    flags, scored = {"num_minibatches": 1, "max_resample": 50, "overlong_cache": 1.0}, count()
 
     def verify(completion, answer):
         return float(next(scored) // 6 in right and len(completion) % 2 == 0)
@@ -71,4 +71,5 @@ def test_it_trains_on_informative_groups_alone_and_counts_what_it_discards(monke
     (((_, _, batch, _), _),) = steps
     assert sorted(batch["advantages"].tolist()) == pytest.approx(sorted(expected.tolist()))
     assert metrics["discarded_groups"] == 8
-    assert [draw for (*_, draw), _ in draws] == [0, 1, 2]
+    first, second, third = (problems for (_, _, problems, *_), _ in draws)
+    assert sorted(first) == sorted(second) == sorted(third) and first != second != third

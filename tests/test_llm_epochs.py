@@ -7,12 +7,11 @@ import math
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, Characters, batch_of, calls_of, random_model, script, with_critic
+from conftest import LLM_SCRIPTS, Characters, batch_of, calls_of, random_model, reward_by, script
 
 GAP = "sampling/sampling_logp_difference/mean"
 PROMPTS = [[3, 4], [5, 6, 7, 8, 9], [10]]
-# Of 24 completions, in groups of G; each is right if its text, without the stop token, has an odd
-# length.
+# 24 completions in groups of G. The right ones have an odd length, without the stop token.
 LENGTHS = [1, 2, 3, 9, 4, 5, 9, 2, 3, 8, 7, 6, 9, 9, 2, 1, 1, 6, 3, 2, 9, 4, 5, 8]
 TEXTS = [length - (length < 9) for length in LENGTHS]  # the longest are cut off
 
@@ -30,7 +29,7 @@ class Lengths(Characters):
 
 def take_step(name, monkeypatch, verify, model, reference, optimizer, nats=0.0, G=4, **flags):
     """A training step on two minibatches of 24 completions; what it logs. The sampler's log-probs
-    are off by some nats from those of token_logprobs."""
+    differ by `nats` from those of token_logprobs."""
     module = script(name)
 
     def generate(model, prompts, num_samples, max_new_tokens, temperature):
@@ -40,38 +39,33 @@ def take_step(name, monkeypatch, verify, model, reference, optimizer, nats=0.0, 
         return batch | {"row": torch.arange(24)}
 
     monkeypatch.setattr(module, "generate", generate)
-    monkeypatch.setattr(module, "load_verifier", lambda name: verify)
-    flags = {"beta": 0.1, "minibatches": 2, "micro_batch_size": 4} | flags
+    reward_by(monkeypatch, module, verify)
+    flags = {"beta": 0.1, "num_minibatches": 2, "micro_batch_size": 4} | flags
     args = module.Args(prompts_per_step=24 // G, group_size=G, **flags)
     problems = [(f"{i}+{3 * i}", str(i)) for i in range(24 // G)]
     return module.train_step(model, reference, Lengths(), optimizer, problems, 1, args)
 
 
-def model_and_reference(name="grpo_llm"):
-    """A random model, and the same once more as its reference."""
-    return with_critic(name, random_model("qwen2", 50)), random_model("qwen2", 50)
-
-
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
 def test_epochs_over_a_rollout(monkeypatch, name):
-    """Groups stay whole, and each is used once in each epoch, which has an order of its own. What
-    the rollout measured stays: log π_old is of the training pass, once, before all else, so the
-    first ratios are 1. How far the sampler's are off is logged, of tokens alone."""
-    module, (model, reference) = script(name), model_and_reference(name)
+    """Groups stay whole, and each is used once per epoch, in an order of its own. log π_old comes
+    from one pass as in training, before the first optimizer step, so the first ratios are 1, and
+    it stays as it was. What is logged of the sampler's log-probs counts tokens alone."""
+    module, (model, reference) = script(name), [random_model("qwen2", 50) for _ in "12"]
     steps = calls_of(monkeypatch, module, "train_minibatch")
     passes = calls_of(monkeypatch, module, "batch_logprobs")
     bounds = {"clip_low": 3e-4, "clip_high": 4e-4}  # those of GSPO's paper
     flags = {key: value for key, value in bounds.items() if hasattr(module.Args, key)}
-    flags |= {"minibatches": 4, "update_epochs": 3, "micro_batch_size": 5}
+    flags |= {"num_minibatches": 4, "update_epochs": 3, "micro_batch_size": 5}
     flags |= {"nats": 0.01, "temperature": 0.7}
-    given = model, reference, torch.optim.SGD(model.parameters(), lr=0.3)
+    start = model, reference, torch.optim.SGD(model.parameters(), lr=0.3)
     rewards = itertools.count()
-    metrics = take_step(name, monkeypatch, lambda *_: next(rewards), *given, G=2, **flags)
+    metrics = take_step(name, monkeypatch, lambda *_: next(rewards), *start, G=2, **flags)
 
     assert [args[0] for args, _ in passes] == [model, reference]
     assert metrics["kl"] == 0 and metrics[GAP] == pytest.approx(0.01, abs=2e-3)
     first = steps[0][1]
-    assert first["grad_norm"] > 0 and first["clip_ratio"] == 0 and first["approx_kl"] < 1e-8
+    assert first["grad_norm"] > 0 and first["clipfrac"] == 0 and first["approx_kl"] < 1e-8
     batches = [args[2] for args, _ in steps]
     assert [len(batch["row"]) for batch in batches] == [6] * 12
     rows = torch.stack([batch["row"] for batch in batches]).view(3, 12, 2)
@@ -89,19 +83,19 @@ def test_epochs_over_a_rollout(monkeypatch, name):
 @pytest.mark.parametrize("name", ["grpo_llm", "rloo_llm"])
 def test_equal_rewards_move_nothing(monkeypatch, name, value):
     """Weights and Adam's momentum stay as they are; Adam would turn any noise into a full step."""
-    model, reference = model_and_reference(name)
+    model, reference = (random_model("qwen2", 50) for _ in "12")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     first = take_step(name, monkeypatch, by_length, model, reference, optimizer)
     assert first["grad_norm"] > 0
     if name == "rloo_llm":  # its KL is a reward: without a KL, rewards are equal
         reference.load_state_dict(model.state_dict())
     before = copy.deepcopy([model.state_dict(), optimizer.state_dict()["state"]])
-    given = (lambda *_: value, model, reference, optimizer)
-    metrics = take_step(name, monkeypatch, *given, G=8, minibatches=1)  # of 8, a mean is rounded
+    start = (lambda *_: value, model, reference, optimizer)
+    metrics = take_step(name, monkeypatch, *start, G=8, num_minibatches=1)  # a mean of 8 is rounded
     after = [model.state_dict(), optimizer.state_dict()["state"]]
     torch.testing.assert_close(after, before, rtol=0, atol=0)
     assert metrics["reward"] == pytest.approx(value)
-    assert not {"loss", "grad_norm", "approx_kl", "clip_ratio"} & set(metrics)
+    assert not {"loss", "grad_norm", "approx_kl", "clipfrac"} & set(metrics)
 
 
 @pytest.mark.parametrize("name", ["rloo_llm", "grpo_llm"])
@@ -113,11 +107,11 @@ def test_the_kl_is_in_the_reward_of_rloo_and_not_of_grpo(name, monkeypatch):
     def batch_logprobs(policy, batch, args):
         return batch["sampled_logprobs"] - 0.2 * batch["mask"] * (policy is None)
 
-    seen = calls_of(monkeypatch, module, "compute_advantages")
+    calls = calls_of(monkeypatch, module, "compute_advantages")
     monkeypatch.setattr(module, "batch_logprobs", batch_logprobs)
-    given = (lambda *_: 0.0, model, None, torch.optim.SGD(model.parameters(), lr=0.0))
-    metrics = take_step(name, monkeypatch, *given, beta=0.5)
-    ((rewards, _), _), *_ = seen
+    start = (lambda *_: 0.0, model, None, torch.optim.SGD(model.parameters(), lr=0.0))
+    metrics = take_step(name, monkeypatch, *start, beta=0.5)
+    ((rewards, _), _), *_ = calls
     in_reward = name == "rloo_llm"
     expected = -0.5 * 0.2 * torch.tensor(LENGTHS).view(6, 4) * in_reward
     torch.testing.assert_close(rewards, expected, rtol=1e-4, atol=1e-5)

@@ -6,14 +6,23 @@ import sys
 from contextlib import nullcontext
 from functools import partial
 from itertools import count
-from pathlib import Path
-from unittest.mock import Mock
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import LLM_SCRIPTS, Characters, batch_of, random_model, scalars, script, with_critic
+from conftest import (
+    LLM_SCRIPTS,
+    Characters,
+    Task,
+    batch_of,
+    random_model,
+    reward_by,
+    scalars,
+    script,
+)
 from launch import flags, run, side_by_side
+from torch.utils.tensorboard import SummaryWriter
 
 # The second of two processes has every other one; DAPO keeps three.
 PROBLEMS = [("1+2", "live"), ("1+2+3+4", "live"), ("9+9", "live"), ("5+5+5", "dead")]
@@ -26,8 +35,12 @@ def verify(completion, answer):
     return float(completion == "#1") if answer == "live" else 0.5
 
 
+ASKED = []  # the prompts that generate has completed in this process
+
+
 def generate(model, prompts, num_samples, *_):
-    """In place of the module's: completions that follow from the question alone."""
+    """Used instead of the script's: completions that follow from the prompt alone."""
+    ASKED.extend(prompts)
     parts = []
     for prompt in prompts:
         lengths = [1 + sum(prompt) * n % 9 for n in range(1, num_samples + 1)]
@@ -35,31 +48,41 @@ def generate(model, prompts, num_samples, *_):
     return script("dapo_llm").join(parts)
 
 
-def trained(name):
+class InOrder:
+    """Used instead of random.Random, so that each process has the problems that we choose."""
+
+    def __init__(self, seed):
+        pass
+
+    def sample(self, problems, count):
+        return problems[:count]
+
+
+def trained(name, folder):
     """Weights and metrics after two epochs with a KL; where one of two processes has nothing to do;
     and where neither has. And scores on three problems, and on one."""
     module, results = script(name), {}
     module.generate = generate
-    module.next_problems = lambda problems, *_: problems[module.RANK :: module.WORLD]
-    module.load_verifier = lambda name: verify
+    module.random = SimpleNamespace(Random=InOrder)
+    module.load_task = lambda path: Task(None, verify)
     for case, problems in {"all": PROBLEMS, "lonely": LONELY, "dead": DEAD}.items():
-        own = {"beta": 0.1 * (case == "all")}
-        own |= {"max_resample": 1} if name == "dapo_llm" else {}
-        shape = {"prompts_per_step": 4, "group_size": 4, "minibatches": 1, "update_epochs": 2}
-        shape |= {"max_new_tokens": 9, "micro_batch_size": 3, "verifier": __file__}
-        args = module.Args(model="some", **shape, **own)
+        shape = {"prompts_per_step": 4, "group_size": 4, "num_minibatches": 1, "update_epochs": 2}
+        shape |= {"max_new_tokens": 9, "micro_batch_size": 3, "beta": 0.1 * (case == "all")}
+        shape |= {"max_resample": 1} if name == "dapo_llm" else {}
+        args = module.Args(model="some", **shape)
         model, reference = random_model("qwen2").double(), random_model("qwen2", seed=1).double()
-        model = with_critic(name, model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
         stats = module.train_step(model, reference, Characters(), optimizer, problems, 0, args)
         if name == "dapo_llm":  # logged as of one process
             stats["discarded_groups"] *= module.WORLD
         parameters = torch.cat([p.detach().flatten() for p in model.parameters()])
         results[case] = {"weights": parameters, "stats": stats}
-    module.log = lambda *_: None
+    writer = SummaryWriter(folder) if module.RANK == 0 else None
+    ASKED.clear()
     results["scores"] = [
-        module.evaluate(model, Characters(), PROBLEMS[:n], args, None, 0) for n in (3, 1)
+        module.evaluate(model, Characters(), PROBLEMS[:n], args, writer, 0) for n in (3, 1)
     ]
+    results["asked"] = len(ASKED)
     return results
 
 
@@ -67,9 +90,9 @@ def save_steps(folder):
     """In a process of its own, or in each of two."""
     if script("grpo_llm").WORLD > 1:
         dist.init_process_group("gloo")
-    of = script("grpo_llm").RANK, script("grpo_llm").WORLD
-    found = {name: trained(name) for name in LLM_SCRIPTS}
-    torch.save(found, Path(folder, "{}-of-{}.pt".format(*of)))
+    process = "{}-of-{}".format(script("grpo_llm").RANK, script("grpo_llm").WORLD)
+    results = {name: trained(name, folder / process) for name in LLM_SCRIPTS}
+    torch.save(results, folder / f"{process}.pt")
 
 
 @pytest.fixture(scope="module")
@@ -86,17 +109,18 @@ def steps(tmp_path_factory):
 def test_two_processes_take_the_step_of_one(steps, name):
     """The same weights and metrics, also where one process has no row to train on."""
     one, *both = (step[name] for step in steps)
-    for case in one.keys() - {"scores"}:
+    for case in one.keys() - {"scores", "asked"}:
         stats = one[case]["stats"]
         for two in both:
             assert (two[case]["weights"] - one[case]["weights"]).abs().max() < 1e-6
             assert two[case]["stats"] == pytest.approx(stats, rel=1e-4, abs=1e-6)
         assert torch.equal(both[0][case]["weights"], both[1][case]["weights"]), "drifted apart"
-        assert ("grad_norm" in stats) == (case != "dead" or name == "ppo_llm")
+        assert ("grad_norm" in stats) == (case != "dead")
         assert case == "all" or not torch.equal(one[case]["weights"], one["all"]["weights"])
     for two in both:
         for scores, expected in zip(two["scores"], one["scores"], strict=True):
             assert scores == pytest.approx(expected, abs=1e-6)
+    assert both[0]["asked"] + both[1]["asked"] == one["asked"] == 3 + 1
 
 
 LAST = "step-000004/model.safetensors"
@@ -105,16 +129,16 @@ LAST = "step-000004/model.safetensors"
 def test_two_processes_make_one_run(tmp_path, short_run):
     """One result, one folder, one log, one model. The second process prints nothing. A resumed run
     is the same to the last bit. With DAPO each process draws until it has enough."""
-    own = {"minibatches": 2, "update_epochs": 2, "eval_problems": 1, "steps": 4, "eval_every": 2}
-    own |= {"max_resample": 3}
-    first, second = side_by_side("dapo_llm.py", *flags(short_run | own))
+    run_flags = {"num_minibatches": 2, "update_epochs": 2, "eval_problems": 1, "max_resample": 3}
+    run_flags |= short_run | {"steps": 4, "eval_every": 2}
+    first, second = side_by_side("dapo_llm.py", *flags(run_flags))
     for said in ("Args(", "step 0: eval/pass@1", "step 4: eval/pass@1", "logs in"):
         assert first.stdout.count(said) == 1
     (folder,) = (tmp_path / "runs").iterdir()
     assert second.stdout == "" and len(list(folder.glob("events*"))) == 1
     straight, rewards = (folder / LAST).read_bytes(), scalars(folder, "reward")
     again = {"resume": folder / "step-000002"}
-    side_by_side("dapo_llm.py", *flags(short_run | own | again))
+    side_by_side("dapo_llm.py", *flags(run_flags | again))
     _, folder = sorted((tmp_path / "runs").iterdir())
     assert (folder / LAST).read_bytes() == straight and scalars(folder, "reward") == rewards[2:]
 
@@ -123,7 +147,7 @@ def on_cpu(make):
     """Indices of rows may be on the CPU, and so may be what is added up in Python."""
 
     def made(*args, **more):
-        if sys._getframe(1).f_code.co_name in ("train_step", "next_problems", "global_means"):
+        if sys._getframe(1).f_code.co_name in ("train_step", "evaluate", "global_means"):
             more["device"] = "cpu"
         return make(*args, **more)
 
@@ -131,33 +155,25 @@ def on_cpu(make):
 
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
-def test_every_tensor_is_made_on_the_model_s_device(name, monkeypatch):
+def test_every_tensor_is_made_on_the_model_s_device(name, monkeypatch, tmp_path):
     """The next operation with one that is not raises, or the numbers differ."""
-    module, found = script(name), []
+    module, metrics, writer = script(name), [], SummaryWriter(tmp_path)
     with torch.device("meta"):
         torch.zeros(1)  # torch lists now what makes tensors, and these are not yet watched
     for make in ("arange", "randperm", "tensor", "as_tensor"):
         monkeypatch.setattr(torch, make, on_cpu(getattr(torch, make)))
-    shape = {"prompts_per_step": 4, "group_size": 4, "minibatches": 2, "max_new_tokens": 6}
+    shape = {"prompts_per_step": 4, "group_size": 4, "num_minibatches": 2, "max_new_tokens": 6}
     args = module.Args(beta=0.1, **shape)
     problems = [(f"{i}+{i}", "2") for i in range(8)]
     for context in (nullcontext(), torch.device("meta")):
-        model, reference = with_critic(name, random_model()), random_model(seed=1)
+        model, reference = random_model(), random_model(seed=1)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
         torch.manual_seed(0)
         rewards = count()
-        monkeypatch.setattr(module, "load_verifier", lambda _, r=rewards: lambda *_: next(r) % 7)
+        reward_by(monkeypatch, module, lambda *_, rewards=rewards: next(rewards) % 7)
+        tokenizer = Characters()
         with context:
-            given = (model, reference, Characters(), optimizer, problems, 1, args)
-            metrics = module.train_step(*given)
-            metrics |= module.evaluate(model, Characters(), problems, args, Mock(), 0)
-        found.append(metrics)
-    assert "grad_norm" in found[0] and found[0] == pytest.approx(found[1])
-
-
-def test_on_a_cpu_no_precision_changes():
-    """The general switch of TF32 would reach products of some CPUs, too."""
-    before = torch.get_float32_matmul_precision(), torch.backends.mkldnn.matmul.fp32_precision
-    script("grpo_llm").start_device(script("grpo_llm").Args(model="some"))
-    after = torch.get_float32_matmul_precision(), torch.backends.mkldnn.matmul.fp32_precision
-    assert after == before
+            step = module.train_step(model, reference, tokenizer, optimizer, problems, 1, args)
+            scores = module.evaluate(model, tokenizer, problems, args, writer, 0)
+        metrics.append(step | scores)
+    assert "grad_norm" in metrics[0] and metrics[0] == pytest.approx(metrics[1])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import Characters, calls_of, random_model, script
+from conftest import Characters, calls_of, random_model, reward_by, script
 
 grpo = script("grpo_llm")
 PROMPTS = [[3, 4], [5, 6, 7, 8, 9], [10]]
@@ -11,15 +11,15 @@ PROMPTS = [[3, 4], [5, 6, 7, 8, 9], [10]]
 @torch.no_grad()
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_samples_follow_the_models_distribution(temperature):
-    """Chi-square over the first token of 20,000 samples:
-    top-k, top-p or a wrong temperature fail it by miles."""
+    """Chi-square over the first token of 20,000 samples: top-k, top-p or a wrong temperature fail
+    it by miles."""
     model, n = random_model("llama", vocab=7), 20_000
     model.lm_head.weight /= model.lm_head.weight.norm()  # no token is so rare as to be missing
     torch.manual_seed(2)
     batch = grpo.generate(model, [[3, 4, 5]], n, 1, temperature)
     counts = torch.bincount(batch["completion_ids"][:, 0], minlength=7).double()
-    found = grpo.token_logprobs(model, batch, temperature)
-    torch.testing.assert_close(batch["sampled_logprobs"], found)
+    logprobs = grpo.token_logprobs(model, batch, temperature)
+    torch.testing.assert_close(batch["sampled_logprobs"], logprobs)
     logits = model(torch.tensor([[3, 4, 5]])).logits[0, -1].double() / temperature
     expected = logits.softmax(-1) * n
     assert counts[0] > 0, "the pad token is a token like any other"
@@ -54,28 +54,29 @@ def test_a_forward_pass_reads_no_more_than_it_must(monkeypatch):
     grpo.token_logprobs(model, batch, 1.0)
     lengths, width = batch["mask"].sum(1), batch["mask"].shape[1]
     writing = [(int((lengths > t).sum()), 1) for t in range(1, width)]
-    writing.append((int((~batch["ended"]).sum()), 1))  # what the last pass finds is not used
+    writing.append((int((~batch["ended"]).sum()), 1))  # the last pass is one too many
     assert writing[0] > writing[-1] > (0, 1)
-    assert [found.logits.shape[:2] for _, found in calls] == [(3, 1), *writing, (24, width)]
+    assert [output.logits.shape[:2] for _, output in calls] == [(3, 1), *writing, (24, width)]
 
 
 def test_rewards_are_those_of_their_completions(monkeypatch):
-    """Question by question, each G times; text by text, and rewards of any size."""
-    given, tokenizer = [], Characters()
+    """Question by question, each G times; text by text, and rewards of any size. The answer reaches
+    the verifier as it is, here a list."""
+    judged, tokenizer = [], Characters()
 
     def verify(*pair):
-        given.append(pair)
-        return len(given)
+        judged.append(pair)
+        return len(judged)
 
-    monkeypatch.setattr(grpo, "load_verifier", lambda name: verify)
-    problems = [(f"{i}+{10**i}", str(i)) for i in range(5)]
+    reward_by(monkeypatch, grpo, verify)
+    problems = [(f"{i}+{10**i}", [i]) for i in range(5)]
     torch.manual_seed(0)
-    found = grpo.rollout(random_model(), tokenizer, problems, 3, 1.0, grpo.Args())
-    batch, completions, rewards = found
-    assert [completion for completion, _ in given] == completions and len(set(completions)) == 3
-    assert [answer for _, answer in given] == [str(i) for i in range(5) for _ in range(3)]
+    rollout = grpo.rollout(random_model(), tokenizer, problems, 3, 1.0, grpo.Args())
+    batch, completions, rewards = rollout
+    assert [completion for completion, _ in judged] == completions and len(set(completions)) == 3
+    assert [answer for _, answer in judged] == [[i] for i in range(5) for _ in range(3)]
     assert rewards.tolist() == torch.arange(1.0, 16).view(5, 3).tolist()
-    prompts = tokenizer([f"{question}=" for question, _ in problems])["input_ids"]
+    prompts = tokenizer([prompt for prompt, _ in problems])["input_ids"]
     for i, text in enumerate(completions):
         ids = batch["completion_ids"][i][batch["mask"][i] > 0]
         assert text == f"#{int(ids[ids != 1].sum()) % 3}", "without the stop token"

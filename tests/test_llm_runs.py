@@ -1,12 +1,13 @@
 """Whole runs: learning, repeatability, what is logged, and a user's errors."""
 
 import importlib
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, calls_of, equal, refused, scalars, script, weights
+from conftest import calls_of, equal, reward_by, scalars, script, weights
 
 grpo = script("grpo_llm")
 
@@ -14,28 +15,19 @@ grpo = script("grpo_llm")
 def test_a_run_learns_and_its_log_is_complete(tmp_path):
     """With a turned sign pass@1 falls instead of rising. The clip is live."""
     args = grpo.Args(steps=16, eval_problems=128, output_dir=str(tmp_path))
-    found = grpo.main(args)
-    assert found["eval/pass@1_initial"] < 0.25
-    assert found["eval/pass@1"] > found["eval/pass@1_initial"] + 0.1
-    assert found["eval/pass@8"] >= found["eval/pass@1"]
-    names = "reward reward_std frac_reward_zero_std completions/mean_length clip_ratio approx_kl"
-    names += " completions/clipped_ratio learning_rate kl entropy grad_norm step_time"
+    result = grpo.main(args)
+    assert result["eval/pass@1_initial"] < 0.25
+    assert result["eval/pass@1"] > result["eval/pass@1_initial"] + 0.1
+    assert result["eval/pass@8"] >= result["eval/pass@1"]
+    names = "reward reward_std frac_reward_zero_std completions/mean_length clipfrac approx_kl"
+    names += " completions/clipped_ratio learning_rate kl entropy grad_norm"
     names += " loss eval/pass@1 eval/pass@8"
-    logged = {name: scalars(found["folder"], name) for name in names.split()}
+    logged = {name: scalars(result["folder"], name) for name in names.split()}
     for name, values in logged.items():
         assert len(values) == (2 if name.startswith("eval") else 16), name
-    assert 0 < sum(logged["clip_ratio"]) / 16 < 0.5
+    assert 0 < sum(logged["clipfrac"]) / 16 < 0.5
     assert abs(logged["kl"][0]) < 1e-8 < 1e-3 < logged["kl"][-1]  # it begins as the reference
     assert logged["approx_kl"][-1] > 0 and logged["learning_rate"][9] == pytest.approx(5e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in LLM_SCRIPTS if name != "grpo_llm"])
-def test_each_script_learns(name, tmp_path):
-    module = script(name)
-    result = module.main(module.Args(steps=24, eval_problems=128, output_dir=str(tmp_path)))
-    assert result["eval/pass@1_initial"] == pytest.approx(0.18, abs=0.06)
-    assert result["eval/pass@1"] > result["eval/pass@1_initial"] + 0.05
 
 
 @pytest.mark.slow
@@ -52,48 +44,42 @@ def test_make_py_teaches_the_form_of_an_answer(tmp_path, monkeypatch):
     for name in ("config.json", "tokenizer.json", "generation_config.json"):
         assert (tmp_path / "made" / name).read_text() == (grpo.TINY_MODEL / name).read_text()
     flags = {"model": str(tmp_path / "made"), "steps": 0, "micro_batch_size": 256}
-    found = grpo.main(grpo.Args(**flags, output_dir=str(tmp_path)))
-    assert found["eval/clipped_ratio"] < 0.1 and found["eval/pass@1"] > 0
+    scores = grpo.main(grpo.Args(**flags, output_dir=str(tmp_path)))
+    assert scores["eval/clipped_ratio"] < 0.1 and scores["eval/pass@1"] > 0
 
 
 def test_same_seed_same_run(short_run, monkeypatch):
-    """The third has another seed. Each step has randomness of its own, or the same question would
-    get the same completions at every step."""
-    monkeypatch.setattr(grpo, "load_verifier", lambda _: lambda text, _: sum(map(ord, text)) % 7)
+    """Also where `args` has been used before. The third run has another seed. Each step has
+    randomness of its own, or the same question would get the same completions at every step."""
+    reward_by(monkeypatch, grpo, lambda text, _: sum(map(ord, text)) % 7)
     seeded = calls_of(monkeypatch, torch, "manual_seed")
-    own = short_run | {"max_new_tokens": 6}
-    runs = [grpo.main(grpo.Args(**own, seed=seed)) for seed in (1, 1, 2)]
+    args = grpo.Args(**short_run, max_new_tokens=6)
+    runs = [grpo.main(args), grpo.main(args), grpo.main(replace(args, seed=2))]
     first, second, other = runs
-    a, b, c = (weights(each["folder"]) for each in runs)
+    a, b, c = (weights(run["folder"]) for run in runs)
     assert equal(a, b) and not equal(a, c)
-    for name in ("loss", "reward", "clip_ratio", "kl", "eval/pass@1"):
+    for name in ("loss", "reward", "clipfrac", "kl", "eval/pass@1"):
         assert scalars(first["folder"], name) == scalars(second["folder"], name)
     assert first["eval/pass@1_initial"] == other["eval/pass@1_initial"]
-    seeds = {seed for (seed,), _ in seeded}
-    assert len(seeds) == 1 + 2 * 2, "evaluations, and each seed's steps"
+    seeds = {seed for (seed,), _ in seeded} - {0}
+    assert len(seeds) == 2 * 2, "each seed's steps; 0 is for problems and evaluations"
     seeded.clear()
     monkeypatch.setattr(grpo, "RANK", 1)  # so another process answers a question otherwise
-    grpo.main(grpo.Args(**own))
-    assert len({seed for (seed,), _ in seeded} - seeds) == 1 + 2
+    grpo.main(args)
+    assert len({seed for (seed,), _ in seeded} - seeds - {0}) == 1 + 2
 
 
-@pytest.mark.parametrize("what", ["reward", "loss"])
-def test_what_is_not_finite_ends_the_run_and_keeps_the_model(what, short_run, monkeypatch):
+def test_what_is_not_finite_ends_the_run_and_keeps_the_model(short_run, monkeypatch):
     """A verifier may give NaN, or a number that float32 cannot hold."""
-    draws, steps = count(), count()
+    draws = count()
 
     def verify(completion, answer):
         n = next(draws)  # 64 evaluate, 16 train, 64 evaluate, 16 train
-        return 1e39 if what == "reward" and n == 150 else n % 3
+        return 1e39 if n == 150 else n % 3
 
-    def compute_advantages(rewards, args, real=grpo.compute_advantages):
-        wrong = what == "loss" and next(steps) == 1
-        return real(rewards, args) + (float("nan") if wrong else 0.0)
-
-    monkeypatch.setattr(grpo, "load_verifier", lambda _: verify)
-    monkeypatch.setattr(grpo, "compute_advantages", compute_advantages)
-    line = refused(grpo.main, grpo.Args(**short_run | {"steps": 4, "eval_every": 1}))
-    assert line.startswith("step 2: a reward or the loss is not finite: ")
+    reward_by(monkeypatch, grpo, verify)
+    with pytest.raises(RuntimeError, match="non-finite"):
+        grpo.main(grpo.Args(**short_run | {"steps": 4, "eval_every": 1}))
     (folder,) = Path(short_run["output_dir"]).iterdir()
     assert [path.name for path in folder.glob("step-*")] == ["step-000001"]
     assert all(tensor.isfinite().all() for tensor in weights(folder).values())

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, batch_of, calls_of, random_model, script, with_critic
+from conftest import LLM_SCRIPTS, batch_of, calls_of, random_model, script
 from oracles import KL_IN_REWARD, clipped_tokens, gradient_of_step, row_by_row
 
 # Of three questions, four completions each. Each log ratio is one of these and a little more, so
@@ -13,20 +13,17 @@ LOG_RATIOS = torch.tensor([-0.4, -0.4, 0.4, 0.4, 0.0, 0.0] * 2)
 
 
 def stepped_model(name, model=None, **flags):
-    """A random model that has moved since a batch was drawn; the batch, with made-up advantages,
-    for PPO of each token and with returns, and with a reference where the KL is in the loss; and
-    the script's flags, of which these differ from the defaults."""
-    module, model = script(name), with_critic(name, model or random_model("llama"))
-    args = module.Args(**{"temperature": 0.7, "group_size": 4, "max_grad_norm": 1e9} | flags)
+    """A random model that has moved since a batch was drawn; the batch, with invented advantages,
+    and with a reference where the KL is in the loss; and the script's flags, of which these differ
+    from the defaults."""
+    model = model or random_model("llama")
+    args = script(name).Args(**{"temperature": 0.7, "group_size": 4, "max_grad_norm": 1e9} | flags)
     g = torch.Generator().manual_seed(3)
     batch = batch_of(model, PROMPTS, LENGTHS, args.temperature)
     mask = batch["mask"]
     drift = LOG_RATIOS[:, None] + 0.1 * torch.randn(mask.shape, generator=g)
     batch["old_logprobs"] = batch["old_logprobs"] - drift * mask
     batch["advantages"] = torch.tensor([1.0, -1.0] * 6) * (0.5 + torch.rand(12, generator=g))
-    if name == "ppo_llm":
-        made_up = torch.randn(2, *mask.shape, generator=g) * mask
-        batch["advantages"], batch["targets"] = made_up
     if args.beta > 0 and name not in KL_IN_REWARD:
         drift = 0.1 * torch.rand(mask.shape, generator=g)
         batch["ref_logprobs"] = (batch["old_logprobs"] - drift) * mask
@@ -45,18 +42,15 @@ def step(name, model, batch, args, rate=0.0):
 @pytest.mark.parametrize("beta", [0.0, 0.3])
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
 def test_gradient_of_a_step_is_the_oracles_through_plain_passes(name, beta, monkeypatch):
-    """The micro-batches tear groups. Of five rows without an advantage a KL in the loss has a
-    gradient, and PPO's critic; if not, they are not even read. approx_kl and clip_ratio are of the
-    other rows' tokens; with PPO, where an advantage of 0 is one of many, of all."""
+    """The micro-batches tear groups. Five rows have no advantage: only a KL in the loss gives them
+    a gradient, and without one they are not even read. approx_kl and clipfrac count the tokens of
+    the other rows."""
     flags = {"beta": beta, "micro_batch_size": 5}
-    if name == "ppo_llm":
-        flags["ent_coef"] = 0.2
     model, batch, args = stepped_model(name, random_model("gpt2").double(), **flags)
     batch["advantages"][:5] = 0.0
     calls = calls_of(monkeypatch, model, "forward")
     gradient, stats = step(name, model, batch, args)
-    all_rows = name == "ppo_llm" or (beta > 0 and name not in KL_IN_REWARD)
-    left_out = 0 if all_rows else 5
+    left_out = 0 if beta > 0 and name not in KL_IN_REWARD else 5
     assert sum(len(input_ids) for (input_ids,), _ in calls) == 12 - left_out
     loss, expected = gradient_of_step(name, model, batch, args)
     assert expected.abs().max() > 1e-2
@@ -65,10 +59,9 @@ def test_gradient_of_a_step_is_the_oracles_through_plain_passes(name, beta, monk
     logprobs = row_by_row(model, batch, args.temperature)
     tensors = [batch[key] for key in ("old_logprobs", "advantages", "mask")]
     counted = batch["mask"].clone()
-    if name != "ppo_llm":
-        counted[:5] = 0
+    counted[:5] = 0
     clipped = clipped_tokens(name, logprobs, *tensors, args)[counted > 0].double().mean().item()
-    assert stats["clip_ratio"] == pytest.approx(clipped)
+    assert stats["clipfrac"] == pytest.approx(clipped)
     assert 0.05 < clipped < 0.95 or name == "rloo_llm"
     drift = (logprobs - batch["old_logprobs"])[counted > 0]
     approx_kl = (drift.exp() - drift - 1).mean().item()
