@@ -16,10 +16,9 @@ MARKER = "# From here on, all scripts of this family are the same, byte for byte
 # Each script and its parent, the script that README compares it with.
 CLASSIC = {"reinforce": "", "actor_critic": "reinforce", "trpo": "actor_critic", "ppo": "trpo"}
 LLM = {"rloo_llm": "", "grpo_llm": "rloo_llm"}
-LLM |= dict.fromkeys(["dapo_llm", "gspo_llm", "cispo_llm", "ppo_llm"], "grpo_llm")
+LLM |= dict.fromkeys(["dapo_llm", "gspo_llm", "cispo_llm"], "grpo_llm")
 FAMILY = CLASSIC | LLM
 PATHS = {name: f"{name}.py" for name in FAMILY}
-PATHS["ppo_llm"] = "tests/examples/ppo_llm.py"  # an example; its critic is below the marker, too
 CLASSIC_SCRIPTS, LLM_SCRIPTS, SCRIPTS = list(CLASSIC), list(LLM), list(FAMILY)
 
 

@@ -6,8 +6,7 @@ import re
 
 import curves
 import pytest
-import torch
-from conftest import SEED_SHIFT, script
+from conftest import SEED_SHIFT
 from curves import ALL, FAULTS, SEEDS, Run
 from scripts import LLM_SCRIPTS, SCRIPTS
 
@@ -23,16 +22,6 @@ def test_the_page_names_all_that_the_scripts_log_and_nothing_else():
     for name in SCRIPTS:
         logged |= curves.run(Run(script=name), 1, SHORT[name]).keys()
     assert logged - {"step", "right", "eval/right"} == NAMES
-
-
-def test_all_right_is_1_or_more_and_all_wrong_is_0_or_less():
-    """So with rewards between 0 and 1 a group of equal rewards may be neither."""
-    rewards = torch.tensor([[1.0, 1.2], [0.0, -1.0], [0.7, 0.7], [1.0, 0.0]])
-    batch = dict.fromkeys(["mask", "old_logprobs", "sampled_logprobs"], torch.ones(8, 1))
-    metrics = script("grpo_llm").rollout_metrics(batch | {"ended": torch.ones(8).bool()}, rewards)
-    names = ("all_right", "all_wrong", "zero_std")
-    groups = {name: metrics[f"frac_reward_{name}"].nonzero().flatten().tolist() for name in names}
-    assert groups == {"all_right": [0], "all_wrong": [1], "zero_std": [2]}
 
 
 def test_the_page_shows_each_picture_and_they_are_small():

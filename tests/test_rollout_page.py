@@ -19,7 +19,7 @@ from conftest import ROOT, calls_of
 from launch import flags
 from oracles import clipped_tokens, oracle, row_by_row, tokens
 
-SMALL = flags({"group_size": 4, "update_epochs": 2, "minibatches": 2, "learning_rate": 3e-3})
+SMALL = flags({"group_size": 4, "update_epochs": 2, "num_minibatches": 2, "learning_rate": 3e-3})
 HOSTILE = ["</script>", "<img src=x onerror=null.x>", "&lt;b&gt;", "<!--<script>", "\u2028`${1}"]
 
 
@@ -187,7 +187,7 @@ def test_the_token_that_is_picked_tells_most(made):
     (1, 1, [0, 1]),
 ])  # fmt: skip
 def test_steps_shown_have_the_end_of_the_first_epoch_and_the_last_step(epochs, minibatches, steps):
-    args = rollout_page.Args(update_epochs=epochs, minibatches=minibatches, prompts_per_step=20)
+    args = rollout_page.Args(update_epochs=epochs, num_minibatches=minibatches, prompts_per_step=20)
     assert rollout_page.shown_steps(args) == steps
 
 
@@ -201,8 +201,7 @@ def test_each_answer_ends_as_it_has_ended(made):
 
 
 def test_without_a_difference_the_page_says_so(tmp_path):
-    (tmp_path / "all_right.py").write_text("def verify(text, answer): return 1")
-    words = [*SMALL, "--verifier", str(tmp_path / "all_right.py")]
+    words = [*SMALL, "--task", str(ROOT / "tests/learn/exercise.py")]  # all rewards are equal
     with pytest.raises(SystemExit, match="no question has answers of unequal rewards"):
         rollout_page.main(words)
 
@@ -216,7 +215,7 @@ def test_a_checkpoint_is_named_by_model(tmp_path):
 def test_a_flag_that_was_typed_holds_also_at_a_default_of_the_tiny_model():
     """Without it the rate is 1e-6, an answer of a file has 256 tokens, DAPO's clip is at 0.28."""
     typed = {"learning_rate": 5e-4, "max_new_tokens": 32, "clip_high": 0.2}
-    words = flags({"model": "some/model", "dataset": __file__, "picture": "page.png"} | typed)
+    words = flags({"model": "some/model", "task": __file__, "picture": "page.png"} | typed)
     args = tyro.cli(rollout_page.Args, args=words)
     for script in rollout_page.SCRIPTS:
         found = vars(rollout_page.own_args(script, words, args))

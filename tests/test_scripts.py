@@ -19,7 +19,7 @@ from scripts import (
 )
 
 
-@pytest.mark.parametrize("scripts", [CLASSIC_SCRIPTS, set(LLM_SCRIPTS) - {"ppo_llm"}])
+@pytest.mark.parametrize("scripts", [CLASSIC_SCRIPTS, LLM_SCRIPTS])
 def test_below_the_marker_all_scripts_are_the_same(scripts):
     texts = {source(name).split(MARKER)[1] for name in scripts}
     assert len(texts) == 1, f"below the marker these are not all the same: {', '.join(scripts)}"
@@ -41,16 +41,7 @@ def test_what_tests_read_in_one_script_is_the_same_in_these(part, scripts):
 
 def test_every_script_at_the_top_is_known():
     at_the_top = {path.stem for path in ROOT.glob("*.py") if path.stem[:8] != "variant_"}
-    assert at_the_top == PATHS.keys() - {"ppo_llm"}, "tests/scripts.py lists other scripts"
-
-
-def test_ppo_llm_differs_from_grpo_llm_by_its_critic():
-    """Below the marker; above it, and for what only one of the two has, `diff` is the judge."""
-    marked = "\n# From here on.*\n"  # ppo_llm.py has words of its own here
-    ppo, grpo = (parts(re.split(marked, source(name))[1]) for name in ("ppo_llm", "grpo_llm"))
-    differing = {name for name in grpo if ppo[name] != grpo[name]}
-    expected = {"token_logprobs", "restore", "save_checkpoint"}
-    assert differing == expected and len(grpo) > 20
+    assert at_the_top == PATHS.keys(), "tests/scripts.py lists other scripts"
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

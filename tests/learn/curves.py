@@ -32,7 +32,7 @@ SEEDS = (1, 2)
 @dataclass
 class Run:
     """A script with flags and perhaps one change: a text of it that another one replaces, a block
-    of AFTER.md, or a function that pays its completions."""
+    of VARIANTS.md, or a function that pays its completions."""
 
     flags: str = ""
     curves: str = ""  # of a fault, the four that its picture shows; see `points`
@@ -132,7 +132,7 @@ def make_runs(names):
     for name in names:
         for seed in SEEDS:
             flags, curves = vars(parsed(ALL[name], seed)), run(ALL[name], seed)
-            kept = sorted(curves.keys() - {"charts/SPS", "step_time"})  # seconds are this machine's
+            kept = sorted(curves.keys() - {"charts/SPS"})  # seconds are this machine's
             curves = {curve: [v and float(f"{v:.4g}") for v in curves[curve]] for curve in kept}
             runs = load_runs() | {(name, seed): {"flags": flags} | curves}
             rows = [{"name": who[0]} | runs[who] for who in sorted(runs) if who[0] in ALL]

@@ -47,8 +47,15 @@ def plant(number):
     print(f"And when you have named the cause: python tests/learn/exercise.py --cause {number}")
 
 
+def load_problems(split):
+    """This file is also the task of bug 5's run: the script's own sums …"""
+    import grpo_llm
+
+    return grpo_llm.load_problems(split)
+
+
 def verify(completion, answer):
-    """The verifier of bug 5's run, from which nothing can be learned: all rewards are equal."""
+    """… from which nothing can be learned, as all rewards are equal."""
     return 0.7
 
 

@@ -1,12 +1,12 @@
 """One rollout, five algorithms: writes a page that shows what each algorithm does to each token.
 
     python tests/learn/rollout_page.py                         # the tiny model and its sums
-    python tests/learn/rollout_page.py --model … --dataset …   # most flags of grpo_llm.py
+    python tests/learn/rollout_page.py --model … --task …      # most flags of grpo_llm.py
 
 The model answers the questions of one training step. Then each algorithm trains a copy of the model
-on these answers by its own train_minibatch, for --update-epochs epochs of --minibatches steps. The
-page has a slider for the steps. It shows each token's π_θ, ratio and gradient, the derivative of
-the whole rollout's J by log π_θ, all by the script's own functions and autograd.
+on these answers by its own train_minibatch, for --update-epochs epochs of --num-minibatches steps.
+The page has a slider for the steps. It shows each token's π_θ, ratio and gradient, the derivative
+of the whole rollout's J by log π_θ, all by the script's own functions and autograd.
 
 The algorithms differ in J alone: they get the same answers, minibatches, number of steps and
 learning rate. So there is no KL penalty (β is 0), no warm-up, and DAPO draws no group again. A flag
@@ -15,6 +15,7 @@ that is not given has each algorithm's own default. The flags of evaluation have
 
 import copy
 import json
+import random
 import shlex
 import shutil
 import statistics
@@ -49,7 +50,8 @@ def own_args(script, words, args):
     """The flags that were typed, and this algorithm's own defaults for the others. A flag that only
     other algorithms have is left out."""
     own, _ = tyro.cli(script.Args, args=words, return_unknown_args=True)
-    own.beta, own.minibatches, own.update_epochs = 0.0, args.minibatches, args.update_epochs
+    own.beta, own.update_epochs = 0.0, args.update_epochs
+    own.num_minibatches = args.num_minibatches
     return own
 
 
@@ -93,7 +95,7 @@ def shown_steps(args):
     """After how many steps the page shows the models: after the first four, one by one, then after
     1, 2, 4, 8, … epochs, and at the end."""
     epochs = [2**k for k in range(args.update_epochs.bit_length())] + [args.update_epochs]
-    ends = [args.minibatches * epoch for epoch in epochs]
+    ends = [args.num_minibatches * epoch for epoch in epochs]
     return sorted({*range(min(5, ends[-1])), *ends})
 
 
@@ -157,7 +159,7 @@ def train(script, model, batch, rewards, shown, own):
     rows = torch.arange(rewards.numel(), device=rewards.device).view_as(rewards)
     torch.manual_seed(own.seed)  # so that all algorithms get the same minibatches
     for _ in range(own.update_epochs):
-        for groups in torch.randperm(len(rewards)).tensor_split(own.minibatches):
+        for groups in torch.randperm(len(rewards)).tensor_split(own.num_minibatches):
             minibatch = script.take_rows(batch, rows[groups].flatten())
             script.train_minibatch(policy, optimizer, minibatch, own)
             taken += 1
@@ -213,7 +215,7 @@ def make_page(words):
     device = grpo_llm.start_device(args)
     problems, _ = grpo_llm.load_data(args)
     model, tokenizer = grpo_llm.load_policy(args, device)
-    problems = grpo_llm.next_problems(problems, 1, args)
+    problems = random.Random(f"{args.seed} 1").sample(problems, args.prompts_per_step)
     torch.manual_seed(args.seed)
     size, stops = args.group_size, model.generation_config.eos_token_id or []
     batch, _, rewards = grpo_llm.rollout(model, tokenizer, problems, size, args.temperature, args)
@@ -223,7 +225,7 @@ def make_page(words):
     shown = torch.arange(rewards.numel(), device=device).view_as(rewards)[groups].flatten()
     page = {"command": shlex.join(["python", *sys.argv]), "seed": args.seed}
     page |= {"questions": len(problems), "steps": shown_steps(args)}
-    page["epoch"] = page["steps"].index(args.minibatches)  # the frame that ends the first epoch
+    page["epoch"] = page["steps"].index(args.num_minibatches)  # the frame that ends the first epoch
     page["groups"] = [describe(g, problems, batch, rewards, tokenizer, stops, args) for g in groups]
     page["algorithms"] = []
     for script in SCRIPTS:
