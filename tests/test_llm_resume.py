@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import equal, last_checkpoint, refused, reward_by, scalars, script, weights
+from conftest import equal, last_checkpoint, reward_by, scalars, script, weights
 from launch import Launched, flags
 
 grpo = script("grpo_llm")
@@ -52,17 +52,6 @@ def test_resumed_is_straight(short_run, monkeypatch):
         assert scalars(straight["folder"], key)[2:] == scalars(resumed["folder"], key)
     logged = [scalars(run["folder"], "eval/pass@1") for run in (straight, resumed)]
     assert logged[0][2:] == logged[1]
-
-
-def test_a_checkpoint_of_another_model_is_refused(short_run, tmp_path):
-    """Also where all shapes are alike: rate, tokenizer and reference would be another model's."""
-    other = str(tmp_path / "other")
-    shutil.copytree(grpo.TINY_MODEL, other)
-    for model, wrong in (("tiny", other), (other, "tiny")):
-        args = grpo.Args(**short_run | {"steps": 1}, model=model)
-        path = str(last_checkpoint(grpo.main(args)["folder"]))
-        line = refused(grpo.main, replace(args, resume=path, model=wrong))
-        assert line == f"--resume {path}: give its own --model, too: {model}"
 
 
 def test_a_model_may_be_written_otherwise_or_be_moved(short_run, tmp_path):
