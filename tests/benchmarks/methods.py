@@ -329,7 +329,7 @@ def kept(smoke=False):
     return [Kept(name, "transformers", smoke=smoke) for name in ("methods", "pass_k")]
 
 
-def lines(runs, pass_k):
+def tables(runs, pass_k):
     found = {"methods": methods_lines(runs)}
     return found | ({"pass_k": pass_k_lines(pass_k)} if pass_k.runs else {})
 
@@ -339,7 +339,7 @@ def main(
     jobs: int = 1,
     seeds: int = 10,
     pass_k: bool = False,
-    tables: bool = False,
+    only_tables: bool = False,
     smoke: bool = False,
 ):
     """--arms names some of the arms; without it, all. --jobs runs are made at a time, --seeds of
@@ -349,11 +349,11 @@ def main(
     small = {"steps": 4, "prompts_per_step": 8, "eval_problems": 4} if smoke else {}
     runs, counts = kept(smoke)
     chosen = range(1, 2 if smoke else seeds + 1)
-    if not tables and not pass_k:
+    if not only_tables and not pass_k:
         campaign(runs, arms or list(ARMS), chosen, jobs, small)
-    if not tables and (pass_k or smoke):
+    if not only_tables and (pass_k or smoke):
         campaign_pass_k(counts, runs, chosen[:3], jobs, small)
-    show(lines(runs, counts), smoke)
+    show(tables(runs, counts), smoke)
     if not smoke:
         draw(runs)
 
