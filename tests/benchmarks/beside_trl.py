@@ -242,24 +242,17 @@ def measure(runs, what, flags, smoke):
         )
 
 
-def spread(values, form):
-    middle, least, most = (f"{value:{form}}" for value in values)
-    return middle if least == most else f"{middle} ({least} to {most})"
-
-
 def tables(runs):
-    found = {}
-    for what in PLANS:
-        rows, used = [], [run for run in runs.runs if run["row"].startswith(f"{what}, ")]
-        for run in used:
-            _, name, side = run["row"].split(", ")
-            title = f"TRL's {TRL[name][0]}Trainer" if side == "TRL" else f"{name}.py"
-            cells = [spread(run[key], form) for key, form in COLUMNS.items()]
-            rows.append([title, len(run["flags"]["seeds"]), *cells, spread(run["times"], ".2f")])
-        if rows:
-            lines = table(["", "seeds", *COLUMNS, "ours is faster by"], rows)
-            found[f"trl_{what}"] = with_footer(lines, used)
-    return found
+    rows = []
+    for run in runs.runs:
+        model, name, side = run["row"].split(", ")
+        title = f"TRL's {TRL[name][0]}Trainer" if side == "TRL" else f"{name}.py"
+        cells = [f"{run[key][0]:{form}}" for key, form in COLUMNS.items()]
+        middle, least, most = (f"{value:.2f}" for value in run["times"])
+        times = middle if least == most else f"{middle} ({least} to {most})"
+        rows.append([f"{model}, {title}", *cells, times])
+    header = ["model, trainer", *COLUMNS, "times slower"]
+    return {"trl": with_footer(table(header, rows), runs.runs)}
 
 
 def kept(smoke=False):

@@ -196,20 +196,17 @@ def cells(row, runs):
     return [row, len(runs), TASKS[row.partition(",")[0]].held_out, sampled, pass_8, cut_off]
 
 
+CHAT = r"'<.+?user\\n|<\|im_end.+(?=, right)"  # what the chat template puts around a question
 METRICS = ("pass@1", "pass@8", "clipped_ratio")
 
 
 def tables(runs):
-    """A row for all seeds of a run; and completions before and after training."""
+    """A row for all seeds of a run; and two completions before and after the first of them."""
     rows = {run["row"]: runs.of(run["row"]) for run in runs.runs}
     lines, shown = table(COLUMNS, [cells(*item) for item in rows.items()]), []
-    for row, (first, *_) in rows.items():
-        if "untrained" not in row:
-            groups = [
-                re.sub(r"'<.+?user\\n|<\|im_end.+(?=, right)", "'", g) for g in first["groups"]
-            ]
-            shown += ["```text", f"{row}: before", groups[0].rstrip(), "after", groups[1].rstrip()]
-            shown += ["```"]
+    for row, (first, *_) in list(rows.items())[:1]:
+        before, after = (re.sub(CHAT, "'", group).rstrip() for group in first["groups"])
+        shown = ["```text", f"{row}: before", before, "after", after, "```"]
     on = ", ".join(dict.fromkeys(run["on"] for run in runs.runs))
     lines = with_footer(lines, runs.runs)
     return {"real_model": [*lines[:-1], f"{on}; {lines[-1]}"], "completions": shown}
