@@ -221,7 +221,7 @@ def pass_at(k, run):
 
 def pass_k_lines(runs):
     draws, rows = min(run["flags"]["draws"] for run in runs.runs), []
-    ks = [k for k in (1, 4, 8, 32, 128) if k <= draws]
+    ks = [k for k in (1, 8, 32, 128) if k <= draws]
     for row, title in PASS_K.items():
         means = [fmean(pass_at(k, run) for run in runs.of(row)) for k in ks]
         rows.append([title, len(runs.of(row)), *(f"{mean:.3f}" for mean in means)])
@@ -283,7 +283,7 @@ def methods_lines(runs):
     pairs = {name: differences(found, grpo) for name, found in arms.items()}
 
     def place(name):
-        return GROUPS.index(ARMS[name].group), -mean_of(arms[name].values(), "pass@1")
+        return GROUPS.index(ARMS[name].group), -mean_of(arms[name].values(), "pass@1"), name
 
     rows, used = [], []
     for name in sorted(arms, key=place):
