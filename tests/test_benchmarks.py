@@ -73,6 +73,9 @@ def test_a_changed_default_reuses_no_run(tmp_path, monkeypatch):
         return len(made), len(runs.runs)
 
     assert runs_made() == (6, 6)  # two rates on two seeds, then two seeds
+    runs = bench.Kept("methods")
+    flags = runs.runs[0]["flags"]
+    assert runs.find("grpo", flags) and not runs.find("grpo", flags | {"max_grad_norm": 0.5})
     assert runs_made() == (0, 6)
     script, arguments = bench.load("grpo_llm"), methods.arguments
 
