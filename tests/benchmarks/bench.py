@@ -1,6 +1,7 @@
 """What benchmarks and experiments share: runs of scripts, runs that are kept, tables."""
 
 import contextlib
+import functools
 import importlib
 import io
 import json
@@ -54,6 +55,7 @@ def machine(*packages):
     return f"{platform.machine()}, {os.cpu_count()} cores, {versions}"
 
 
+@functools.cache  # that of the start, as the first run that is kept changes a file
 def revision():
     """The commit of this checkout, followed by + if a file that git tracks has changed since. The
     variable REVISION says it for a copy on another machine."""
