@@ -1,8 +1,10 @@
-"""Tables, and runs of scripts that benchmarks and experiments can look into."""
+"""What benchmarks and experiments share: runs of scripts, runs that are kept, tables."""
 
 import contextlib
+import functools
 import importlib
 import io
+import json
 import math
 import multiprocessing
 import os
@@ -12,7 +14,8 @@ import sys
 import tempfile
 import time
 import types
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -22,17 +25,19 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 ROOT = Path(__file__).parents[2]
-RESULTS = Path(__file__).parent / "results"
+RESULTS, PAGE = Path(__file__).with_name("results"), Path(__file__).with_name("RESULTS.md")
 CPU = torch.device("cpu")
 for room in ("tests/experiments", "tests/examples", "tests/learn", "tests", "."):
     sys.path.insert(0, str(ROOT / room))
 
-import after  # noqa: E402
+import variants  # noqa: E402
+from blocks import write_block  # noqa: E402
 from scripts import LLM_SCRIPTS  # noqa: E402
 
 LLM = [name for name in LLM_SCRIPTS if name != "ppo_llm"]  # only experiments run ppo_llm.py
 
 
+# ------------------------------------------------------------------------------------------ Tables
 def table(header, rows):
     """The lines of a Markdown table."""
     lines = [f"| {' | '.join(map(str, cells))} |" for cells in (header, *rows)]
@@ -40,6 +45,17 @@ def table(header, rows):
     return [line.replace("|  |", "| |") for line in lines]
 
 
+def spread(values, form=".2f"):
+    """The median of these values, then the lowest and the highest in parentheses."""
+    return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def machine(*packages):
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", *packages))
+    return f"{platform.machine()}, {os.cpu_count()} cores, {versions}"
+
+
+@functools.cache  # that of the start, as the first run that is kept changes a file
 def revision():
     """The commit of this checkout, followed by + if a file that git tracks has changed since. The
     variable REVISION says it for a copy on another machine."""
@@ -49,36 +65,90 @@ def revision():
 
 
 def footer(*packages):
-    """The line below a table: machine, versions of torch and these packages, date and revision."""
-    machine = f"{platform.machine()}, {os.cpu_count()} cores"
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", *packages))
-    return f"{machine}, {versions}, {time.strftime('%Y-%m-%d')}, revision {revision()}"
+    """Machine, versions of torch and these packages, date and revision of a run that ends now."""
+    return f"{machine(*packages)}, {time.strftime('%Y-%m-%d')}, revision {revision()}"
 
 
-def write_table(name, lines, *packages, note, smoke=False):
-    """Print a table and write it, with its footer, into results/NAME.md.
+def with_footer(lines, runs):
+    """A table, followed by the machines and the revisions that its runs were made with."""
+    machines, revisions = (list(dict.fromkeys(run[key] for run in runs)) for key in MADE_BY)
+    return [*lines, "", f"{'; '.join(machines)}; revision {', '.join(sorted(revisions))}"]
 
-    RESULTS.md shows the content of that file, and here the new content replaces the old. If it does
-    not, and neither page links to the file, that is an error. With smoke nothing is written.
+
+def show(tables, smoke=False):
+    """Print tables, {name: lines}, and write them into their blocks of RESULTS.md, unless they are
+    those of a smoke test."""
+    for name, lines in tables.items():
+        print(*lines, sep="\n")
+        if not smoke:
+            write_block(PAGE, name, lines)
+
+
+# ---------------------------------------------------------------------------- Runs that are kept
+MADE_BY = ("machine", "revision")
+
+
+def all_flags(args):
+    """{name: value} of every flag as it came out, defaults included, except where it writes. Of a
+    file or folder the name counts, because a path is another on each machine."""
+    flags = json.loads(json.dumps(asdict(args), default=str))
+    flags.pop("output_dir", None)
+    absolute = {name for name, value in flags.items() if str(value).startswith("/")}
+    return {name: Path(v).name if name in absolute else v for name, v in flags.items()}
+
+
+def without_seed(flags):
+    return {name: value for name, value in flags.items() if name != "seed"}
+
+
+class Kept:
+    """The runs in results/NAME.jsonl, one per line.
+
+    A run has the row of the table that it belongs to, and its flags: all of them, so that a run
+    from before a change of any default is not taken for one of today. It also has the machine and
+    the revision that it was made with. With smoke nothing is read or written.
     """
-    print(*lines, sep="\n")
-    if smoke:
-        return
-    text = "\n".join([*lines, "", f"{footer(*packages)}, {note}", ""])
-    path, page = RESULTS / f"{name}.md", RESULTS.parent / "RESULTS.md"
-    old, shown = path.read_text() if path.exists() else "", page.read_text()
-    path.write_text(text)
-    page.write_text(shown.replace(old, text) if old else shown)
-    linked = f"results/{name}.md" in shown + (ROOT / "README.md").read_text()
-    if old not in shown and not linked:
-        sys.exit(f"RESULTS.md does not show {name}.md as it was: put the new table there by hand")
+
+    def __init__(self, name, *packages, smoke=False):
+        self.path = None if smoke else RESULTS / f"{name}.jsonl"
+        self.packages, self.runs = packages, []
+        if self.path and self.path.exists():
+            self.runs = [json.loads(line) for line in self.path.read_text().splitlines()]
+
+    def of(self, row):
+        return [run for run in self.runs if run["row"] == row]
+
+    def find(self, row, flags):
+        """The run of this row with exactly these flags, or None."""
+        return next((run for run in self.of(row) if run["flags"] == flags), None)
+
+    def forget(self, row, wanted):
+        """Drop the row's runs whose flags, without the seed, are none of those wanted: a table must
+        not mix runs from before and after a change."""
+        allowed = [without_seed(flags) for flags in wanted]
+        stale = [run for run in self.of(row) if without_seed(run["flags"]) not in allowed]
+        self.runs = [run for run in self.runs if run not in stale]
+
+    def add(self, row, flags, values):
+        """Keep a run that has just ended, at once."""
+        made = dict(zip(MADE_BY, (machine(*self.packages), revision()), strict=True))
+        self.runs.append({"row": row, "flags": flags} | made | values)
+        print(row, json.dumps(values)[:160], flush=True)
+        if self.path:
+            self.path.write_text("".join(json.dumps(run) + "\n" for run in self.runs))
 
 
-def spread(values, form=".2f"):
-    """The median of these values, then the lowest and the highest in parentheses."""
-    return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+def in_processes(function, jobs, at_once=1):
+    """Call the function with each job, a dict of arguments, in a new process. Yields pairs of job
+    and result, in the order in which they end."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(at_once, context, max_tasks_per_child=1) as pool:
+        futures = {pool.submit(function, **job): job for job in jobs}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
 
 
+# -------------------------------------------------------------------------------- Runs of scripts
 def module_of(name, text):
     """The module of a script that would lie in the repository's root, from its text."""
     module = types.ModuleType(name)
@@ -89,42 +159,27 @@ def module_of(name, text):
 
 
 def load(name):
-    """The module of a script, or of the script that a block of AFTER.md makes of its parent."""
-    if name in after.BLOCKS:
-        return module_of(f"after_{name}", after.applied(name))
+    """The module of a script, or of the script that a block of VARIANTS.md makes of its parent."""
+    if name in variants.BLOCKS:
+        return module_of(f"variant_{name}", variants.applied(name))
     return importlib.import_module(name)
 
 
-def own_process(function, **job):
-    """Call the function in a new process and return its result."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function, **job).result()
-
-
-def run_script(script, *flags, launcher=(), **environment):
-    """Run a script in a process of its own.
-
-    Returns its log, what it printed, its seconds by the clock and on the CPU, and its peak memory
-    in MB. The keyword arguments are environment variables.
-    """
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as output:
-        command = [sys.executable, *launcher, f"{script}.py", *map(str, flags)]
-        command += ["--output-dir", folder]
-        streams = {"stdout": output, "stderr": output}
+def run_script(script, *flags):
+    """Run a script in a process of its own. Returns its log, {name: values}, what it printed, and
+    its seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, f"{script}.py", *map(str, flags), "--output-dir", folder]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         start = time.perf_counter()
-        process = subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, **streams)
-        _, status, usage = os.wait4(process.pid, 0)
-        found = {"seconds": time.perf_counter() - start, "MB": usage.ru_maxrss / 1024}
-        found["cpu_seconds"] = usage.ru_utime + usage.ru_stime
-        output.seek(0)
-        found["printed"] = output.read()
-        if status != 0:
-            raise RuntimeError(f"{' '.join(command)}\n{found['printed'][-2000:]}")
+        done = subprocess.run(command, cwd=ROOT, **streams)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-2000:]}")
         (run,) = Path(folder).iterdir()
         events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
         names = events.Tags()["scalars"]
-        found["log"] = {name: [each.value for each in events.Scalars(name)] for name in names}
-        return found
+        log = {name: [event.value for event in events.Scalars(name)] for name in names}
+        return {"log": log, "printed": done.stdout, "seconds": time.perf_counter() - start}
 
 
 class Enough(Exception):
@@ -132,7 +187,7 @@ class Enough(Exception):
 
 
 def run_main(script, args, **functions):
-    """Run main() of an LLM script with these functions in place of its own; print and keep nothing.
+    """Run main() of a script with these functions instead of its own; print and keep nothing.
 
     Returns main's scores. They are empty if a function has raised Enough, or if main() has stopped
     because a metric is not finite.
@@ -152,40 +207,49 @@ def run_main(script, args, **functions):
             return {}
 
 
+def watched(function, note):
+    """The function, but each call is followed by note(result, *arguments)."""
+
+    def watched_function(*inputs, **options):
+        result = function(*inputs, **options)
+        note(result, *inputs)
+        return result
+
+    return watched_function
+
+
 def train(script, args, steps=None, each_step=None, folder=None):
     """Train by the script's own main(), which here evaluates the model at the end alone.
 
     `steps` ends a run early; its learning rate still follows the schedule of args.steps.
     `each_step(step, model, metrics)` is called after each step, counted from 1. With `folder` the
-    run starts from the model in it, in place of the tiny model.
+    run starts from the model in it, instead of the tiny model.
 
     Returns a dict: the model, the tokenizer, pass@1 at the end, and for each metric a list with its
     value at each step (None where a step has not logged it). If main() has not come to its end,
     because of `steps` or because a metric is not finite, pass@1 is 0.
     """
-    own, own_evaluate, history, found = script.train_step, script.evaluate, [], {}
+    own_evaluate, history, end = script.evaluate, [], {}
     args.eval_every = args.steps
 
     def evaluate(*inputs):
         return own_evaluate(*inputs) if inputs[-1] == args.steps else {"eval/pass@1": 0.0}
 
-    def train_step(model, reference, tokenizer, *rest):
-        metrics = own(model, reference, tokenizer, *rest)
-        found.update(model=model, tokenizer=tokenizer)
+    def note(metrics, model, reference, tokenizer, *_):
+        end.update(model=model, tokenizer=tokenizer)
         if math.isfinite(sum(metrics.values())):
             history.append(metrics)
             if each_step:
                 each_step(len(history), model, metrics)
         if len(history) == steps:
             raise Enough
-        return metrics
 
-    functions = {"train_step": train_step, "evaluate": evaluate}
+    functions = {"train_step": watched(script.train_step, note), "evaluate": evaluate}
     if folder:
         functions["TINY_MODEL"] = Path(folder)
-    found["pass@1"] = run_main(script, args, **functions).get("eval/pass@1", 0.0)
+    end["pass@1"] = run_main(script, args, **functions).get("eval/pass@1", 0.0)
     names = dict.fromkeys(name for metrics in history for name in metrics)
-    return {name: [metrics.get(name) for metrics in history] for name in names} | found
+    return {name: [metrics.get(name) for metrics in history] for name in names} | end
 
 
 def evaluate(script, model, tokenizer, args, problems, k=8):

@@ -1,49 +1,48 @@
-"""Compare the classic scripts (ours) with Stable-Baselines3 and sb3-contrib (theirs).
+"""Do the classic scripts learn, and how fast? Alone, and beside Stable-Baselines3 and sb3-contrib.
 
-    python tests/benchmarks/classic.py cartpole          # time to a return of 475; half an hour
-    python tests/benchmarks/classic.py seeds --seeds 50  # whole runs of ours alone; half an hour
-    python tests/benchmarks/classic.py shapes            # steps per second; 15 minutes
-    python tests/benchmarks/classic.py beyond            # other environments; 3 hours
+    python tests/benchmarks/classic.py learn           # scores on many seeds; 20 minutes
+    python tests/benchmarks/classic.py observations    # with and without their normalizer; an hour
+    python tests/benchmarks/classic.py cartpole        # beside SB3: time to 475; half an hour
+    python tests/benchmarks/classic.py shapes          # beside SB3: steps per second; 15 minutes
+    python tests/benchmarks/classic.py beyond          # beside SB3: other environments; 3 hours
+    python tests/benchmarks/classic.py --picture       # learning curves on CartPole; two minutes
+    python tests/benchmarks/classic.py --only-tables   # no run: the tables once more
 
-The times are for two cores. Theirs have the settings that RL Baselines3 Zoo tuned (zoo.json; its
+Times are for two cores. SB3's settings are those that RL Baselines3 Zoo tuned (zoo.json; its
 `steps` is the length of run that they were tuned for). `shapes` gives both sides the same rollouts
-and optimizer steps, `beyond` the same number of environment steps. Ours and theirs take turns, seed
-by seed, and each run is a process of its own with one thread. results/classic_beyond.json keeps the
-runs of `beyond`, and a run in it is not repeated. The table goes into results/classic_….md. With
---smoke all sizes are tiny, nothing is written, and theirs may be missing.
+and optimizer steps, `beyond` the same number of environment steps; beyond.json has our flags there,
+which we found on seeds other than those measured. Each run is a process of its own with one thread.
+results/classic.jsonl keeps one line for all seeds of a cell.
 """
 
 import importlib
 import json
 import operator
 import os
-import tempfile
 import time
-from collections import defaultdict
 from functools import partial
 from importlib.util import find_spec
-from itertools import product
 from math import inf
 from pathlib import Path
-from statistics import median
-from typing import Literal
+from statistics import mean, median
+from typing import Literal, NamedTuple
 
+import gymnasium as gym
 import numpy as np
 import torch
 import tyro
-from bench import RESULTS, own_process, revision, table, write_table
-from scripts import CLASSIC_SCRIPTS as CLASSIC
+from bench import RESULTS, Kept, all_flags, in_processes, run_main, show, table, with_footer
+from scripts import CLASSIC_SCRIPTS as OURS
+from torch import nn
 from tyro.conf import Positional
 
 # From hyperparams/*.yml of DLR-RM/rl-baselines3-zoo. "lin 0.001" falls linearly from 0.001 to 0.
 ZOO = json.loads(Path(__file__).with_name("zoo.json").read_text())
-PEERS = {"actor_critic": "A2C", "trpo": "TRPO", "ppo": "PPO"}
-PACKAGES = ("gymnasium", "stable-baselines3", "sb3-contrib")
-LEVEL = 475  # a mean return of the last 100 episodes, at which CartPole counts as solved
-# Environment steps, and our flags, which were found on seeds other than those measured.
 BEYOND = json.loads(Path(__file__).with_name("beyond.json").read_text())
+PEERS = {"actor_critic": "A2C", "trpo": "TRPO", "ppo": "PPO"}
+NAMES = {"A2C": "SB3 A2C", "TRPO": "sb3-contrib TRPO", "PPO": "SB3 PPO"}
+LEVEL = 475  # a mean return of the last 100 episodes, at which CartPole counts as solved
 SHAPES = [  # whose shape; script; environments, steps, minibatches, epochs
-    ("ours", "reinforce", (24,)),
     ("ours", "actor_critic", (16, 64)),
     ("ours", "trpo", (16, 128, 4, 4)),
     ("ours", "ppo", (16, 128, 4, 4)),
@@ -51,58 +50,84 @@ SHAPES = [  # whose shape; script; environments, steps, minibatches, epochs
     ("the zoo's", "trpo", (2, 512, 2, 20)),
     ("the zoo's", "ppo", (8, 32, 1, 20)),
 ]
-FLAGS = ("--num-envs", "--num-steps", "--num-minibatches", "--update-epochs")
+SHAPE_FLAGS = ("num_envs", "num_steps", "num_minibatches", "update_epochs")
+LEARN = [  # environment, what its rewards are multiplied by, scripts and seeds, flags
+    ("CartPole-v1", 1, dict.fromkeys(OURS, 12), {"target_return": 475.0}),
+    ("CartPole-v1", 1e-3, dict.fromkeys(OURS, 3), {"target_return": 0.475}),
+    ("CartPole-v1", 1e3, dict.fromkeys(OURS, 3), {"target_return": 475e3}),
+    ("Acrobot-v1", 1, {"reinforce": 8, "trpo": 4, "ppo": 4}, {}),
+    ("Acrobot-v1", 1, {"actor_critic": 8}, {"total_timesteps": 100_000}),
+    ("Pendulum-v1", 1, {"trpo": 12, "ppo": 6}, {"gamma": 0.95}),
+    ("FrozenLake-v1", 1, {"ppo": 3}, {}),
+]
+NORMALIZER = {  # environment, flags
+    "CartPole-v1": {"total_timesteps": 60_000},
+    "Acrobot-v1": {"total_timesteps": 100_000},
+    "Pendulum-v1": {"total_timesteps": 100_000, "gamma": 0.95},
+    "FrozenLake-v1": {"total_timesteps": 100_000},
+    "MountainCarContinuous-v0": {"total_timesteps": 100_000},
+}
 
 
-def peer(script: str) -> str:
-    """The name of a script's peer: for ppo, "SB3 PPO"."""
-    return f"{'sb3-contrib' if script == 'trpo' else 'SB3'} {PEERS[script]}"
-
-
+# -------------------------------------------------------------------------------------------- Runs
 class Watch:
     """Counts a run's steps and seconds, and notes those at which it reached the level."""
 
-    def start(self, begun: float):
-        self.found = {"solved_step": inf, "solved_seconds": inf}
-        self.found["start"] = time.time() - begun  # seconds since the command, imports included
+    def start(self, begun):
+        self.found = {"solved_steps": inf, "solved_seconds": inf, "command_seconds": inf}
+        self.start_seconds = time.time() - begun  # since the command, imports included
         self.first, self.steps, self.recent = time.perf_counter(), 0, []
 
-    def note(self, steps: int, episodes: list) -> bool:
+    def note(self, steps, returns):
         """Add steps, and the returns of the episodes that ended; return whether it is solved."""
         self.steps += steps
         seconds = time.perf_counter() - self.first
-        self.recent = (self.recent + episodes)[-100:]
-        solved = len(self.recent) == 100 and sum(self.recent) / 100 >= LEVEL
-        if solved and self.found["solved_step"] == inf:
-            self.found |= {"solved_step": self.steps, "solved_seconds": seconds}
-        self.found |= {"steps": self.steps, "seconds": seconds}
+        self.recent = (self.recent + returns)[-100:]
+        solved = len(self.recent) == 100 and mean(self.recent) >= LEVEL
+        if solved and self.found["solved_steps"] == inf:
+            self.found |= {"solved_steps": self.steps, "solved_seconds": seconds}
+            self.found["command_seconds"] = self.start_seconds + seconds
+        last = float(mean(self.recent or [0.0]))
+        self.found |= {"steps": self.steps, "seconds": seconds, "last": last}
         return solved
 
 
-def ours(watch, script: str, begun: float, env_id: str, seed: int, steps: int, flags: str = ""):
+class Unchanged(nn.Module):
+    """In place of RunningMeanStd."""
+
+    def __init__(self, size):
+        super().__init__()
+
+    def update(self, x):
+        pass
+
+    def forward(self, x):
+        return x.float()
+
+
+def ours(watch, side, begun, seed, flags, scale=1, normalizer=True):
     """Run a script by its main() and return its greedy and its sampled return."""
-    module = importlib.import_module(script)
-    rollouts = module.rollouts
+    module = importlib.import_module(side)
 
-    def watched(*inputs):
+    def rollouts(*inputs, own=module.rollouts):
         watch.start(begun)
-        for rollout, episodes in rollouts(*inputs):
-            watch.note(int(rollout["mask"].sum()), episodes)
-            yield rollout, episodes
+        for rollout, returns in own(*inputs):
+            watch.note(int(rollout["mask"].sum()), [each / scale for each in returns])
+            yield rollout, returns
 
-    module.rollouts = watched
-    flags += f" --env-id {env_id} --seed {seed} --total-timesteps {steps}"
-    with tempfile.TemporaryDirectory() as folder:
-        args = tyro.cli(module.Args, args=[*flags.split(), "--output-dir", folder])
-        found = module.main(args)
-    return found["eval/return"], found["eval/return_stochastic"]
+    def make_envs(*inputs, own=module.make_envs, **options):
+        envs = own(*inputs, **options)
+        return gym.wrappers.vector.TransformReward(envs, lambda rewards: rewards * scale)
+
+    functions = {"rollouts": rollouts}
+    functions |= {"make_envs": make_envs} if scale != 1 else {}
+    functions |= {} if normalizer else {"RunningMeanStd": Unchanged}
+    scores = run_main(module, module.Args(**flags | {"seed": seed}), **functions)
+    return [scores[key] / scale for key in ("eval/return", "eval/return_stochastic")]
 
 
-def theirs(watch, algorithm: str, begun: float, env_id: str, seed: int, steps: int, settings: dict):
-    """Run Stable-Baselines3 and return its greedy and its sampled return.
-
-    On CartPole the run ends as soon as it is solved.
-    """
+def theirs(watch, side, begun, seed, flags):
+    """Run SB3 and return its greedy and its sampled return. A run with `level` ends when solved."""
     import sb3_contrib
     import stable_baselines3
     from stable_baselines3.common.callbacks import BaseCallback
@@ -110,14 +135,16 @@ def theirs(watch, algorithm: str, begun: float, env_id: str, seed: int, steps: i
     from stable_baselines3.common.evaluation import evaluate_policy
     from stable_baselines3.common.vec_env import VecNormalize
 
+    settings = dict(flags)
+    env_id, steps, level = (settings.pop(key) for key in ("env_id", "steps", "level"))
+
     class Note(BaseCallback):
         def _on_training_start(self):
             watch.start(begun)
 
         def _on_step(self):
             ended = [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
-            solved = watch.note(self.training_env.num_envs, ended)
-            return not (solved and env_id == "CartPole-v1")
+            return not (watch.note(self.training_env.num_envs, ended) and level)
 
     for name, value in settings.items():
         if isinstance(value, str):
@@ -129,8 +156,8 @@ def theirs(watch, algorithm: str, begun: float, env_id: str, seed: int, steps: i
     normalize = settings.pop("normalize", False)
     if normalize:
         envs = VecNormalize(envs, gamma=settings.get("gamma", 0.99))
-    module = sb3_contrib if algorithm == "TRPO" else stable_baselines3
-    model = getattr(module, algorithm)("MlpPolicy", envs, seed=seed, device="cpu", **settings)
+    module = sb3_contrib if side == "TRPO" else stable_baselines3
+    model = getattr(module, side)("MlpPolicy", envs, seed=seed, device="cpu", **settings)
     model.learn(steps, callback=Note())
     fresh = make_vec_env(env_id, n_envs=16, seed=seed + 10**6)
     if normalize:
@@ -139,164 +166,282 @@ def theirs(watch, algorithm: str, begun: float, env_id: str, seed: int, steps: i
     return [evaluate_policy(model, fresh, 100, deterministic=greedy)[0] for greedy in (True, False)]
 
 
-def run(side: str, **job) -> dict:
-    """Run a script or a peer."""
+def run(side, seed, **job):
+    """A run of a script or a peer, in this process."""
     torch.set_num_threads(1)  # for theirs, too
     watch = Watch()
-    greedy, sampled = (ours if side in CLASSIC else theirs)(watch, side, **job)
-    return watch.found | {"eval/return": float(greedy), "eval/return_stochastic": float(sampled)}
+    greedy, sampled = (ours if side in OURS else theirs)(watch, side, seed=seed, **job)
+    return watch.found | {"greedy": float(greedy), "sampled": float(sampled)}
 
 
-def measure(side: str, seed: int, steps: int, env_id: str = "CartPole-v1", **more) -> dict:
-    """Run a script or a peer in a new process and return the result."""
-    job = {"env_id": env_id, "seed": seed, "steps": steps, "begun": time.time()}
-    found = own_process(run, side=side, **job, **more)
-    print(side, env_id, seed, found, flush=True)
-    return found
+# ------------------------------------------------------------------------------------------- Cells
+class Cell(NamedTuple):
+    """All seeds of a script or a peer in one environment: its row, what to run, how often."""
+
+    row: str
+    side: str
+    flags: dict
+    seeds: int
+    first: int = 1
+    changes: dict = {}  # of what `ours` takes
+
+    def key(self):
+        seeds = {"seeds": list(range(self.first, self.first + self.seeds))}
+        return self.flags | seeds | self.changes
 
 
-TIMES = ["solved", "steps to 475, median", "seconds to 475, median", "worst", "from the command"]
+def flags_of(script, **flags):
+    """All flags but the seed."""
+    args = importlib.import_module(script).Args(**flags)
+    return {name: value for name, value in all_flags(args).items() if name != "seed"}
 
 
-def times(runs: list[dict]) -> list[str]:
-    """The cells under TIMES. The last one is the median of the seconds since the command."""
-    seconds = [run["solved_seconds"] for run in runs]
-    return [
-        f"{sum(value < inf for value in seconds)} of {len(runs)}",
-        f"{median(run['solved_step'] for run in runs):,.0f}",
-        f"{median(seconds):.1f}",
-        f"{max(seconds):.1f}",
-        f"{median(run['start'] + run['solved_seconds'] for run in runs):.1f}",
-    ]
+def peer_of(script, env_id, level=False, **changes):
+    """The flags of a script's peer, as `theirs` takes them."""
+    zoo = dict(ZOO[f"{PEERS[script]} {env_id}"]) if not changes else {}
+    return {"env_id": env_id, "level": level} | zoo | changes
 
 
-def cartpole(seeds: int, peers: bool, smoke: bool) -> list[str]:
-    """A row per script: time to 475, greedy return at the end, and with peers their time to 475."""
-    runs = defaultdict(list)
-    for seed in range(1, seeds + 1):
-        for script in CLASSIC:
-            runs[script].append(measure(script, seed, 4_000 if smoke else 200_000))
-            if peers and script in PEERS:
-                name = PEERS[script]
-                settings = dict(ZOO[f"{name} CartPole-v1"])
-                steps = settings.pop("steps")
-                runs[name].append(measure(name, seed, 4_000 if smoke else steps, settings=settings))
-    rows = []
-    for script in CLASSIC:
-        mine, other = runs[script], runs[PEERS.get(script)]
-        returns = [run["eval/return"] for run in mine]
-        held = f"{sum(value >= LEVEL for value in returns)} of {seeds}"
-        cells = [script, *times(mine), held, f"{median(returns):.0f}", f"{min(returns):.0f}"]
-        if other:
-            seconds = [median(run["solved_seconds"] for run in side) for side in (mine, other)]
-            cells += [peer(script), *times(other), f"{seconds[1] / seconds[0]:.1f}"]
-        elif peers:
-            cells += ["–"] * (len(TIMES) + 2)
-        rows.append(cells)
-    header = ["CartPole-v1", *TIMES, "greedy return ≥ 475", "median", "worst"]
-    return table(header + ["compared with", *TIMES, "times faster"] * peers, rows)
+def learn():
+    for env_id, scale, scripts, flags in LEARN:
+        for script, seeds in scripts.items():
+            chosen = flags_of(script, env_id=env_id, **flags)
+            row = f"learn, {env_id}, {scale:g}, {script}"
+            yield Cell(row, script, chosen, seeds, 101, {"scale": scale})
 
 
-def shapes(rounds: int, peers: bool, smoke: bool) -> list[str]:
-    """A row per shape: steps per second, of ours in 100,000 steps and of theirs in 20,000."""
-    rows = []
-    for whose, script, shape in SHAPES[-1:] if smoke else SHAPES:
-        flags = " ".join(f"{flag} {n}" for flag, n in zip(FLAGS, shape, strict=False))
-        mine, other = [], []
-        for seed in range(1, rounds + 1):
-            found = measure(script, seed, 4_000 if smoke else 100_000, flags=flags)
-            mine.append(found["steps"] / found["seconds"])
-            if peers and script in PEERS:
-                settings = their_shape(script, *shape)
-                steps = 4_000 if smoke else 20_000
-                found = measure(PEERS[script], seed, steps, settings=settings)
-                other.append(found["steps"] / found["seconds"])
-        cells = [f"{whose}: {flags}", f"{script} {median(mine):,.0f}", "–", "–"]
-        if other:
-            cells[2:] = [f"{peer(script)} {median(other):,.0f}"]
-            cells.append(f"{median(mine) / median(other):.1f}")
-        rows.append(cells)
-    return table(["shapes", "steps per second", "compared with", "times faster"], rows)
+def observations(seeds=3):
+    for env_id, flags in NORMALIZER.items():
+        for script in OURS:
+            for side in ("with", "without"):
+                chosen = flags_of(script, env_id=env_id, **flags)
+                changes = {"normalizer": side == "with"}
+                row = f"observations, {env_id}, {script}, {side}"
+                yield Cell(row, script, chosen, seeds, 501, changes)
 
 
-def their_shape(script: str, envs: int, steps: int, minibatches=None, epochs=None) -> dict:
-    """The settings of Stable-Baselines3 that have the same shape."""
-    settings = {"n_envs": envs, "n_steps": steps}
-    if minibatches:
-        settings["batch_size"] = envs * steps // minibatches
-        settings["n_epochs" if script == "ppo" else "n_critic_updates"] = epochs
-    return settings
+def cartpole(seeds=5):
+    for script in OURS:
+        env_id = "CartPole-v1"
+        yield Cell(f"cartpole, {script}", script, flags_of(script, env_id=env_id), seeds)
+        if script in PEERS:
+            settings = peer_of(script, env_id, level=True)
+            yield Cell(f"cartpole, {PEERS[script]}", PEERS[script], settings, seeds)
 
 
-KEPT = ("eval/return", "eval/return_stochastic", "seconds")
+def shapes(seeds=5):
+    for whose, script, (envs, steps, *rest) in SHAPES:
+        flags = dict(zip(SHAPE_FLAGS, (envs, steps, *rest), strict=False))
+        chosen = flags_of(script, env_id="CartPole-v1", total_timesteps=100_000, **flags)
+        row = f"shapes, {whose}, {script}"
+        yield Cell(f"{row}, ours", script, chosen, seeds)
+        settings = {"steps": 20_000, "n_envs": envs, "n_steps": steps}
+        if rest:
+            epochs = "n_epochs" if script == "ppo" else "n_critic_updates"
+            settings |= {"batch_size": envs * steps // rest[0], epochs: rest[1]}
+        chosen = peer_of(script, "CartPole-v1", **settings)
+        yield Cell(f"{row}, theirs", PEERS[script], chosen, seeds)
 
 
-def beyond(seeds: int, peers: bool, smoke: bool) -> list[str]:
-    """A row per environment and side: returns after the same number of environment steps."""
-    path, rows = RESULTS / "classic_beyond.json", []
-    known = {} if smoke else json.loads(path.read_text())
+def beyond():
     for name, chosen in BEYOND.items():
-        env_id, script = name.split()
-        if smoke and env_id != "Pendulum-v1":
-            continue
-        steps, flags = chosen["steps"], chosen["flags"]
-        sides = [(script, {"flags": flags}, f"{script}.py {flags}")]
-        if peers:
-            zoo = dict(ZOO[f"{PEERS[script]} {env_id}"])
-            title = f"{peer(script)}, the zoo's for {zoo.pop('steps'):,} steps"
-            sides.append((peer(script), {"settings": zoo}, title))
-        for seed, (side, more, _) in product(range(1, seeds + 1), sides):
-            key = f"{env_id}, {side}, seed {seed}"
-            if key not in known:
-                found = measure(side.split()[-1], seed, 4_000 if smoke else steps, env_id, **more)
-                known[key] = {name: round(found[name], 2) for name in KEPT}
-                known[key]["revision"] = revision()
-            if not smoke:
-                path.write_text(json.dumps(known, indent=1) + "\n")
-        for side, _, title in sides:
-            runs = [run for key, run in known.items() if key.startswith(f"{env_id}, {side}, ")]
-            rows.append([f"{env_id}, {steps:,}", title, len(runs), *returns(runs)])
-    header = ["environment, steps", "", "seeds", "greedy return, IQM (95 % interval)"]
-    header += ["median", "worst", "sampled return, IQM", "seconds, median"]
-    return table(header, rows)
+        (env_id, script), (seeds, steps, flags) = name.split(), chosen.values()
+        words = f"--env-id {env_id} --total-timesteps {steps} {flags}".split()
+        args = tyro.cli(importlib.import_module(script).Args, args=words)
+        chosen = {name: value for name, value in all_flags(args).items() if name != "seed"}
+        yield Cell(f"beyond, {name}, ours", script, chosen, seeds)
+        settings = peer_of(script, env_id) | {"steps": steps}
+        yield Cell(f"beyond, {name}, theirs", PEERS[script], settings, seeds)
 
 
-def middle(values: np.ndarray) -> np.ndarray:
+PARTS = {part.__name__: part for part in (learn, observations, cartpole, shapes, beyond)}
+TIMED = ("cartpole", "shapes")  # one run at a time
+
+
+def small(cell):
+    """The cell at toy size."""
+    steps = "total_timesteps" if cell.side in OURS else "steps"
+    return cell._replace(flags=cell.flags | {steps: 2000}, seeds=1)
+
+
+def middle(values):
     """The interquartile mean along the last axis; of five values, the mean of the middle three."""
     cut = values.shape[-1] // 4
     return np.sort(values)[..., cut : values.shape[-1] - cut].mean(-1)
 
 
-def returns(runs: list[dict]) -> list[str]:
-    """The cells from "greedy return" on.
+def summary(values):
+    """Median, extremes, and the interquartile mean with a bootstrap over seeds (Agarwal et al.
+    2021, arXiv:2108.13264)."""
+    draws = np.random.default_rng(0).choice(values, (10_000, len(values)))
+    with np.errstate(invalid="ignore"):  # inf - inf, of runs that did not solve it
+        low, high = np.percentile(middle(draws), (2.5, 97.5))
+    found = {"median": median(values), "least": min(values), "most": max(values)}
+    found |= {"iqm": float(middle(np.array(values))), "low": float(low), "high": float(high)}
+    return {name: round(value, 3) for name, value in found.items()}
 
-    IQM is the interquartile mean; its interval is a bootstrap over the seeds (Agarwal et al. 2021,
-    arXiv:2108.13264).
-    """
-    greedy, sampled, seconds = (np.array([run[part] for run in runs]) for part in KEPT)
-    draws = np.random.default_rng(0).choice(greedy, (10_000, len(runs)))
-    low, high = np.percentile(middle(draws), (2.5, 97.5))
-    cells = [f"{middle(greedy):.0f} ({low:.0f} to {high:.0f})"]
-    cells += [f"{np.median(greedy):.0f}", f"{greedy.min():.0f}"]
-    return [*cells, f"{middle(sampled):.0f}", f"{np.median(seconds):.0f}"]
+
+def measure(cell, at_once):
+    """{metric: summary over the seeds}, and how many seeds solved CartPole."""
+    job = {"side": cell.side, "flags": cell.flags, "begun": time.time()} | cell.changes
+    jobs = [job | {"seed": seed} for seed in cell.key()["seeds"]]
+    runs = [found for _, found in in_processes(run, jobs, at_once)]
+    solved = sum(found["solved_steps"] < inf for found in runs)
+    return {name: summary([found[name] for found in runs]) for name in runs[0]} | {"solved": solved}
+
+
+# ------------------------------------------------------------------------------------------ Tables
+def whole(value):
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def rows_of(runs, part):
+    """{the rest of the row's name, as a tuple: run}."""
+    found = {run["row"]: run for run in runs.runs if run["row"].startswith(f"{part}, ")}
+    return {tuple(row.split(", ")[1:]): run for row, run in found.items()}
+
+
+def learn_lines(found):
+    """A row for each environment, a column for each script."""
+    places, rows = dict.fromkeys(key[:2] for key in found), []
+    for place in places:
+        cells = ["{}, rewards × {}".format(*place) if place[1] != "1" else place[0]]
+        for script in OURS:
+            run = found.get((*place, script))
+            text = "–"
+            if run:
+                text = f"{whole(run['greedy']['median'])} ({whole(run['greedy']['least'])})"
+                seeds = len(run["flags"]["seeds"])
+                text += f", {seeds}"
+                if place[0] == "CartPole-v1":
+                    text += f": {run['solved']} at {whole(run['solved_steps']['median'])}"
+            cells.append(text)
+        rows.append(cells)
+    return table(["environment", *OURS], rows)
+
+
+def observations_lines(found):
+    places, rows = dict.fromkeys(key[0] for key in found), []
+    for env_id in places:
+        cells = [env_id]
+        for script in OURS:
+            sides = [found.get((env_id, script, side)) for side in ("with", "without")]
+            shown = [whole(run["last"]["median"]) for run in sides if run]
+            cells.append(" / ".join(shown) or "–")
+        rows.append(cells)
+    return table(["with / without", *OURS], rows)
+
+
+def cartpole_lines(found):
+    def times(run):
+        solved = f"{run['solved']}/{len(run['flags']['seeds'])}"
+        return [solved, *(whole(run[key]["median"]) for key in ("solved_steps", "solved_seconds"))]
+
+    rows = []
+    for script in OURS:
+        run, other = found.get((script,)), found.get((PEERS.get(script),))
+        cells = [script, *(times(run) if run else [])]
+        if run and other:
+            ratio = other["solved_seconds"]["median"] / run["solved_seconds"]["median"]
+            cells += [NAMES[PEERS[script]], *times(other), f"{ratio:.0f}"]
+        rows.append(cells + ["–"] * (9 - len(cells)))
+    times_of = ["solved", "steps", "seconds"]
+    return table(["script", *times_of, "compared with", *times_of, "times faster"], rows)
+
+
+def speed(run):
+    return run["speed"] if "speed" in run else run["steps"]["median"] / run["seconds"]["median"]
+
+
+def shapes_lines(found):
+    rows = []
+    for whose, script, shape in SHAPES:
+        sides = [found.get((whose, script, side)) for side in ("ours", "theirs")]
+        if all(sides):
+            mine, other = map(speed, sides)
+            cells = [f"{whose}: {'/'.join(map(str, shape))}", f"{script} {whole(mine)}"]
+            rows.append([*cells, f"{NAMES[PEERS[script]]} {whole(other)}", f"{mine / other:.1f}"])
+    return table(["shape", "steps per second", "compared with", "times faster"], rows)
+
+
+def beyond_lines(found):
+    rows = []
+    for name in dict.fromkeys(key[0] for key in found):
+        env_id, script = name.split()
+        sides = [found.get((name, side)) for side in ("ours", "theirs")]
+        ours, greedy, sampled = sides[0], [], []
+        for run in filter(None, sides):
+            score = run["greedy"]
+            greedy.append(f"{score['iqm']:.0f} ({score['low']:.0f} to {score['high']:.0f})")
+            sampled.append(f"{run['sampled']['iqm']:.0f}")
+        steps = f"{ours['flags']['total_timesteps']:,}"
+        cells = [f"{env_id}, {steps}, {script}", len(ours["flags"]["seeds"])]
+        rows.append([*cells, *greedy, *["–"] * (2 - len(greedy)), " and ".join(sampled)])
+    header = ["environment, steps, script", "seeds", "greedy return: ours", "SB3's"]
+    return table([*header, "sampled returns"], rows)
+
+
+LINES = {"learn": learn_lines, "observations": observations_lines, "cartpole": cartpole_lines}
+LINES |= {"shapes": shapes_lines, "beyond": beyond_lines}
+
+
+def tables(runs):
+    found = {part: rows_of(runs, part) for part in PARTS}
+    return {
+        f"classic_{part}": with_footer(LINES[part](rows), list(rows.values()))
+        for part, rows in found.items()
+        if rows
+    }
+
+
+def draw(steps=100_000, seeds=(101, 102, 103)):
+    """Learning curves on CartPole at the defaults: the seeds' mean, and a thin line for each."""
+    from classic_parts import thousands, train
+    from pictures import COLORS, figure, label_lines
+
+    page, (axes,) = figure("Four methods on CartPole, three seeds each", 3.2, 1, 1)
+    axes.ends = []
+    names = zip(OURS, ("REINFORCE", "actor-critic", "TRPO", "PPO"), strict=True)
+    for script, name in names:
+        module = importlib.import_module(script)
+        runs = [train(module, total_timesteps=steps, seed=seed).curve for seed in seeds]
+        average = [mean(part) for part in zip(*runs, strict=True)]
+        for curve, width, alpha in [*((run, 0.5, 0.4) for run in runs), (average, 2.2, 1)]:
+            axes.plot(thousands(steps), curve, color=COLORS[name], linewidth=width, alpha=alpha)
+        axes.ends.append((average[-1], name, COLORS[name]))
+    axes.set(xlabel="thousands of steps", ylabel="mean return", ylim=(0, 510))
+    label_lines(page)
+    page.savefig(RESULTS / "learning.png", dpi=150)
+
+
+def kept(smoke=False):
+    packages = ["gymnasium"] + ["stable-baselines3", "sb3-contrib"] * bool(find_spec("sb3_contrib"))
+    return [Kept("classic", *packages, smoke=smoke)]
 
 
 def main(
-    what: Positional[Literal["cartpole", "seeds", "shapes", "beyond"]],
-    seeds: int = 5,
+    parts: Positional[
+        tuple[Literal["learn", "observations", "cartpole", "shapes", "beyond"], ...]
+    ] = (),
+    jobs: int = 2,
+    picture: bool = False,
+    only_tables: bool = False,
     smoke: bool = False,
 ):
-    """Run one of the four benchmarks, with seeds 1, 2, … With --smoke nothing is written."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # each run has one thread
-    seeds = 1 if smoke else seeds
-    peers = what != "seeds" and (find_spec("sb3_contrib") is not None or not smoke)
-    lines = WORK[what](seeds, peers, smoke)
-    packages = PACKAGES if peers else PACKAGES[:1]
-    note = f"one thread, {seeds} seeds" + "; theirs with the zoo's tuned settings" * peers
-    write_table(f"classic_{what}", lines, *packages, note=note, smoke=smoke)
+    """Make the runs of these parts that are missing, --jobs at a time where no time is measured.
+    With --smoke each part makes two short runs, and nothing is written."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    if picture:
+        return draw()
+    (runs,) = kept(smoke)
+    for part in () if only_tables else parts or (PARTS if smoke else ()):
+        cells = [cell for cell in PARTS[part]() if not smoke or cell.side in OURS]
+        for cell in map(small, cells[:2]) if smoke else cells:
+            if not runs.find(cell.row, cell.key()):
+                runs.forget(cell.row, [])
+                runs.add(cell.row, cell.key(), measure(cell, 1 if part in TIMED else jobs))
+    show(tables(runs), smoke)
 
-
-WORK = {"cartpole": cartpole, "seeds": cartpole, "shapes": shapes, "beyond": beyond}
 
 if __name__ == "__main__":
     tyro.cli(main)

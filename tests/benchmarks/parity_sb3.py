@@ -22,7 +22,7 @@ class Row:
     losses: list[float] = field(default_factory=list)  # absolute differences
     values: list[float] = field(default_factory=list)  # relative ones, of gradients and values
     clipped: str = "–"  # the share of tokens or steps that a clip has acted on
-    meant: str = "–"  # what is meant to differ, and how it is taken out
+    meant: str = ""  # what is meant to differ, and how it is taken out
 
     def differences(self):
         return [*self.losses, *self.values]
@@ -33,9 +33,10 @@ class Row:
         return found != [] and all(each <= limit for each in found)
 
     def cells(self):
-        largest = [f"{max(found):.0e}" if found else "–" for found in (self.losses, self.values)]
-        n = len(self.differences())
-        return [self.ours, self.theirs, n, *largest, self.clipped, self.meant]
+        """What is kept of it: the number of comparisons and the largest differences."""
+        loss, values = (f"{max(d):.0e}" if d else "–" for d in (self.losses, self.values))
+        cells = {"theirs": self.theirs, "n": len(self.differences()), "loss": loss}
+        return cells | {"values": values, "clipped": self.clipped, "meant": self.meant}
 
 
 def command(name, flags):
