@@ -32,9 +32,7 @@ for room in ("tests/experiments", "tests/examples", "tests/learn", "tests", ".")
 
 import variants  # noqa: E402
 from blocks import write_block  # noqa: E402
-from scripts import LLM_SCRIPTS  # noqa: E402
-
-LLM = [name for name in LLM_SCRIPTS if name != "ppo_llm"]  # only experiments run ppo_llm.py
+from scripts import LLM_SCRIPTS as LLM  # noqa: E402, F401
 
 
 # ------------------------------------------------------------------------------------------ Tables
