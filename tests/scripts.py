@@ -99,7 +99,6 @@ def with_counts(page):
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")  # for terminals without UTF-8
     names = [name.removesuffix(".py") for name in sys.argv[1:]]
     if len(names) == 2 and PATHS.keys() >= {*names}:
         print(code_diff(*names))

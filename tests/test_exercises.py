@@ -195,7 +195,7 @@ def test_the_log_is_that_of_the_newest_run_which_has_one(tmp_path, monkeypatch, 
     assert title == "trained" and reward.split() == ["reward", "0.25", "0.5", "0.75", "0.75"]
 
 
-ASCII = ["learn/exercise.py --cause 9", "scripts.py grpo_llm dapo_llm"]
+ASCII = ["learn/exercise.py --cause 9"]
 ASCII += ["learn/rollout_page.py --help", "../ppo.py --help", "../grpo_llm.py --help"]
 
 
