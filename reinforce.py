@@ -126,7 +126,7 @@ def update(agent, optimizer, batch, progress_remaining, args):
     # training, it would divide by less, and noisy gradients later on would make longer steps.
     optimizer.step()
     stats = {"policy_loss": policy_loss.item(), "entropy": entropy.item()}
-    if args.psi == "baseline":
+    if args.psi == "baseline":  # only now: before, V may not know what followed a_t
         stats["value_loss"] = fit_critic(agent, optimizer, batch, args)
     return stats
 

@@ -155,7 +155,8 @@ def update(agent, optimizer, batch, progress_remaining, args):
     advantages = batch["advantages"] - batch["advantages"].mean()
 
     def measure():
-        """L and the KL at the current parameters."""
+        """L and the KL at the current parameters. As π_old drew the actions, r has to weigh them:
+        Σ_a π_old r A = Σ_a π A."""
         policy = agent.policy(batch["obs"])
         ratio = (policy.log_prob(batch["actions"]) - old_logprobs).exp()
         return (ratio * advantages).mean(), kl_divergence(old_policy, policy).mean()

@@ -143,6 +143,7 @@ def test_spaces_that_gymnasium_flattens(space):
         expected = [gym.spaces.flatten(space, observed) for observed in seen]
         assert np.array_equal(obs, np.stack(expected)) and obs.shape[1] > 2
         obs, *_ = envs.step(agent.act(obs))
+        agent.obs_norm.update(torch.as_tensor(obs))
 
 
 def test_an_episode_without_a_time_limit_is_cut_off():
