@@ -138,8 +138,8 @@ def rollouts(envs, agent, args):
     resets the environment and ignores the action. That is not a real step, so its `mask` is False.
     """
     obs, _ = envs.reset(seed=10_000 * args.seed)  # environment i gets this number + i
-    mask = np.ones(args.num_envs, bool)
     earned = np.zeros(args.num_envs)
+    mask = np.ones(args.num_envs, bool)
     while True:
         steps, returns = [], []
         for _ in range(args.num_steps):
@@ -148,13 +148,13 @@ def rollouts(envs, agent, args):
             done = np.logical_or(terminated, truncated)
             if "whole episode" in infos:  # from RecordEpisodeStatistics, see main
                 returns += infos["whole episode"]["r"][done].tolist()
-            earned = rewards + args.gamma * earned * mask
+            earned = rewards + args.gamma * earned * (1 - terminated)
             step = {
                 "obs": obs,  # (N, D); in the rollout (T, N, D)
                 "next_obs": next_obs,  # even after the last step: the reset comes a step later
                 "actions": actions,  # (N,) or (N, A)
                 "rewards": rewards.astype(np.float32),  # (N,), like all below
-                "earned": earned,  # the episode's rewards so far, each discounted by its age
+                "earned": earned,  # as in gymnasium's NormalizeReward, see train
                 "terminated": terminated.astype(bool),
                 "done": done,
                 "mask": mask,
@@ -243,7 +243,7 @@ def train(envs, agent, folder, args):
     writer = SummaryWriter(folder)
     writer.add_text("hyperparameters", str(args))
     earned = RunningMeanStd(())
-    earned.update(torch.zeros(1))  # what an episode has earned before its first step
+    earned.update(torch.zeros(1))  # nothing is earned before the first step
     global_step, start = 0, time.perf_counter()
     for iteration, (rollout, returns) in enumerate(rollouts(envs, agent, args)):
         torch.save(agent.state_dict(), folder / "agent.tmp")

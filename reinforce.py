@@ -156,9 +156,9 @@ def rollouts(envs, agent, args):
     """
     limit = envs.spec.max_episode_steps or 1000  # without a limit an episode might never end
     obs, _ = envs.reset(seed=10_000 * args.seed)  # environment i gets this number + i
+    earned = np.zeros(args.num_envs)
     while True:
         mask = np.ones(args.num_envs, bool)
-        earned = np.zeros(args.num_envs)
         steps, returns = [], []
         while mask.any():
             actions = agent.act(obs)
@@ -167,13 +167,13 @@ def rollouts(envs, agent, args):
             if "whole episode" in infos:  # from RecordEpisodeStatistics, see main
                 returns += infos["whole episode"]["r"][mask & done].tolist()
             done |= len(steps) + 1 == limit
-            earned = rewards + args.gamma * earned * mask
+            earned = rewards + args.gamma * earned * (1 - terminated)
             step = {
                 "obs": obs,  # (N, D); in the rollout (T, N, D)
                 "next_obs": next_obs,  # even after the last step: the reset comes a step later
                 "actions": actions,  # (N,) or (N, A)
                 "rewards": rewards.astype(np.float32),  # (N,), like all below
-                "earned": earned,  # the episode's rewards so far, each discounted by its age
+                "earned": earned,  # as in gymnasium's NormalizeReward, see train
                 "terminated": terminated.astype(bool),
                 "done": done,
                 "mask": mask,
@@ -261,7 +261,7 @@ def train(envs, agent, folder, args):
     writer = SummaryWriter(folder)
     writer.add_text("hyperparameters", str(args))
     earned = RunningMeanStd(())
-    earned.update(torch.zeros(1))  # what an episode has earned before its first step
+    earned.update(torch.zeros(1))  # nothing is earned before the first step
     global_step, start = 0, time.perf_counter()
     for iteration, (rollout, returns) in enumerate(rollouts(envs, agent, args)):
         torch.save(agent.state_dict(), folder / "agent.tmp")

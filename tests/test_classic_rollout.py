@@ -27,7 +27,7 @@ def play(name, env_id="Diary-v0", num_envs=3, num_steps=25, rounds=3):
 
 def test_rollout_tells_where_each_step_led():
     """Diary counts: within an episode steps follow one another, to the last observation; then a
-    dummy row; then step 0. `earned` begins anew with each episode."""
+    dummy row; then step 0. `earned` is the discounted sum of rewards, but a terminal step's own."""
     *_, rounds = play("ppo")
     column = {key: torch.cat([rollout[key] for rollout, _ in rounds]) for key in rounds[0][0]}
     obs, next_obs, mask, done = (column[key] for key in ("obs", "next_obs", "mask", "done"))
@@ -38,11 +38,8 @@ def test_rollout_tells_where_each_step_led():
     assert torch.equal(next_obs[mask], obs[mask] + torch.tensor([0.0, 1.0]))
     assert torch.equal(next_obs[~mask], (obs[~mask] + 1) * torch.tensor([1.0, 0.0]))
     assert torch.equal(truncated[mask], (next_obs[mask][:, 1] == 6) & ~column["terminated"][mask])
-    rewards, earned = column["rewards"], column["earned"].float()
-    first = mask & (obs[:, :, 1] == 0)
-    assert torch.equal(earned[first], rewards[first])
-    later, before = (mask & ~first)[1:], earned[:-1]
-    assert torch.allclose(earned[1:][later], (rewards[1:] + 0.99 * before)[later], atol=1e-6)
+    earned, past = column["earned"].float(), ~column["terminated"][1:] * 0.99
+    assert torch.allclose(earned[1:], column["rewards"][1:] + past * earned[:-1], atol=1e-6)
 
 
 @KINDS
