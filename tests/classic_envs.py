@@ -40,8 +40,8 @@ class Mirror(gym.Env):
 
 
 class Guess(gym.Env):
-    """A point for the action whose sign or number is that of the coin just shown,
-    and `more` for any action; a new coin each step, `steps` to the end."""
+    """A point for the action whose sign or number is that of the coin just shown, and `more` for
+    any action; a new coin in each of `steps` steps."""
 
     observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -67,26 +67,29 @@ class Guess(gym.Env):
 
 
 class Spaces(gym.Env):
-    """Whatever spaces are asked for; an observation is any of its space."""
+    """Whatever spaces a test asks for; an observation is any of its space. Every episode has one
+    step."""
 
     def __init__(self, observation=None, action=None):
         self.observation_space = observation or gym.spaces.Box(-1, 1, (1,), np.float32)
         self.action_space = action or gym.spaces.Discrete(2)
 
     def reset(self, *, seed=None, options=None):
-        self.seen = self.observation_space.sample()
-        return self.seen, {}
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.observed = self.observation_space.sample()
+        return self.observed, {}
 
     def step(self, action):
         return self.reset()[0], 0.0, True, False, {}
 
 
 class Endless(Spaces):
-    """A point for every step, for ever; only the time limit, 10 steps, cuts it off. What its infos
-    call an episode is something of its own."""
+    """A point for every step, for ever; only the time limit, 10 steps, cuts it off. Its infos have
+    an "episode" that is something else."""
 
     def step(self, action):
-        return self.reset()[0], 1.0, False, False, {"episode": "of its own"}
+        return self.reset()[0], 1.0, False, False, {"episode": "something else"}
 
 
 gym.register("Diary-v0", Diary, max_episode_steps=6)

@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import classic_envs  # noqa: F401
 import gymnasium as gym
 import pytest
 import torch
@@ -27,8 +26,8 @@ class Shift(nn.Module):
 def make_agent(module, action=ACTIONS[0]):
     """A small agent in float64 whose policy is not uniform."""
     torch.manual_seed(0)
-    seen = gym.spaces.Box(-1, 1, (3,))
-    agent = module.Agent(SimpleNamespace(single_observation_space=seen, single_action_space=action))
+    obs = gym.spaces.Box(-1, 1, (3,))
+    agent = module.Agent(SimpleNamespace(single_observation_space=obs, single_action_space=action))
     for network in (agent.actor, agent.critic):
         network[0], network[2] = nn.Linear(3, 4), nn.Linear(4, 4)
         network[4] = nn.Linear(4, network[4].out_features)
@@ -52,20 +51,19 @@ def batch_for(agent, B=64):
 
 
 class Recorder(torch.optim.SGD):
-    """Moves nothing, but keeps the gradients of actor and critic as it finds them at each step."""
+    """Moves nothing, but keeps the gradients of actor and critic at each step."""
 
     def __init__(self, agent):
         super().__init__(agent.parameters(), lr=0.0)
-        self.nets, self.seen = (agent.actor, agent.critic), []
+        self.networks, self.gradients = (agent.actor, agent.critic), []
 
     def step(self):
-        grads = [
-            [p.grad.flatten() for p in n.parameters() if p.grad is not None] for n in self.nets
-        ]
-        self.seen.append([torch.cat(grad) if grad else None for grad in grads])
+        pairs = [[p.grad for p in n.parameters() if p.grad is not None] for n in self.networks]
+        self.gradients.append([flat(pair) if pair else None for pair in pairs])
 
 
 def flat(tensors):
+    """One vector; a copy."""
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
@@ -101,7 +99,7 @@ def objective(agent, batch):
     return (log_ratio.exp() * batch["advantages"]).mean()
 
 
-def test_conjugate_gradients_stop_when_they_have_solved_or_are_told_to():
+def test_conjugate_gradients_stop_at_the_solution_or_after_so_many_steps():
     calls = []
     for F in (2 * torch.ones(12), torch.arange(1.0, 13)):
         trpo.conjugate_gradient(lambda v, F=F: calls.append(F) or F * v, torch.ones(12), steps=3)
@@ -146,8 +144,8 @@ def test_trpo_step_is_the_natural_gradient_s(action):
 def test_a_search_that_finds_nothing_leaves_the_parameters(measured):
     """KL too large, no gain, or not a number, at every length of the step."""
     parameters, outcomes = [torch.arange(3.0)], iter(torch.tensor([(0.0, 0.0)] + [measured] * 100))
-    found = trpo.line_search(lambda: next(outcomes), parameters, torch.ones(3), trpo.Args())
-    assert found == (0.0, 10) and parameters[0].tolist() == [0, 1, 2]
+    outcome = trpo.line_search(lambda: next(outcomes), parameters, torch.ones(3), trpo.Args())
+    assert outcome == (0.0, 10) and parameters[0].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("advantage,bound", [(1.0, 1.3), (-2.0, 0.7)])
@@ -155,13 +153,12 @@ def test_the_clip_silences_exactly_what_it_says(advantage, bound):
     """Flat beyond 1 + ε where A > 0 and below 1 − ε where A < 0, else r A."""
     ratios = torch.linspace(0.505, 1.495, 100).double()
     logprobs, A = ratios.log().requires_grad_(), torch.full_like(ratios, advantage)
-    found, clipped = ppo.surrogate(logprobs, torch.zeros(100), A, ppo.Args(clip_coef=0.3))
+    objective, clipped = ppo.surrogate(logprobs, torch.zeros(100), A, ppo.Args(clip_coef=0.3))
     silent = ratios > bound if advantage > 0 else ratios < bound
     assert 15 < silent.sum() < 25
-    expected, facts = ratios.clone(), {"r": ratios, "A": A}
-    expected[silent] = bound
-    same("surrogate's first value, the objective,", found.detach(), expected * A, **facts)
-    (slope,) = torch.autograd.grad(found.sum(), logprobs)
+    expected, facts = torch.where(silent, bound, ratios), {"r": ratios, "A": A}
+    same("surrogate's first value, the objective,", objective.detach(), expected * A, **facts)
+    (slope,) = torch.autograd.grad(objective.sum(), logprobs)
     same("the gradient of the objective by log π", slope, ratios * A * ~silent, **facts)
     same("surrogate's second value, clipped,", clipped, silent, **facts)
 
@@ -172,11 +169,11 @@ def test_the_penalty_is_the_kl_and_pulls_back():
     old = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
     logits = torch.tensor([0.1, 0.4, -0.3], dtype=torch.float64, requires_grad=True)
     new, args = logits.log_softmax(-1), ppo.Args(clip_coef=float("inf"), beta=2.0)
-    each, clipped = ppo.surrogate(new, old.log(), torch.zeros(3), args)
-    found, exact = (old * each).sum(), -2.0 * (old * (old.log() - new)).sum()
-    assert found.item() == pytest.approx(exact.item()) and exact.item() < -0.1
-    assert (each <= 0).all()
-    slopes = [torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (found, exact)]
+    objective, clipped = ppo.surrogate(new, old.log(), torch.zeros(3), args)
+    mean, exact = (old * objective).sum(), -2.0 * (old * (old.log() - new)).sum()
+    assert mean.item() == pytest.approx(exact.item()) and exact.item() < -0.1
+    assert (objective <= 0).all()
+    slopes = [torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (mean, exact)]
     assert torch.allclose(*slopes) and not clipped.any()
 
 
@@ -186,7 +183,7 @@ def test_beta_adapts_the_right_way(target_kl, monkeypatch):
     for share, factor in ((1.6, 2), (1.49, 1), (0.68, 1), (0.6, 0.5)):
         for beta in (0.4, 0.0):  # a penalty that is off stays off
             agent, kl = make_agent(ppo), torch.tensor(share * target_kl)
-            monkeypatch.setattr(ppo, "kl_k3", lambda *of, kl=kl: kl)
+            monkeypatch.setattr(ppo, "kl_k3", lambda *inputs, kl=kl: kl)
             args = ppo.Args(beta=beta, target_kl=target_kl)
             stats = ppo.update(agent, Recorder(agent), batch_for(agent), 1.0, args)
             assert args.beta == stats["beta"] == beta * factor
@@ -196,8 +193,8 @@ def test_beta_adapts_the_right_way(target_kl, monkeypatch):
 def test_the_kl_is_that_of_the_whole_rollout(form, monkeypatch):
     """It is measured after the epochs, over all steps, as in the paper. `clipfrac` is the share of
     the last minibatch that is clipped."""
-    agent, clipped, own = make_agent(ppo), torch.arange(16) < 4, ppo.surrogate
-    monkeypatch.setattr(ppo, "surrogate", lambda *of: (own(*of)[0], clipped))
+    agent, clipped, surrogate = make_agent(ppo), torch.arange(16) < 4, ppo.surrogate
+    monkeypatch.setattr(ppo, "surrogate", lambda *inputs: (surrogate(*inputs)[0], clipped))
     batch, args = batch_for(agent), ppo.Args(**form, learning_rate=0.03)
     optimizer = torch.optim.Adam(agent.parameters(), lr=0.01)
     stats = ppo.update(agent, optimizer, batch, 1.0, args)
@@ -223,9 +220,9 @@ def test_gradients_of_every_optimizer_step_by_hand(module, action):
     policy_loss = -(A * log_prob).sum() / (4 if module is reinforce else 64)
 
     def clipped(loss, network, most):
-        found = gradient(loss, network)
-        assert found.norm() > 1
-        return found / (found.norm() / most).clamp(min=1)
+        g = gradient(loss, network)
+        assert g.norm() > 1
+        return g / (g.norm() / most).clamp(min=1)
 
     most_of_actor = float("inf") if module is reinforce else most
     actor = clipped(policy_loss - 0.5 * 0.4 * entropy, agent.actor, most_of_actor)
@@ -237,10 +234,10 @@ def test_gradients_of_every_optimizer_step_by_hand(module, action):
     if module is actor_critic:  # its targets are made anew, from rewards and V
         batch["targets"] = batch["targets"] * float("nan")
     stats = module.update(agent, optimizer, batch, 0.4, args)
-    assert len(optimizer.seen) == len(expected)
-    for step, wanted in zip(optimizer.seen, expected, strict=True):
-        for found, of in zip(step, wanted, strict=True):
-            assert found is None if of is None else torch.allclose(found, of, atol=1e-5)
+    assert len(optimizer.gradients) == len(expected)
+    for step, wanted in zip(optimizer.gradients, expected, strict=True):
+        for g, exact in zip(step, wanted, strict=True):
+            assert g is None if exact is None else torch.allclose(g, exact, atol=1e-5)
     ratio = (agent.policy(batch["obs"]).log_prob(batch["actions"]) - batch["logprobs"]).exp()
     logged = -(ratio * A).mean() if module in (trpo, ppo) else policy_loss  # after TRPO's step
     for key, value in ("policy_loss", logged), ("value_loss", value_loss), ("entropy", entropy):
@@ -261,8 +258,3 @@ def test_each_pass_shows_the_critic_every_row_once_in_a_new_order(module):
     passes = [sum(parts[i : i + 4], []) for i in (0, 4, 8)]
     assert [len(part) for part in parts] == [16] * 12 and passes[0] != passes[1] != passes[2]
     assert all(sorted(rows) == list(range(64)) for rows in passes)
-
-
-def test_an_agent_begins_with_the_deviation_of_the_flag():
-    agent, obs = ppo.Agent(ppo.make_envs("Pendulum-v1", 2), 0.37), torch.randn(5, 3)
-    torch.testing.assert_close(agent.policy(obs).stddev, torch.full((5, 1), 0.37))

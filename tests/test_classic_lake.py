@@ -60,10 +60,10 @@ def exact_values(gamma):
 def visits():
     """How often each state is visited in step t of a walk, (T, 16), if walks start anywhere."""
     _, _, terminal = lake()
-    found = [~terminal / (~terminal).double().sum()]
+    states = [~terminal / (~terminal).double().sum()]
     for _ in range(STEPS - 1):
-        found.append(found[-1] @ transitions())
-    return torch.stack(found)
+        states.append(states[-1] @ transitions())
+    return torch.stack(states)
 
 
 @cache
@@ -110,12 +110,12 @@ def make_args(name, gamma, lam, psi="baseline"):
     return script(name).Args(gamma=gamma, **args, **flags)
 
 
-def means(of, *index):
+def means(values, *index):
     """The mean of a column for each combination of indices, and how often each occurs."""
-    shape = [int(each.max()) + 1 for each in index]
+    shape = [int(column.max()) + 1 for column in index]
     sums, counts = torch.zeros(shape).double(), torch.zeros(shape).double()
-    sums.index_put_(index, of.double(), accumulate=True)
-    counts.index_put_(index, torch.ones_like(of).double(), accumulate=True)
+    sums.index_put_(index, values.double(), accumulate=True)
+    counts.index_put_(index, torch.ones_like(values).double(), accumulate=True)
     return sums / counts, counts
 
 
@@ -135,13 +135,13 @@ def test_mean_advantage_and_target(name, lam):
     lam = {"reinforce": 1.0, "actor_critic": 0.0}.get(name, lam)
     target = values
     for t in reversed(range(STEPS)):
-        seen = counts[t, :, 0] > 0
+        visited = counts[t, :, 0] > 0
         Q = bellman((1 - lam) * values + lam * target, 0.9)
         target = (Q * policy()[1]).sum(1)
         expected = Q - values[: len(Q), None]
-        assert seen.sum() >= 9 and not lake()[2][: len(seen)][seen].any()
-        assert torch.allclose(advantages[t, seen], expected[: len(seen)][seen], atol=1e-12)
-        assert torch.allclose(targets[t, seen], target[: len(seen)][seen], atol=1e-12)
+        assert visited.sum() >= 9 and not lake()[2][: len(visited)][visited].any()
+        assert torch.allclose(advantages[t, visited], expected[: len(visited)][visited], atol=1e-12)
+        assert torch.allclose(targets[t, visited], target[: len(visited)][visited], atol=1e-12)
 
 
 def gradients(name, agent, batch, args, monkeypatch):
@@ -156,8 +156,8 @@ def gradients(name, agent, batch, args, monkeypatch):
 
         monkeypatch.setattr(module, "conjugate_gradient", solve)
     module.update(agent, optimizer, batch, 0.0, args)
-    actor = natural or [actor for actor, _ in optimizer.seen if actor is not None]
-    critic = [critic for _, critic in optimizer.seen if critic is not None]
+    actor = natural or [actor for actor, _ in optimizer.gradients if actor is not None]
+    critic = [critic for _, critic in optimizer.gradients if critic is not None]
     return actor[0].view(4, 16).T, critic[0] if critic else None
 
 
@@ -171,7 +171,7 @@ def policy_gradients(gamma, tail):
         values = (pi * Q).sum(1)
         without = without + visits()[t] @ (pi * Q.detach()).sum(1)
     J = visits()[0] @ values
-    return [torch.autograd.grad(each, theta, retain_graph=True)[0] for each in (J, without)]
+    return [torch.autograd.grad(sum_, theta, retain_graph=True)[0] for sum_ in (J, without)]
 
 
 PSIS = [("reinforce", None, psi) for psi in ("return", "reward-to-go", "baseline")]
@@ -189,11 +189,13 @@ def test_the_policy_s_gradient(name, lam, psi, gamma, monkeypatch):
     rows, N = len(batch["obs"]), rollout["mask"].shape[1]
     of_a_walk = -1.0 if name == "reinforce" else -rows / N  # the others' mean is over the steps
     exact, without = policy_gradients(gamma, V if psi == "baseline" else torch.zeros(16))
-    found, of_critic = gradients(name, agent, batch, args, monkeypatch)
+    of_policy, of_critic = gradients(name, agent, batch, args, monkeypatch)
     if psi == "baseline":
         assert of_critic.abs().max() < 1e-12
     else:
         assert of_critic is None and torch.equal(batch["targets"], batch["advantages"])
     expected = exact if psi == "return" else without
-    assert torch.allclose(of_a_walk * found, expected, atol=1e-12) and expected.abs().max() > 0.01
+    assert (
+        torch.allclose(of_a_walk * of_policy, expected, atol=1e-12) and expected.abs().max() > 0.01
+    )
     assert torch.allclose(exact, without, atol=1e-12) == (gamma == 1)

@@ -5,6 +5,7 @@ python tests/examples/film.py ppo runs/…/agent.pt --gif cartpole.gif     # nee
 """
 
 import importlib
+import math
 import sys
 from pathlib import Path
 
@@ -12,13 +13,13 @@ import torch
 import tyro
 from tyro.conf import Positional
 
-sys.path.append(str(Path(__file__).parents[2]))
+sys.path[1:1] = [str(Path(__file__).parents[2]), str(Path.cwd())]  # the scripts; my_module:MyEnv-v0
 
 
 def main(
     script: Positional[str], agent: Positional[str], env_id: str = "CartPole-v1", gif: str = ""
 ):
-    """Play one greedy episode, at most 1,000 steps of it, and show its last state, too."""
+    """Play one greedy episode, at most 1,000 steps of it, and also show its last state."""
     module = importlib.import_module(Path(script).stem)
     mode = "rgb_array" if gif else "human"
     envs = module.make_envs(env_id, 1, render_mode=mode, vectorization_mode="sync")
@@ -37,9 +38,10 @@ def main(
     if gif:
         from PIL import Image
 
-        first, *others = map(Image.fromarray, frames)
-        duration = 1000 / envs.metadata.get("render_fps", 30)  # of a frame, in milliseconds
-        first.save(gif, save_all=True, append_images=others, duration=duration)
+        fps = envs.metadata.get("render_fps", 30)
+        k = math.ceil(fps / 50)  # every k-th frame, as viewers slow down frames of less than 20 ms
+        first, *others = map(Image.fromarray, [*frames[:-1:k], frames[-1]])
+        first.save(gif, save_all=True, append_images=others, duration=1000 * k / fps)
 
 
 if __name__ == "__main__":
