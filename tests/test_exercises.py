@@ -56,7 +56,7 @@ MISTAKES = {  # what the solution has, and what a learner might write
         ("clamp(max=1 + args.clip_high)", "clamp(1 - args.clip_high, 1 + args.clip_high)"),
     ],
     "reinforce compute_advantages": [
-        (f"following * ~{DONE}", "following"),
+        (f"next_return * ~{DONE}", "next_return"),
         ('rollout["done"] & ~rollout["terminated"]', 'rollout["done"]'),
     ],
     "actor_critic compute_advantages": [
@@ -64,7 +64,7 @@ MISTAKES = {  # what the solution has, and what a learner might write
         ("args.gamma * next_values", "next_values"),
     ],
     "ppo compute_advantages": [
-        (f"following * ~{DONE}", "following"),
+        (f"next_advantage * ~{DONE}", "next_advantage"),
         ('~rollout["terminated"]', '~rollout["done"]'),
     ],
     "ppo surrogate": [
