@@ -5,7 +5,7 @@ predicts from a state the discounted sum of the rewards to come. With it, one re
 state are enough to judge an action: did it lead to more than V had predicted? Then π takes one step
 towards the actions that did, and V several steps towards its targets, in epochs:
 
-    mean_t δ_t ∇log π(a_t | s_t)                 the actor's step; if γ = 1, it estimates ∇J, scaled
+    mean_t δ_t ∇log π(a_t | s_t)                 the actor's step: ∇J, scaled, if V is right and γ = 1
     δ_t = R_t + γ V(s_{t+1}) − V(s_t)            the temporal-difference (TD) error
     mean_t ½ δ_t²                                the critic's loss, with γ V(s_{t+1}) held fixed
 
@@ -20,7 +20,7 @@ What changes from reinforce.py                   Where
     a mean over steps, and a clipped gradient    update, --max-grad-norm
 
 Why: the TD error depends on one reward and one step of the environment, so it varies far less than
-G_t − V(s_t). If V is right, its mean is the advantage of the action (tests/learn/THEORY.md, 4).
+G_t − V(s_t). If V is right, its mean is the advantage of the action (THEORY.md, 4).
 Weakness: V is rarely right, so it should learn faster than the policy (--update-epochs). And
 nothing limits how far a step moves the policy.
 Differs from the paper: there eligibility traces spread δ_t over past states, after every step. Here

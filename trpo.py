@@ -20,7 +20,7 @@ What changes from actor_critic.py                Where
     targets computed once; no entropy bonus      fit_critic, update (the critic's rate now falls)
 
 The step (ppo.py does not need it): the best short step follows the natural gradient x, the solution
-of F x = ∇L. F, the Fisher matrix, is the Hessian of the KL at π_old (tests/learn/THEORY.md, 14). A
+of F x = ∇L. F, the Fisher matrix, is the Hessian of the KL at π_old (THEORY.md, 9). A
 line search halves the step until L has grown and the KL is at most δ.
 Why: Adam's learning rate roughly bounds how much each weight changes, but of two equally long steps
 one may hardly change the policy and the other ruin it. TRPO bounds the mean KL of its step instead.

@@ -94,7 +94,7 @@ def test_the_environment_of_the_page_is_learned_and_its_agent_used(tmp_path, mon
     environment, program = blocks("Thermostat")
     (tmp_path / "my_envs.py").write_text(environment)
     ppo = script("ppo")
-    flags = {"env_id": "my_envs:Thermostat-v0", "total_timesteps": 10_000}
+    flags = {"env_id": "my_envs:Thermostat-v0", "total_timesteps": 20_000}
     ppo.main(ppo.Args(**flags, output_dir=str(tmp_path)))
     (agent,) = tmp_path.glob("*/agent.pt")
     names = {}
