@@ -5,7 +5,7 @@ predicts from a state the discounted sum of the rewards to come. With it, one re
 state are enough to judge an action: did it lead to more than V had predicted? Then π takes one step
 towards the actions that did, and V several steps towards its targets, in epochs:
 
-    mean_t δ_t ∇log π(a_t | s_t)                 the actor's step: ∇J, scaled, if V is right and γ = 1
+    mean_t δ_t ∇log π(a_t | s_t)                 the actor's step: ∇J (scaled), if γ = 1 and V right
     δ_t = R_t + γ V(s_{t+1}) − V(s_t)            the temporal-difference (TD) error
     mean_t ½ δ_t²                                the critic's loss, with γ V(s_{t+1}) held fixed
 

@@ -223,6 +223,8 @@ def draw(runs, name):
 
 
 def main(words):
+    import matplotlib  # noqa: F401 (better missing now than after ten minutes of runs)
+
     if unknown := set(words) - ALL.keys() - {"--pictures"}:
         sys.exit(f"{__doc__}\nunknown: {' '.join(unknown)}; the runs: {' '.join(ALL)}")
     make_runs([name for name in words if name in ALL] if words else ALL)
