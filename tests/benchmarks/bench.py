@@ -5,7 +5,6 @@ import functools
 import importlib
 import io
 import json
-import math
 import multiprocessing
 import os
 import platform
@@ -14,11 +13,11 @@ import sys
 import tempfile
 import time
 import types
+from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 from unittest.mock import patch
 
 import torch
@@ -41,11 +40,6 @@ def table(header, rows):
     lines = [f"| {' | '.join(map(str, cells))} |" for cells in (header, *rows)]
     lines.insert(1, "|-" * len(header) + "|")
     return [line.replace("|  |", "| |") for line in lines]
-
-
-def spread(values, form=".2f"):
-    """The median of these values, then the lowest and the highest in parentheses."""
-    return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 def machine(*packages):
@@ -173,11 +167,15 @@ def run_script(script, *flags):
         done = subprocess.run(command, cwd=ROOT, **streams)
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-2000:]}")
-        (run,) = Path(folder).iterdir()
-        events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
-        names = events.Tags()["scalars"]
-        log = {name: [event.value for event in events.Scalars(name)] for name in names}
-        return {"log": log, "printed": done.stdout, "seconds": time.perf_counter() - start}
+        seconds = time.perf_counter() - start
+        return {"log": log_of(folder), "printed": done.stdout, "seconds": seconds}
+
+
+def log_of(folder):
+    """{name: values} of the one run in this folder."""
+    (run,) = Path(folder).iterdir()
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+    return {name: [e.value for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
 class Enough(Exception):
@@ -187,22 +185,37 @@ class Enough(Exception):
 def run_main(script, args, **functions):
     """Run main() of a script with these functions instead of its own; print and keep nothing.
 
-    Returns main's scores. They are empty if a function has raised Enough, or if main() has stopped
-    because a metric is not finite.
+    Returns main's scores, and as "printed" what it would have printed. There are no scores if a
+    function has raised Enough, or if the gradient of a step was not finite.
     """
+    scores, printed = {}, io.StringIO()
     with (
         tempfile.TemporaryDirectory() as args.output_dir,
-        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(io.StringIO()),
         patch.multiple(script, **functions),
     ):
         try:
-            return script.main(args)
+            scores = script.main(args)
         except Enough:
-            return {}
-        except SystemExit as end:
-            if "not finite" not in str(end.code):  # a flag or a file is wrong
+            pass
+        except RuntimeError as error:  # clip_grad_norm_'s
+            if "non-finite" not in str(error):
                 raise
-            return {}
+    return scores | {"printed": printed.getvalue()}
+
+
+def run_logged(script, args, **functions):
+    """Run main() of a language-model script as run_main does. Returns its log, {name: values}, and
+    what it would have printed."""
+    log = defaultdict(list)
+
+    def note(_, writer, metrics, step):
+        for name, value in metrics.items():
+            log[name].append(value)
+
+    result = run_main(script, args, log=watched(script.log, note), **functions)
+    return log, result["printed"]
 
 
 def watched(function, note):
@@ -225,7 +238,7 @@ def train(script, args, steps=None, each_step=None, folder=None):
 
     Returns a dict: the model, the tokenizer, pass@1 at the end, and for each metric a list with its
     value at each step (None where a step has not logged it). If main() has not come to its end,
-    because of `steps` or because a metric is not finite, pass@1 is 0.
+    because of `steps` or because a gradient is not finite, pass@1 is 0.
     """
     own_evaluate, history, end = script.evaluate, [], {}
     args.eval_every = args.steps
@@ -235,10 +248,9 @@ def train(script, args, steps=None, each_step=None, folder=None):
 
     def note(metrics, model, reference, tokenizer, *_):
         end.update(model=model, tokenizer=tokenizer)
-        if math.isfinite(sum(metrics.values())):
-            history.append(metrics)
-            if each_step:
-                each_step(len(history), model, metrics)
+        history.append(metrics)
+        if each_step:
+            each_step(len(history), model, metrics)
         if len(history) == steps:
             raise Enough
 
