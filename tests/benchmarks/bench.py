@@ -18,6 +18,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from unittest.mock import patch
 
 import torch
@@ -128,6 +129,28 @@ class Kept:
         print(row, json.dumps(values)[:160], flush=True)
         if self.path:
             self.path.write_text("".join(json.dumps(run) + "\n" for run in self.runs))
+
+    def make(self, function, wanted, at_once):
+        """Make the runs that are missing, so many at once. wanted: [(row, flags, job)], where job
+        is a dict of the function's arguments."""
+        missing = [item for item in wanted if not self.find(*item[:2])]
+        jobs = [job for *_, job in missing]
+        for job, values in in_processes(function, jobs, at_once):
+            row, flags, _ = missing[jobs.index(job)]
+            self.add(row, flags, values)
+
+
+def last(run, metric="eval/pass@1"):
+    """The last score of a run that is kept."""
+    return run.get("log", run)[metric][-1]
+
+
+def best_rate(runs):
+    """The learning rate with the highest mean of last scores among these runs, or None."""
+    scores = defaultdict(list)
+    for run in runs:
+        scores[run["flags"]["learning_rate"]].append(last(run))
+    return max(sorted(scores), key=lambda rate: fmean(scores[rate]), default=None)
 
 
 def in_processes(function, jobs, at_once=1):

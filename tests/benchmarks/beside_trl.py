@@ -5,8 +5,8 @@
     python tests/benchmarks/beside_trl.py --only-tables              # no run: the tables once more
 
 `tiny` asks the tiny model the default sums, in twelve rollouts and with three seeds. `real` asks
-SmolLM2-135M-Instruct, from a folder in Hugging Face's format, one-digit sums, in two rollouts and
-with one seed. Both sides have the same weights, prompts (token by token), batch, optimizer steps,
+SmolLM2-135M-Instruct, from a folder in Hugging Face's format, the products of tests/examples, in
+two rollouts and with one seed. (The kept run asked it one-digit sums.) Both sides have the same weights, prompts (token by token), batch, optimizer steps,
 KL weight and learning rate. They take turns, and each run is a process of its own. The first
 rollout is not counted. The share trained on is that of the completions which go through the forward
 and backward pass: without a KL term our scripts leave out those whose advantage is 0. On a CPU,
@@ -14,7 +14,6 @@ TRL 1.16 computes the last layer at every position, those of the prompt included
 """
 
 import importlib
-import json
 import os
 import random
 import resource
@@ -23,7 +22,6 @@ import time
 from collections import defaultdict
 from importlib.util import find_spec
 from itertools import product
-from pathlib import Path
 from statistics import fmean, median
 from typing import Literal
 
@@ -50,10 +48,10 @@ TRL = {  # the trainer, and settings where TRL's defaults differ from the publis
     "rloo_llm": ("RLOO", {}),
 }
 # Our flags for `real`.
-REAL = {"verifier": str(ROOT / "tests/examples/verifiers/last_number.py"), "beta": 0.0}
-REAL |= {"warmup_steps": 3, "steps": 40, "prompts_per_step": 8, "minibatches": 2}
+REAL = {"task": str(ROOT / "tests/examples/products.py"), "beta": 0.0}
+REAL |= {"warmup_steps": 3, "steps": 40, "prompts_per_step": 8, "num_minibatches": 2}
 REAL |= {"max_new_tokens": 16, "learning_rate": 1e-5}
-TOY = {"model": "tiny", "max_new_tokens": 4, "prompts_per_step": 4, "group_size": 4}
+TOY = {"model": "tiny", "task": "sums", "max_new_tokens": 4, "prompts_per_step": 4, "group_size": 4}
 # Scripts, seeds, rollouts, and micro-batches of our scripts and of TRL.
 PLANS = {
     "tiny": (list(TRL), [11, 12, 13], 12, (256, 256)),
@@ -62,21 +60,6 @@ PLANS = {
 RATE = "completions per second"
 COLUMNS = {RATE: ".1f", "share trained on": ".0%", "tokens per completion": ".1f"}
 COLUMNS |= {"MB above imports": ".0f"}
-
-
-def task(what, folder, model, smoke):
-    """The flags of all runs. `real` has 65 one-digit sums to train on and 16 held out."""
-    if what == "tiny":
-        return TOY if smoke else {}
-    rows = []
-    for a, b in product(range(1, 10), repeat=2):
-        question = f"{a}+{b}=" if smoke else f"What is {a} + {b}?"
-        rows.append(json.dumps({"question": question, "answer": str(a + b)}) + "\n")
-    random.Random(0).shuffle(rows)
-    (folder / "train").write_text("".join(rows[16:]))
-    (folder / "test").write_text("".join(rows[:16]))
-    files = {"dataset": str(folder / "train"), "eval_dataset": str(folder / "test")}
-    return REAL | files | {"model": model} | (TOY if smoke else {})
 
 
 class Clock:
@@ -124,8 +107,8 @@ def trl_rows(script, args, tokenizer, rollouts):
     train, _ = script.load_data(args)
     problems = []
     for step in range(1, rollouts + 1):
-        problems += script.next_problems(train, step, args)
-    prompts = script.encode_prompts(problems, tokenizer, args)
+        problems += random.Random(f"{args.seed} {step}").sample(train, args.prompts_per_step)
+    prompts = script.encode_prompts(problems, tokenizer)
     texts = tokenizer.batch_decode(prompts)
     assert tokenizer(text=texts)["input_ids"] == prompts
     pairs = zip(texts, problems, strict=True)
@@ -135,7 +118,7 @@ def trl_rows(script, args, tokenizer, rollouts):
 def trl_settings(script, args):
     """Our settings under TRL's names. The rate falls to 0 over args.steps, as in our scripts."""
     _, more = TRL[script.__name__]
-    updates, drawn = args.minibatches, args.prompts_per_step * args.group_size
+    updates, drawn = args.num_minibatches, args.prompts_per_step * args.group_size
     micro = min(args.micro_batch_size, drawn // updates)
     sizes = {"per_device_train_batch_size": micro, "steps_per_generation": drawn // micro}
     sizes |= {"gradient_accumulation_steps": drawn // updates // micro}
@@ -157,19 +140,19 @@ def theirs(script, args, rollouts):
 
     model, tokenizer = script.load_policy(args, CPU)
     tokenizer.pad_token = tokenizer.eos_token
-    clock, verifier = Clock(), script.load_verifier(args.verifier)
+    clock, (_, verify) = Clock(), script.load_task(args.task)
 
     class Note(TrainerCallback):
         def on_train_begin(self, *_, **__):
             clock.start = time.perf_counter()
 
         def on_step_end(self, _, state, control, **__):
-            if state.global_step % args.minibatches == 0:
+            if state.global_step % args.num_minibatches == 0:
                 control.should_training_stop = clock.lap() == rollouts
 
     def reward(completions, completion_ids, answer, **_):
         clock.lengths.append(fmean(map(len, completion_ids)))
-        return [verifier(*pair) for pair in zip(completions, answer, strict=True)]
+        return [verify(*pair) for pair in zip(completions, answer, strict=True)]
 
     def note_loss(_, model, inputs, *__):
         clock.trained += len(inputs["completion_ids"])
@@ -268,9 +251,9 @@ def main(
     """--model is the folder of the real model. With --smoke both run at toy size, with the tiny
     model, and nothing is written."""
     (runs,) = kept(smoke)
-    with tempfile.TemporaryDirectory() as folder:
-        for what in () if only_tables else models or (PLANS if smoke else ()):
-            measure(runs, what, task(what, Path(folder), model, smoke), smoke)
+    for what in () if only_tables else models or (PLANS if smoke else ()):
+        flags = REAL | {"model": model} if what == "real" else {}
+        measure(runs, what, flags | (TOY if smoke else {}), smoke)
     show(tables(runs), smoke)
 
 

@@ -1,18 +1,20 @@
 """Do the classic scripts learn, and how fast? Alone, and beside Stable-Baselines3 and sb3-contrib.
 
     python tests/benchmarks/classic.py learn           # scores on many seeds; 20 minutes
-    python tests/benchmarks/classic.py observations    # with and without their normalizer; an hour
     python tests/benchmarks/classic.py cartpole        # beside SB3: time to 475; half an hour
-    python tests/benchmarks/classic.py shapes          # beside SB3: steps per second; 15 minutes
     python tests/benchmarks/classic.py beyond          # beside SB3: other environments; 3 hours
     python tests/benchmarks/classic.py --picture       # learning curves on CartPole; two minutes
     python tests/benchmarks/classic.py --only-tables   # no run: the tables once more
 
 Times are for two cores. SB3's settings are those that RL Baselines3 Zoo tuned (zoo.json; its
-`steps` is the length of run that they were tuned for). `shapes` gives both sides the same rollouts
-and optimizer steps, `beyond` the same number of environment steps; beyond.json has our flags there,
-which we found on seeds other than those measured. Each run is a process of its own with one thread.
+`steps` is the length of run that they were tuned for). `beyond` gives both sides the same number of
+environment steps; beyond.json has our flags there, which we found on seeds other than those
+measured. Each run is a process of its own with one thread. Runs share no environment: our scripts
+spread their seeds, and here SB3's are spread, because environment i gets the seed + i.
 results/classic.jsonl keeps one line for all seeds of a cell.
+
+Left out: runs without the normalizer, and steps per second at equal shapes
+(`git show dbec442:tests/benchmarks/classic.py`).
 """
 
 import importlib
@@ -33,7 +35,6 @@ import torch
 import tyro
 from bench import RESULTS, Kept, all_flags, in_processes, run_main, show, table, with_footer
 from scripts import CLASSIC_SCRIPTS as OURS
-from torch import nn
 from tyro.conf import Positional
 
 # From hyperparams/*.yml of DLR-RM/rl-baselines3-zoo. "lin 0.001" falls linearly from 0.001 to 0.
@@ -42,15 +43,6 @@ BEYOND = json.loads(Path(__file__).with_name("beyond.json").read_text())
 PEERS = {"actor_critic": "A2C", "trpo": "TRPO", "ppo": "PPO"}
 NAMES = {"A2C": "SB3 A2C", "TRPO": "sb3-contrib TRPO", "PPO": "SB3 PPO"}
 LEVEL = 475  # a mean return of the last 100 episodes, at which CartPole counts as solved
-SHAPES = [  # whose shape; script; environments, steps, minibatches, epochs
-    ("ours", "actor_critic", (16, 64)),
-    ("ours", "trpo", (16, 128, 4, 4)),
-    ("ours", "ppo", (16, 128, 4, 4)),
-    ("the zoo's", "actor_critic", (8, 5)),
-    ("the zoo's", "trpo", (2, 512, 2, 20)),
-    ("the zoo's", "ppo", (8, 32, 1, 20)),
-]
-SHAPE_FLAGS = ("num_envs", "num_steps", "num_minibatches", "update_epochs")
 LEARN = [  # environment, what its rewards are multiplied by, scripts and seeds, flags
     ("CartPole-v1", 1, dict.fromkeys(OURS, 12), {"target_return": 475.0}),
     ("CartPole-v1", 1e-3, dict.fromkeys(OURS, 3), {"target_return": 0.475}),
@@ -60,13 +52,6 @@ LEARN = [  # environment, what its rewards are multiplied by, scripts and seeds,
     ("Pendulum-v1", 1, {"trpo": 12, "ppo": 6}, {"gamma": 0.95}),
     ("FrozenLake-v1", 1, {"ppo": 3}, {}),
 ]
-NORMALIZER = {  # environment, flags
-    "CartPole-v1": {"total_timesteps": 60_000},
-    "Acrobot-v1": {"total_timesteps": 100_000},
-    "Pendulum-v1": {"total_timesteps": 100_000, "gamma": 0.95},
-    "FrozenLake-v1": {"total_timesteps": 100_000},
-    "MountainCarContinuous-v0": {"total_timesteps": 100_000},
-}
 
 
 # -------------------------------------------------------------------------------------------- Runs
@@ -92,20 +77,7 @@ class Watch:
         return solved
 
 
-class Unchanged(nn.Module):
-    """In place of RunningMeanStd."""
-
-    def __init__(self, size):
-        super().__init__()
-
-    def update(self, x):
-        pass
-
-    def forward(self, x):
-        return x.float()
-
-
-def ours(watch, side, begun, seed, flags, scale=1, normalizer=True):
+def ours(watch, side, begun, seed, flags, scale=1):
     """Run a script by its main() and return its greedy and its sampled return."""
     module = importlib.import_module(side)
 
@@ -121,7 +93,6 @@ def ours(watch, side, begun, seed, flags, scale=1, normalizer=True):
 
     functions = {"rollouts": rollouts}
     functions |= {"make_envs": make_envs} if scale != 1 else {}
-    functions |= {} if normalizer else {"RunningMeanStd": Unchanged}
     scores = run_main(module, module.Args(**flags | {"seed": seed}), **functions)
     return [scores[key] / scale for key in ("eval/return", "eval/return_stochastic")]
 
@@ -137,6 +108,7 @@ def theirs(watch, side, begun, seed, flags):
 
     settings = dict(flags)
     env_id, steps, level = (settings.pop(key) for key in ("env_id", "steps", "level"))
+    seed *= settings.pop("seeds_apart")
 
     class Note(BaseCallback):
         def _on_training_start(self):
@@ -196,10 +168,10 @@ def flags_of(script, **flags):
     return {name: value for name, value in all_flags(args).items() if name != "seed"}
 
 
-def peer_of(script, env_id, level=False, **changes):
+def peer_of(script, env_id, level=False):
     """The flags of a script's peer, as `theirs` takes them."""
-    zoo = dict(ZOO[f"{PEERS[script]} {env_id}"]) if not changes else {}
-    return {"env_id": env_id, "level": level} | zoo | changes
+    zoo = ZOO[f"{PEERS[script]} {env_id}"]
+    return {"env_id": env_id, "level": level, "seeds_apart": 1000} | zoo
 
 
 def learn():
@@ -210,16 +182,6 @@ def learn():
             yield Cell(row, script, chosen, seeds, 101, {"scale": scale})
 
 
-def observations(seeds=3):
-    for env_id, flags in NORMALIZER.items():
-        for script in OURS:
-            for side in ("with", "without"):
-                chosen = flags_of(script, env_id=env_id, **flags)
-                changes = {"normalizer": side == "with"}
-                row = f"observations, {env_id}, {script}, {side}"
-                yield Cell(row, script, chosen, seeds, 501, changes)
-
-
 def cartpole(seeds=5):
     for script in OURS:
         env_id = "CartPole-v1"
@@ -227,20 +189,6 @@ def cartpole(seeds=5):
         if script in PEERS:
             settings = peer_of(script, env_id, level=True)
             yield Cell(f"cartpole, {PEERS[script]}", PEERS[script], settings, seeds)
-
-
-def shapes(seeds=5):
-    for whose, script, (envs, steps, *rest) in SHAPES:
-        flags = dict(zip(SHAPE_FLAGS, (envs, steps, *rest), strict=False))
-        chosen = flags_of(script, env_id="CartPole-v1", total_timesteps=100_000, **flags)
-        row = f"shapes, {whose}, {script}"
-        yield Cell(f"{row}, ours", script, chosen, seeds)
-        settings = {"steps": 20_000, "n_envs": envs, "n_steps": steps}
-        if rest:
-            epochs = "n_epochs" if script == "ppo" else "n_critic_updates"
-            settings |= {"batch_size": envs * steps // rest[0], epochs: rest[1]}
-        chosen = peer_of(script, "CartPole-v1", **settings)
-        yield Cell(f"{row}, theirs", PEERS[script], chosen, seeds)
 
 
 def beyond():
@@ -254,8 +202,7 @@ def beyond():
         yield Cell(f"beyond, {name}, theirs", PEERS[script], settings, seeds)
 
 
-PARTS = {part.__name__: part for part in (learn, observations, cartpole, shapes, beyond)}
-TIMED = ("cartpole", "shapes")  # one run at a time
+PARTS = {part.__name__: part for part in (learn, cartpole, beyond)}
 
 
 def small(cell):
@@ -320,18 +267,6 @@ def learn_lines(found):
     return table(["environment", *OURS], rows)
 
 
-def observations_lines(found):
-    places, rows = dict.fromkeys(key[0] for key in found), []
-    for env_id in places:
-        cells = [env_id]
-        for script in OURS:
-            sides = [found.get((env_id, script, side)) for side in ("with", "without")]
-            shown = [whole(run["last"]["median"]) for run in sides if run]
-            cells.append(" / ".join(shown) or "–")
-        rows.append(cells)
-    return table(["with / without", *OURS], rows)
-
-
 def cartpole_lines(found):
     def times(run):
         solved = f"{run['solved']}/{len(run['flags']['seeds'])}"
@@ -347,21 +282,6 @@ def cartpole_lines(found):
         rows.append(cells + ["–"] * (9 - len(cells)))
     times_of = ["solved", "steps", "seconds"]
     return table(["script", *times_of, "compared with", *times_of, "times faster"], rows)
-
-
-def speed(run):
-    return run["speed"] if "speed" in run else run["steps"]["median"] / run["seconds"]["median"]
-
-
-def shapes_lines(found):
-    rows = []
-    for whose, script, shape in SHAPES:
-        sides = [found.get((whose, script, side)) for side in ("ours", "theirs")]
-        if all(sides):
-            mine, other = map(speed, sides)
-            cells = [f"{whose}: {'/'.join(map(str, shape))}", f"{script} {whole(mine)}"]
-            rows.append([*cells, f"{NAMES[PEERS[script]]} {whole(other)}", f"{mine / other:.1f}"])
-    return table(["shape", "steps per second", "compared with", "times faster"], rows)
 
 
 def beyond_lines(found):
@@ -381,8 +301,7 @@ def beyond_lines(found):
     return table([*header, "sampled returns"], rows)
 
 
-LINES = {"learn": learn_lines, "observations": observations_lines, "cartpole": cartpole_lines}
-LINES |= {"shapes": shapes_lines, "beyond": beyond_lines}
+LINES = {"learn": learn_lines, "cartpole": cartpole_lines, "beyond": beyond_lines}
 
 
 def tables(runs):
@@ -420,9 +339,7 @@ def kept(smoke=False):
 
 
 def main(
-    parts: Positional[
-        tuple[Literal["learn", "observations", "cartpole", "shapes", "beyond"], ...]
-    ] = (),
+    parts: Positional[tuple[Literal["learn", "cartpole", "beyond"], ...]] = (),
     jobs: int = 2,
     picture: bool = False,
     only_tables: bool = False,
@@ -439,7 +356,7 @@ def main(
         for cell in map(small, cells[:2]) if smoke else cells:
             if not runs.find(cell.row, cell.key()):
                 runs.forget(cell.row, [])
-                runs.add(cell.row, cell.key(), measure(cell, 1 if part in TIMED else jobs))
+                runs.add(cell.row, cell.key(), measure(cell, 1 if part == "cartpole" else jobs))
     show(tables(runs), smoke)
 
 

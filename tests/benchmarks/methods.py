@@ -34,7 +34,8 @@ from bench import (
     RESULTS,
     Kept,
     all_flags,
-    in_processes,
+    best_rate,
+    last,
     load,
     run_logged,
     show,
@@ -124,15 +125,6 @@ def run(name, rate, seed, small):
     return values | {"seconds": round(time.process_time() - start)}
 
 
-def make(runs, function, wanted, at_once):
-    """Make the runs that are missing, and keep each one. wanted: [(row, flags, job)]."""
-    missing = [(row, flags, job) for row, flags, job in wanted if not runs.find(row, flags)]
-    jobs = [job for *_, job in missing]
-    for job, values in in_processes(function, jobs, at_once):
-        row, flags, _ = missing[jobs.index(job)]
-        runs.add(row, flags, values)
-
-
 def campaign(runs, names, rates, seeds, at_once, small):
     """Find each method's learning rate, then run it with that rate on the other seeds."""
     for name in names:
@@ -140,24 +132,20 @@ def campaign(runs, names, rates, seeds, at_once, small):
     for tuning in (True, False):
         wanted = []
         for seed, name in product(TUNING_SEEDS if tuning else seeds, names):
-            for rate in rates if tuning else [best_rate(runs, name)]:
+            for rate in rates if tuning else [rate_of(runs, name)]:
                 job = {"name": name, "rate": rate, "seed": seed, "small": small}
                 wanted.append((name, flags_of(**job), job))
-        make(runs, run, wanted, at_once)
+        runs.make(run, wanted, at_once)
 
 
-def best_rate(runs, name):
-    """The method's learning rate with the highest mean on the tuning seeds; None before these."""
-    scores = {}
-    for run in runs.of(name):
-        if run["flags"]["seed"] in TUNING_SEEDS:
-            scores.setdefault(run["flags"]["learning_rate"], []).append(run["eval/pass@1"][-1])
-    return max(sorted(scores), key=lambda rate: fmean(scores[rate]), default=None)
+def rate_of(runs, name):
+    """The method's best learning rate on the tuning seeds, or None before these runs are made."""
+    return best_rate([run for run in runs.of(name) if run["flags"]["seed"] in TUNING_SEEDS])
 
 
 def reported(runs, name):
     """{seed: run} at the method's best rate, without the tuning seeds."""
-    best = best_rate(runs, name)
+    best = rate_of(runs, name)
     at_best = [run for run in runs.of(name) if run["flags"]["learning_rate"] == best]
     by_seed = {run["flags"]["seed"]: run for run in at_best}
     return {seed: by_seed[seed] for seed in sorted(by_seed) if seed not in TUNING_SEEDS}
@@ -206,7 +194,7 @@ def campaign_pass_k(runs, at_once, small):
             flags = all_flags(args) | {"held_out": QUESTIONS, "draws": 8 if small else DRAWS}
             wanted.append((row, flags, job))
         runs.forget(row, [flags for name, flags, _ in wanted if name == row])
-    make(runs, run_pass_k, wanted, at_once)
+    runs.make(run_pass_k, wanted, at_once)
 
 
 def pass_at(k, run):
@@ -228,10 +216,6 @@ def pass_k_lines(runs):
 # ------------------------------------------------------------------------------ Table and picture
 HEADER = ["method", "rate", "pass@1: mean (95 % interval)", "pass@8", "beside GRPO", "p"]
 HEADER += ["clipped", "completions"]
-
-
-def last(run, metric="eval/pass@1"):
-    return run[metric][-1]
 
 
 def cells(name, runs, grpo):
@@ -261,7 +245,7 @@ def methods_lines(runs):
     count = len(METHODS) * (len(RATES) * len(TUNING_SEEDS) + len(SEEDS))
     tuning = len([run for run in runs.runs if run["flags"]["seed"] in TUNING_SEEDS])
     made = f"{len(runs.runs)} of {count} runs are made, {tuning} of them to find learning rates."
-    ends = [name for name in scored if best_rate(runs, name) in (RATES[0], RATES[-1])]
+    ends = [name for name in scored if rate_of(runs, name) in (RATES[0], RATES[-1])]
     if ends:
         made += f" Best at the lowest or the highest rate tried: {', '.join(ends)}."
     rule = f"A difference counts if p is below {LEVEL}."

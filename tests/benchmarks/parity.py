@@ -96,7 +96,7 @@ def toy(script, args, model, tokenizer):
     the first group. The sampler's log-probs get noise, as if it were another program. The sums are
     equally long, as TRL would give padded prompts other positions."""
     train, _ = script.load_data(args)
-    problems = [problem for problem in train if len(problem[0]) == 7][:GROUPS]
+    problems = [problem for problem in train if len(problem[0]) == 8][:GROUPS]
     torch.manual_seed(5)
     batch, texts, _ = script.rollout(model, tokenizer, problems, GROUP_SIZE, 1.0, args)
     for name in "mask", "sampled_logprobs":
@@ -126,7 +126,7 @@ def our_steps(script, args, model, reference, tokenizer, data):
         rows, before = minibatch["row"].clone(), flat(model.parameters())
         metrics = own(model, optimizer, minibatch, args)
         gradient = flat([weight.grad for weight in model.parameters()])
-        found.append((rows, before, metrics["loss"], gradient, metrics["clip_ratio"]))
+        found.append((rows, before, metrics["loss"], gradient, metrics["clipfrac"]))
         move(model, len(found))
         return metrics
 
@@ -204,7 +204,8 @@ def beside_trl(case, folder, smoke):
     torch.set_default_dtype(torch.float32)
     script = load(case.name)
     parts = (1, 1) if case.trainer == "RLOO" else (PARTS, 2)
-    flags = {"minibatches": parts[0], "update_epochs": parts[1], "max_grad_norm": 1e30} | case.flags
+    flags = {"num_minibatches": parts[0], "update_epochs": parts[1]}
+    flags |= {"max_grad_norm": 1e30} | case.flags
     flags |= {"prompts_per_step": GROUPS, "group_size": GROUP_SIZE, "max_new_tokens": 15}
     flags |= {"model": folder, "device": "cpu"}
     args = script.Args(**flags)
