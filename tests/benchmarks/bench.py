@@ -33,6 +33,7 @@ for room in ("tests/experiments", "tests/examples", "tests/learn", "tests", ".")
 import variants  # noqa: E402
 from blocks import write_block  # noqa: E402
 from scripts import LLM_SCRIPTS as LLM  # noqa: E402, F401
+from scripts import SCRIPTS  # noqa: E402
 
 
 # ------------------------------------------------------------------------------------------ Tables
@@ -175,9 +176,9 @@ def module_of(name, text):
 
 def load(name):
     """The module of a script, or of the script that a block of VARIANTS.md makes of its parent."""
-    if name in variants.BLOCKS:
-        return module_of(f"variant_{name}", variants.applied(name))
-    return importlib.import_module(name)
+    if name in SCRIPTS:  # ppo is also a block
+        return importlib.import_module(name)
+    return module_of(f"variant_{name}", variants.applied(name))
 
 
 def run_script(script, *flags):

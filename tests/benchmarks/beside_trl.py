@@ -6,11 +6,12 @@
 
 `tiny` asks the tiny model the default sums, in twelve rollouts and with three seeds. `real` asks
 SmolLM2-135M-Instruct, from a folder in Hugging Face's format, the products of tests/examples, in
-two rollouts and with one seed. (The kept run asked it one-digit sums.) Both sides have the same weights, prompts (token by token), batch, optimizer steps,
-KL weight and learning rate. They take turns, and each run is a process of its own. The first
-rollout is not counted. The share trained on is that of the completions which go through the forward
-and backward pass: without a KL term our scripts leave out those whose advantage is 0. On a CPU,
-TRL 1.16 computes the last layer at every position, those of the prompt included.
+two rollouts and with one seed. (The kept run asked it one-digit sums.) Both sides have the same
+weights, prompts (token by token), batch, optimizer steps, KL weight and learning rate. They take
+turns, and each run is a process of its own. The first rollout is not counted. The share trained on
+is that of the completions which go through the forward and backward pass: without a KL term our
+scripts leave out those whose advantage is 0. On a CPU, TRL 1.16 computes the last layer at every
+position, those of the prompt included.
 """
 
 import importlib
