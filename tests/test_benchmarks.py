@@ -112,11 +112,11 @@ def test_pass_at_k_is_that_of_all_draws():
 def test_watch_counts_both_sides_alike():
     """Solved is a mean of 475 over the last 100 episodes; what comes later changes nothing."""
     watch = classic.Watch()
-    watch.start(0.0)
+    watch.start()
     assert not watch.note(100, [500.0] * 99)
-    assert watch.note(10, [500.0]) and watch.found["solved_steps"] == 110
-    assert not watch.note(10, [0.0] * 6) and watch.found["solved_steps"] == 110
-    assert watch.found["steps"] == 120 and watch.found["last"] == 470
+    assert watch.note(10, [500.0]) and watch.solved["solved_steps"] == 110
+    assert not watch.note(10, [0.0] * 6) and watch.solved["solved_steps"] == 110
+    assert watch.note(10, [500.0] * 95) and watch.solved["solved_steps"] == 110
 
 
 def test_the_middle_of_five_seeds_is_the_mean_of_three():

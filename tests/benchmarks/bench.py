@@ -284,14 +284,3 @@ def train(script, args, steps=None, each_step=None, folder=None):
     end["pass@1"] = run_main(script, args, **functions).get("eval/pass@1", 0.0)
     names = dict.fromkeys(name for metrics in history for name in metrics)
     return {name: [metrics.get(name) for metrics in history] for name in names} | end
-
-
-def evaluate(script, model, tokenizer, args, problems, k=8):
-    """pass@1: the share of completions that are right, among k for each of these questions.
-
-    The temperature is 1. Every call uses the same randomness.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        _, _, rewards = script.rollout(model, tokenizer, problems, k, 1.0, args)
-    return rewards.mean().item()

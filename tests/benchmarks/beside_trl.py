@@ -17,13 +17,12 @@ position, those of the prompt included.
 import importlib
 import os
 import random
-import resource
 import tempfile
 import time
 from collections import defaultdict
 from importlib.util import find_spec
 from itertools import product
-from statistics import fmean, median
+from statistics import median
 from typing import Literal
 
 import torch
@@ -59,16 +58,14 @@ PLANS = {
     "real": (["grpo_llm"], [11], 2, (32, 16)),
 }
 RATE = "completions per second"
-COLUMNS = {RATE: ".1f", "share trained on": ".0%", "tokens per completion": ".1f"}
-COLUMNS |= {"MB above imports": ".0f"}
+COLUMNS = {RATE: ".1f", "share trained on": ".0%"}
 
 
 class Clock:
-    """Seconds of each rollout with its updates, lengths of completions, and how many completions
-    were trained on."""
+    """Seconds of each rollout with its updates, and how many completions were trained on."""
 
     def __init__(self):
-        self.laps, self.lengths, self.trained = [], [], 0
+        self.laps, self.trained = [], 0
         self.start = time.perf_counter()
 
     def lap(self):
@@ -81,8 +78,7 @@ def ours(script, args, rollouts):
     """So many rollouts by our script."""
     clock = Clock()
 
-    def note_step(metrics, *_):
-        clock.lengths.append(metrics["completions/mean_length"])
+    def note_step(*_):
         if clock.lap() == rollouts:
             raise Enough
 
@@ -151,8 +147,7 @@ def theirs(script, args, rollouts):
             if state.global_step % args.num_minibatches == 0:
                 control.should_training_stop = clock.lap() == rollouts
 
-    def reward(completions, completion_ids, answer, **_):
-        clock.lengths.append(fmean(map(len, completion_ids)))
+    def reward(completions, answer, **_):
         return [verify(*pair) for pair in zip(completions, answer, strict=True)]
 
     def note_loss(_, model, inputs, *__):
@@ -178,19 +173,13 @@ SIDES = {"ours": ours, "TRL": theirs} if WITH_TRL else {"ours": ours}
 def run(name, side, flags, rollouts):
     """One run of one side, in this new process."""
     script = importlib.import_module(name)
-    if WITH_TRL:  # both sides have the same imports, so that their memory compares
-        importlib.import_module("trl.trainer.grpo_trainer")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     args = script.Args(**flags)
     args.eval_every = args.steps
     clock = SIDES[side](script, args, rollouts)
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     drawn = args.prompts_per_step * args.group_size
     return {
         RATE: drawn / median(clock.laps[1:]),
         "share trained on": clock.trained / (drawn * len(clock.laps)),
-        "tokens per completion": fmean(clock.lengths),
-        "MB above imports": (after - before) / 1024,
     }
 
 

@@ -58,33 +58,29 @@ LEARN = [  # environment, what its rewards are multiplied by, scripts and seeds,
 class Watch:
     """Counts a run's steps and seconds, and notes those at which it reached the level."""
 
-    def start(self, begun):
-        self.found = {"solved_steps": inf, "solved_seconds": inf, "command_seconds": inf}
-        self.start_seconds = time.time() - begun  # since the command, imports included
+    def start(self):
+        self.solved = {"solved_steps": inf, "solved_seconds": inf}
         self.first, self.steps, self.recent = time.perf_counter(), 0, []
 
     def note(self, steps, returns):
         """Add steps, and the returns of the episodes that ended; return whether it is solved."""
         self.steps += steps
-        seconds = time.perf_counter() - self.first
         self.recent = (self.recent + returns)[-100:]
         solved = len(self.recent) == 100 and mean(self.recent) >= LEVEL
-        if solved and self.found["solved_steps"] == inf:
-            self.found |= {"solved_steps": self.steps, "solved_seconds": seconds}
-            self.found["command_seconds"] = self.start_seconds + seconds
-        last = float(mean(self.recent or [0.0]))
-        self.found |= {"steps": self.steps, "seconds": seconds, "last": last}
+        if solved and self.solved["solved_steps"] == inf:
+            seconds = time.perf_counter() - self.first
+            self.solved = {"solved_steps": self.steps, "solved_seconds": seconds}
         return solved
 
 
-def ours(watch, side, begun, seed, flags, scale=1):
+def ours(watch, side, seed, flags, scale=1):
     """Run a script by its main() and return its greedy and its sampled return."""
     module = importlib.import_module(side)
 
     def rollouts(*inputs, own=module.rollouts):
-        watch.start(begun)
+        watch.start()
         for rollout, returns in own(*inputs):
-            watch.note(int(rollout["mask"].sum()), [each / scale for each in returns])
+            watch.note(int(rollout["mask"].sum()), [score / scale for score in returns])
             yield rollout, returns
 
     def make_envs(*inputs, own=module.make_envs, **options):
@@ -97,7 +93,7 @@ def ours(watch, side, begun, seed, flags, scale=1):
     return [scores[key] / scale for key in ("eval/return", "eval/return_stochastic")]
 
 
-def theirs(watch, side, begun, seed, flags):
+def theirs(watch, side, seed, flags):
     """Run SB3 and return its greedy and its sampled return. A run with `level` ends when solved."""
     import sb3_contrib
     import stable_baselines3
@@ -112,7 +108,7 @@ def theirs(watch, side, begun, seed, flags):
 
     class Note(BaseCallback):
         def _on_training_start(self):
-            watch.start(begun)
+            watch.start()
 
         def _on_step(self):
             ended = [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
@@ -143,7 +139,7 @@ def run(side, seed, **job):
     torch.set_num_threads(1)  # for theirs, too
     watch = Watch()
     greedy, sampled = (ours if side in OURS else theirs)(watch, side, seed=seed, **job)
-    return watch.found | {"greedy": float(greedy), "sampled": float(sampled)}
+    return watch.solved | {"greedy": float(greedy), "sampled": float(sampled)}
 
 
 # ------------------------------------------------------------------------------------------- Cells
@@ -218,23 +214,24 @@ def middle(values):
 
 
 def summary(values):
-    """Median, extremes, and the interquartile mean with a bootstrap over seeds (Agarwal et al.
+    """Median, lowest, and the interquartile mean with a bootstrap over seeds (Agarwal et al.
     2021, arXiv:2108.13264)."""
     draws = np.random.default_rng(0).choice(values, (10_000, len(values)))
     with np.errstate(invalid="ignore"):  # inf - inf, of runs that did not solve it
         low, high = np.percentile(middle(draws), (2.5, 97.5))
-    found = {"median": median(values), "least": min(values), "most": max(values)}
-    found |= {"iqm": float(middle(np.array(values))), "low": float(low), "high": float(high)}
-    return {name: round(value, 3) for name, value in found.items()}
+    numbers = {"median": median(values), "least": min(values)}
+    numbers |= {"iqm": float(middle(np.array(values))), "low": float(low), "high": float(high)}
+    return {name: round(value, 3) for name, value in numbers.items()}
 
 
 def measure(cell, at_once):
     """{metric: summary over the seeds}, and how many seeds solved CartPole."""
-    job = {"side": cell.side, "flags": cell.flags, "begun": time.time()} | cell.changes
+    job = {"side": cell.side, "flags": cell.flags} | cell.changes
     jobs = [job | {"seed": seed} for seed in cell.key()["seeds"]]
-    runs = [found for _, found in in_processes(run, jobs, at_once)]
-    solved = sum(found["solved_steps"] < inf for found in runs)
-    return {name: summary([found[name] for found in runs]) for name in runs[0]} | {"solved": solved}
+    results = [result for _, result in in_processes(run, jobs, at_once)]
+    solved = sum(result["solved_steps"] < inf for result in results)
+    metrics = {name: summary([result[name] for result in results]) for name in results[0]}
+    return metrics | {"solved": solved}
 
 
 # ------------------------------------------------------------------------------------------ Tables
