@@ -244,16 +244,16 @@ def methods_lines(runs):
     rows = [cells(name, by_seed, scored.get("GRPO", {})) for name, by_seed in scored.items()]
     count = len(METHODS) * (len(RATES) * len(TUNING_SEEDS) + len(SEEDS))
     tuning = len([run for run in runs.runs if run["flags"]["seed"] in TUNING_SEEDS])
-    made = f"{len(runs.runs)} of {count} runs are made, {tuning} of them to find learning rates."
+    notes = [f"{len(runs.runs)} of {count} runs are made, {tuning} of them to find learning rates."]
+    notes += [f"A difference counts if p is below {LEVEL}."]
     ends = [name for name in scored if rate_of(runs, name) in (RATES[0], RATES[-1])]
     if ends:
-        made += f" Best at the lowest or the highest rate tried: {', '.join(ends)}."
-    rule = f"A difference counts if p is below {LEVEL}."
-    return with_footer([*table(HEADER, rows), "", made, rule], runs.runs)
+        notes += [f"Best at the lowest or the highest rate tried: {'; '.join(ends)}."]
+    return with_footer([*table(HEADER, rows), "", *notes], runs.runs)
 
 
 def draw(runs):
-    """A row of dots for each method."""
+    """A row of dots for each method, hollow if its flags are not the script's defaults."""
     from pictures import dots, figure
 
     rows = {}
@@ -261,8 +261,7 @@ def draw(runs):
         color = METHODS[name].script.removesuffix("_llm").upper()
         plain = not METHODS[name].flags.keys() - {"steps"} and not METHODS[name].functions
         rows[name] = list(map(last, by_seed.values())), color, plain
-    title = "Right answers to held-out sums, with equal numbers of completions"
-    page, (axes,) = figure(title, 4, 1, 1)
+    page, (axes,) = figure("Right answers to held-out sums", 4, 1, 1)
     dots(axes, rows)
     axes.set_xlabel("pass@1: a dot is a seed, a bar their mean")
     page.savefig(RESULTS / "methods.png", dpi=150)

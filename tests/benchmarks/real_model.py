@@ -290,7 +290,7 @@ def draw(runs):
             lines = [(drawn(run), run["log"]["eval/pass@1"]) for run in some]
             for x, y in lines:
                 axes.plot(x, y, color=COLORS[name], linewidth=0.5, alpha=0.4)
-            x, y = torch.tensor(lines).median(0).values
+            x, y = torch.tensor(lines).quantile(0.5, dim=0)
             axes.plot(x, y, color=COLORS[name])
             axes.ends.append((y[-1].item(), name, COLORS[name]))
         axes.set(title=task, xlabel="completions drawn", ylim=(0, 1))
