@@ -192,7 +192,7 @@ def measure(runs, what, flags, smoke):
     """Make the runs of a model, our scripts and TRL in turn, and keep a line for each row."""
     scripts, seeds, rollouts, micro = PLANS[what]
     rollouts, seeds = (2, seeds[:1]) if smoke else (rollouts, seeds)
-    keys, found = {}, defaultdict(list)
+    keys, results = {}, defaultdict(list)
     for name, side in product(scripts, SIDES):
         chosen = flags | {"device": "cpu", "micro_batch_size": micro[side == "TRL"]}
         args = importlib.import_module(name).Args(**chosen | {"seed": seeds[0]})
@@ -204,9 +204,9 @@ def measure(runs, what, flags, smoke):
     for seed, (name, side) in product(seeds, keys):
         job = {"name": name, "side": side, "flags": keys[name, side][0] | {"seed": seed}}
         ((_, values),) = in_processes(run, [job | {"rollouts": rollouts}])
-        found[name, side].append(values)
-    for (name, side), values in found.items():
-        pairs = zip(found[name, "ours"], values, strict=True)
+        results[name, side].append(values)
+    for (name, side), values in results.items():
+        pairs = zip(results[name, "ours"], values, strict=True)
         ratio = {"times": three([a[RATE] / b[RATE] for a, b in pairs])}
         row = f"{what}, {name}, {side}"
         runs.forget(row, [])

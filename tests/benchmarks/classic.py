@@ -77,14 +77,14 @@ def ours(watch, side, seed, flags, scale=1):
     """Run a script by its main() and return its greedy and its sampled return."""
     module = importlib.import_module(side)
 
-    def rollouts(*inputs, own=module.rollouts):
+    def rollouts(*inputs, original=module.rollouts):
         watch.start()
-        for rollout, returns in own(*inputs):
+        for rollout, returns in original(*inputs):
             watch.note(int(rollout["mask"].sum()), [score / scale for score in returns])
             yield rollout, returns
 
-    def make_envs(*inputs, own=module.make_envs, **options):
-        envs = own(*inputs, **options)
+    def make_envs(*inputs, original=module.make_envs, **options):
+        envs = original(*inputs, **options)
         return gym.wrappers.vector.TransformReward(envs, lambda rewards: rewards * scale)
 
     functions = {"rollouts": rollouts}
@@ -241,17 +241,17 @@ def whole(value):
 
 def rows_of(runs, part):
     """{the rest of the row's name, as a tuple: run}."""
-    found = {run["row"]: run for run in runs.runs if run["row"].startswith(f"{part}, ")}
-    return {tuple(row.split(", ")[1:]): run for row, run in found.items()}
+    by_row = {run["row"]: run for run in runs.runs if run["row"].startswith(f"{part}, ")}
+    return {tuple(row.split(", ")[1:]): run for row, run in by_row.items()}
 
 
-def learn_lines(found):
+def learn_lines(runs):
     """A row for each environment, a column for each script."""
-    places, rows = dict.fromkeys(key[:2] for key in found), []
+    places, rows = dict.fromkeys(key[:2] for key in runs), []
     for place in places:
         cells = ["{}, rewards × {}".format(*place) if place[1] != "1" else place[0]]
         for script in OURS:
-            run = found.get((*place, script))
+            run = runs.get((*place, script))
             text = "–"
             if run:
                 text = f"{whole(run['greedy']['median'])} ({whole(run['greedy']['least'])})"
@@ -264,14 +264,14 @@ def learn_lines(found):
     return table(["environment", *OURS], rows)
 
 
-def cartpole_lines(found):
+def cartpole_lines(runs):
     def times(run):
         solved = f"{run['solved']}/{len(run['flags']['seeds'])}"
         return [solved, *(whole(run[key]["median"]) for key in ("solved_steps", "solved_seconds"))]
 
     rows = []
     for script in OURS:
-        run, other = found.get((script,)), found.get((PEERS.get(script),))
+        run, other = runs.get((script,)), runs.get((PEERS.get(script),))
         cells = [script, *(times(run) if run else [])]
         if run and other:
             ratio = other["solved_seconds"]["median"] / run["solved_seconds"]["median"]
@@ -281,11 +281,11 @@ def cartpole_lines(found):
     return table(["script", *times_of, "compared with", *times_of, "times faster"], rows)
 
 
-def beyond_lines(found):
+def beyond_lines(runs):
     rows = []
-    for name in dict.fromkeys(key[0] for key in found):
+    for name in dict.fromkeys(key[0] for key in runs):
         env_id, script = name.split()
-        sides = [found.get((name, side)) for side in ("ours", "theirs")]
+        sides = [runs.get((name, side)) for side in ("ours", "theirs")]
         ours, greedy, sampled = sides[0], [], []
         for run in filter(None, sides):
             score = run["greedy"]
@@ -302,10 +302,10 @@ LINES = {"learn": learn_lines, "cartpole": cartpole_lines, "beyond": beyond_line
 
 
 def tables(runs):
-    found = {part: rows_of(runs, part) for part in PARTS}
+    by_part = {part: rows_of(runs, part) for part in PARTS}
     return {
         f"classic_{part}": with_footer(LINES[part](rows), list(rows.values()))
-        for part, rows in found.items()
+        for part, rows in by_part.items()
         if rows
     }
 

@@ -207,9 +207,9 @@ def pass_k_lines(runs):
     ks = [k for k in (1, 8, 32, 128) if k <= min(run["flags"]["draws"] for run in runs.runs)]
     rows = []
     for row, (title, *_) in PASS_K.items():
-        if found := runs.of(row):
-            means = [fmean(pass_at(k, run) for run in found) for k in ks]
-            rows.append([title, len(found), *(f"{mean:.3f}" for mean in means)])
+        if row_runs := runs.of(row):
+            means = [fmean(pass_at(k, run) for run in row_runs) for k in ks]
+            rows.append([title, len(row_runs), *(f"{mean:.3f}" for mean in means)])
     return with_footer(table(["", "seeds", *(f"pass@{k}" for k in ks)], rows), runs.runs)
 
 

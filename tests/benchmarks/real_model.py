@@ -225,7 +225,7 @@ def drawn(run):
 def before_after(runs, name):
     """Medians over the seeds, before and after training; one number if there was no training."""
     scores = [run["log"][f"eval/{name}"] for run in runs]
-    before, after = median(each[0] for each in scores), median(each[-1] for each in scores)
+    before, after = (median(score[i] for score in scores) for i in (0, -1))
     return f"{before:.2f} → {after:.2f}" if len(scores[0]) > 1 else f"{before:.2f}"
 
 
