@@ -5,9 +5,9 @@
 
 A language-model script takes its own train_step on one batch of toy data: two passes of two
 minibatches. Behind each the weights are moved a little, so that ratios leave 1 and clips act. TRL's
-trainer gets the same completions and rewards. It computes advantages and log π_old by its own code, and
-then its own loss at the same weights as the script. A classic script takes its own `update` on a
-rollout that Stable-Baselines3 (SB3) has collected, and SB3 takes its own `train` on it, both by
+trainer gets the same completions and rewards. It computes advantages and log π_old by its own code,
+and then its own loss at the same weights as the script. A classic script takes its own `update` on
+a rollout that Stable-Baselines3 (SB3) has collected, and SB3 takes its own `train` on it, both by
 plain gradient descent: the gradient is how far the weights have moved.
 
 All is in float64 except TRL's rewards and last layer, which are in float32. Losses are compared
@@ -92,9 +92,9 @@ def make_model(folder):
 
 
 def toy(script, args, model, tokenizer):
-    """The model's completions to a few sums, as a batch, and rewards, which are made up and equal in
-    the first group. The sampler's log-probs get noise, as if it were another program. The sums are
-    equally long, as TRL would give padded prompts other positions."""
+    """The model's completions of a few sums, as a batch, and rewards, which are made up and equal
+    in the first group. The sampler's log-probs get noise, as if it were another program. The sums
+    are equally long, as TRL would give padded prompts other positions."""
     train, _ = script.load_data(args)
     problems = [problem for problem in train if len(problem[0]) == 8][:GROUPS]
     torch.manual_seed(5)
