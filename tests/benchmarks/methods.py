@@ -50,7 +50,6 @@ TUNING_SEEDS, SEEDS = (101, 102), range(1, 11)
 TUNING_SUMS, SUMS = 1, 0  # the checksum of a sum, modulo 10
 HELD_OUT = 256
 QUARTERS = 4  # evaluations after the initial one
-LEVEL = 0.005  # of the test
 
 
 class Method(NamedTuple):
@@ -79,6 +78,7 @@ METHODS = {
     "CISPO, cap 5": Method("cispo_llm", {"clip_high": 4.0}),
     "imitation of right completions": Method("grpo_llm", {}, IMITATION),
 }
+LEVEL = 0.05 / (len(METHODS) - 1)  # of the test: all but GRPO are compared with it
 
 
 # -------------------------------------------------------------------------------------------- Runs
@@ -245,7 +245,7 @@ def methods_lines(runs):
     count = len(METHODS) * (len(RATES) * len(TUNING_SEEDS) + len(SEEDS))
     tuning = len([run for run in runs.runs if run["flags"]["seed"] in TUNING_SEEDS])
     notes = [f"{len(runs.runs)} of {count} runs are made, {tuning} of them to find learning rates."]
-    notes += [f"A difference counts if p is below {LEVEL}."]
+    notes += [f"A difference counts if p is below {LEVEL:.2g}."]
     ends = [name for name in scored if rate_of(runs, name) in (RATES[0], RATES[-1])]
     if ends:
         notes += [f"Best at the lowest or the highest rate tried: {'; '.join(ends)}."]
