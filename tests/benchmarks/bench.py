@@ -14,7 +14,7 @@ import tempfile
 import time
 import types
 from collections import defaultdict
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -154,12 +154,17 @@ def best_rate(runs):
     return max(sorted(scores), key=lambda rate: fmean(scores[rate]), default=None)
 
 
+def in_new_process(function, job):
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, **job).result()
+
+
 def in_processes(function, jobs, at_once=1):
     """Call the function with each job, a dict of arguments, in a new process. Yields pairs of job
-    and result, in the order in which they end."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(at_once, context, max_tasks_per_child=1) as pool:
-        futures = {pool.submit(function, **job): job for job in jobs}
+    and result, in the order in which they end. (One pool with max_tasks_per_child=1 sometimes hangs
+    for ever: cpython issue 115634.)"""
+    with ThreadPoolExecutor(at_once) as threads:
+        futures = {threads.submit(in_new_process, function, job): job for job in jobs}
         for future in as_completed(futures):
             yield futures[future], future.result()
 
