@@ -161,8 +161,8 @@ def in_new_process(function, job):
 
 def in_processes(function, jobs, at_once=1):
     """Call the function with each job, a dict of arguments, in a new process. Yields pairs of job
-    and result, in the order in which they end. (One pool with max_tasks_per_child=1 sometimes hangs
-    for ever: cpython issue 115634.)"""
+    and result, in the order in which they end. (One pool with max_tasks_per_child=1 hung twice in
+    Python 3.11; cpython issue 115634 is about hangs of this kind.)"""
     with ThreadPoolExecutor(at_once) as threads:
         futures = {threads.submit(in_new_process, function, job): job for job in jobs}
         for future in as_completed(futures):
