@@ -1,11 +1,7 @@
 """The benchmarks: their tables, which runs they keep, their arithmetic; and (slow) each of them and
 each experiment at toy size."""
 
-import json
-import re
 import runpy
-from datetime import datetime
-from math import prod
 
 import bench
 import beside_trl
@@ -25,10 +21,14 @@ PAGE = (TESTS / "benchmarks/RESULTS.md").read_text()
 # Name, command after `python tests/`, and parts that the output must hold, with … between them.
 SMOKE = [
     ("classic", "--smoke", "| reinforce | 0/1 | … | CartPole-v1 | "),
-    ("methods", "--smoke --arms grpo sapo", "| GRPO | 1 | … | sapo | 1 | … | pass@k credit | 1 |"),
+    ("methods", "--smoke", "| GRPO | 0.0003 | … | the initial model, drawn again | 1 |"),
     ("parity", "--smoke", "| rloo_llm --beta 0.1 | … | tis --beta 0.0 |"),
     ("beside_trl", "--smoke", "| tiny, rloo_llm.py | … | real, grpo_llm.py |"),
-    ("real_model", "--smoke --model PRETRAINED", "| products, GRPO | 1 | … right answer"),
+    (
+        "real_model",
+        "--smoke --model PRETRAINED",
+        "| products, GRPO | 2e-05 | 1 | … | dates, DAPO | … right answer",
+    ),
     ("gpu", "--smoke", '"gradient_error" … "ranks", "name": "cispo_llm" … "computed"'),
 ]
 SMOKE = [(name, f"benchmarks/{name}.py {flags}", expected) for name, flags, expected in SMOKE]
@@ -62,44 +62,46 @@ def test_a_changed_default_reuses_no_run(tmp_path, monkeypatch):
 
     def in_processes(function, jobs, at_once):
         made.extend(jobs)
-        return [(job, {"pass@1": [job["rate"]]}) for job in jobs]
+        return [(job, {"eval/pass@1": [job["rate"]]}) for job in jobs]
 
-    monkeypatch.setattr(methods, "in_processes", in_processes)
+    monkeypatch.setattr(bench, "in_processes", in_processes)
 
     def runs_made():
         made.clear()
         runs = bench.Kept("methods")
-        methods.campaign(runs, ["grpo"], [1, 2], 1, {})
+        methods.campaign(runs, ["GRPO"], [0.1, 0.2], [1, 2, 3], 1, {})
         return len(made), len(runs.runs)
 
-    assert runs_made() == (6, 6)  # two rates on two seeds, then two seeds
-    runs = bench.Kept("methods")
-    flags = runs.runs[0]["flags"]
-    assert runs.find("grpo", flags) and not runs.find("grpo", flags | {"max_grad_norm": 0.5})
-    assert runs_made() == (0, 6)
-    script, arguments = bench.load("grpo_llm"), methods.arguments
+    assert runs_made() == (7, 7)  # two rates on two seeds, then three seeds
+    assert [job["rate"] for job in made[4:]] == [0.2] * 3
+    assert runs_made() == (0, 7)
+    monkeypatch.setitem(methods.METHODS, "GRPO", methods.Method("grpo_llm", {"clip_low": 0.3}))
+    assert runs_made() == (7, 7)
 
-    def changed(*inputs):
-        _, args = arguments(*inputs)
-        args.max_grad_norm = 0.5
-        return script, args
 
-    monkeypatch.setattr(methods, "arguments", changed)
-    assert runs_made() == (6, 6)
+def test_scores_are_of_sums_that_no_run_trains_on_and_no_rate_is_chosen_by():
+    script = bench.load("grpo_llm")
+    args = script.Args(eval_problems=10_000)
+    train, tuning = methods.load_data(methods.TUNING_SUMS, script, args)
+    _, scored = methods.load_data(methods.SUMS, script, args)
+    assert min(len(tuning), len(scored)) >= methods.HELD_OUT and len(set(scored)) == len(scored)
+    assert not {*train} & {*tuning} and not {*train} & {*scored} and not {*tuning} & {*scored}
+
+
+def test_the_rate_is_that_of_the_tuning_seeds():
+    """The rate that is best on other seeds is not taken, and tuning seeds are not reported."""
+    runs = bench.Kept("methods", smoke=True)
+    for seed, scores in {101: (0.2, 0.3), 102: (0.6, 0.4), 1: (0.5, 0.9), 2: (0.5, 0.9)}.items():
+        for rate, score in zip((1e-3, 2e-3), scores, strict=True):
+            flags = {"seed": seed, "learning_rate": rate}
+            runs.add("GRPO", flags, {"eval/pass@1": [0.0, score]})
+    assert [bench.last(run) for run in methods.reported(runs, "GRPO").values()] == [0.5, 0.5]
 
 
 def test_the_file_and_not_its_folder_is_a_flag():
     args = bench.load("grpo_llm").Args(output_dir="/a/b", model="/a/SmolLM2")
     flags = bench.all_flags(args)
     assert flags["model"] == "SmolLM2" and "output_dir" not in flags and flags["seed"] == args.seed
-
-
-def test_only_rows_that_can_pass_count():
-    """Six rows of ten seeds and twelve of five: 0.05 / 6, and 0.3 of six by chance."""
-    text = " ".join(methods.how_to_read([[1.0] * 10] * 6 + [[1.0] * 5] * 12 + [[]]))
-    assert "Of the 18 rows" in text and "only 6 have" in text
-    assert "below 0.0083" in text and "0.3 of them" in text
-    assert "only 0 have" in " ".join(methods.how_to_read([[1.0] * 5] * 3))
 
 
 def test_pass_at_k_is_that_of_all_draws():
@@ -110,41 +112,38 @@ def test_pass_at_k_is_that_of_all_draws():
 def test_watch_counts_both_sides_alike():
     """Solved is a mean of 475 over the last 100 episodes; what comes later changes nothing."""
     watch = classic.Watch()
-    watch.start(0.0)
+    watch.start()
     assert not watch.note(100, [500.0] * 99)
-    assert watch.note(10, [500.0]) and watch.found["solved_steps"] == 110
-    assert not watch.note(10, [0.0] * 6) and watch.found["solved_steps"] == 110
-    assert watch.found["steps"] == 120 and watch.found["last"] == 470
+    assert watch.note(10, [500.0]) and watch.solved["solved_steps"] == 110
+    assert not watch.note(10, [0.0] * 6) and watch.solved["solved_steps"] == 110
+    assert watch.note(10, [500.0] * 95) and watch.solved["solved_steps"] == 110
 
 
 def test_the_middle_of_five_seeds_is_the_mean_of_three():
     assert classic.summary([0.0, 9.0, 1.0, 2.0, 3.0])["iqm"] == 2
 
 
-def test_make_py_makes_the_data_files():
-    """The answers are right. No two sums have the same two numbers, because one of the two could be
-    held out and the other trained on."""
-    made = runpy.run_path(str(TESTS / "examples/data/make.py"))
-    sums, dates = made["sums"](), made["dates"]()
-    for name, problems in {"sums": sums, "dates": dates}.items():
-        file = TESTS / f"examples/data/{name}.jsonl"
-        assert made["jsonl"](problems) == file.read_text()
-    numbers = [tuple(sorted(map(int, re.findall(r"\d+", question)))) for question, _ in sums]
-    assert [str(a + b) for a, b in numbers] == [answer for _, answer in sums]
-    assert len(set(numbers)) == len(sums)
-    for question, answer in dates:
-        assert datetime.strptime(question, "%d %B %Y").date().isoformat() == answer
-    assert len(dict(dates)) == len(dates)
+def problems_of(path):
+    module = runpy.run_path(path)
+    return [module["load_problems"](split) for split in ("train", "test")]
 
 
-def test_real_model_trains_on_no_held_out_product(tmp_path, monkeypatch):
-    """The factors do not occur in the other order either. The answers are right."""
+@pytest.mark.parametrize("task", real_model.QUESTIONS)
+def test_rates_are_not_chosen_by_the_questions_that_score(task, tmp_path, monkeypatch):
+    """Runs that choose a rate train on none of the questions that score them, either."""
     monkeypatch.setattr(real_model, "CACHE", tmp_path)
-    sides = []
-    for path in real_model.task_files("products"):
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        numbers = [[int(word) for word in re.findall(r"\d+", row["question"])] for row in rows]
-        assert [str(prod(each)) for each in numbers] == [row["answer"] for row in rows]
-        sides.append({tuple(sorted(each)) for each in numbers})
-    train, held_out = sides
-    assert len(held_out) == 40 and len(train) > 40 and not train & held_out
+    train, test = problems_of(real_model.task_file(task))
+    tuning_train, tuning_test = problems_of(real_model.task_file(task, tuning=True))
+    assert len(test) == real_model.QUESTIONS[task] and tuning_test == train[: len(tuning_test)]
+    assert tuning_train == train[len(tuning_test) :] and len(tuning_train) > len(tuning_test) > 30
+    _, shots_test = problems_of(real_model.task_file(task, shots=3))
+    shown = "".join(f"{prompt}\n{answer}\n\n" for prompt, answer in train[:3])
+    assert shots_test == [(shown + prompt, answer) for prompt, answer in test]
+
+
+def test_completions_drawn_include_discarded_groups():
+    """Four steps of two groups, evaluated at steps 0, 2 and 4; at step 3 one group is discarded."""
+    flags = {"steps": 4, "prompts_per_step": 2, "eval_every": 2, "group_size": 8}
+    log = {"discarded_groups": [0, 0, 1, 0]}
+    assert real_model.drawn({"flags": flags, "log": log}) == [0, 32, 72]
+    assert real_model.drawn({"flags": flags, "log": {}}) == [0, 32, 64]

@@ -5,7 +5,6 @@ import functools
 import importlib
 import io
 import json
-import math
 import multiprocessing
 import os
 import platform
@@ -14,11 +13,12 @@ import sys
 import tempfile
 import time
 import types
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from unittest.mock import patch
 
 import torch
@@ -33,6 +33,7 @@ for room in ("tests/experiments", "tests/examples", "tests/learn", "tests", ".")
 import variants  # noqa: E402
 from blocks import write_block  # noqa: E402
 from scripts import LLM_SCRIPTS as LLM  # noqa: E402, F401
+from scripts import SCRIPTS  # noqa: E402
 
 
 # ------------------------------------------------------------------------------------------ Tables
@@ -41,11 +42,6 @@ def table(header, rows):
     lines = [f"| {' | '.join(map(str, cells))} |" for cells in (header, *rows)]
     lines.insert(1, "|-" * len(header) + "|")
     return [line.replace("|  |", "| |") for line in lines]
-
-
-def spread(values, form=".2f"):
-    """The median of these values, then the lowest and the highest in parentheses."""
-    return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 def machine(*packages):
@@ -135,13 +131,40 @@ class Kept:
         if self.path:
             self.path.write_text("".join(json.dumps(run) + "\n" for run in self.runs))
 
+    def make(self, function, wanted, at_once):
+        """Make the runs that are missing, so many at once. wanted: [(row, flags, job)], where job
+        is a dict of the function's arguments."""
+        missing = [item for item in wanted if not self.find(*item[:2])]
+        jobs = [job for *_, job in missing]
+        for job, values in in_processes(function, jobs, at_once):
+            row, flags, _ = missing[jobs.index(job)]
+            self.add(row, flags, values)
+
+
+def last(run, metric="eval/pass@1"):
+    """The last score of a run that is kept."""
+    return run.get("log", run)[metric][-1]
+
+
+def best_rate(runs):
+    """The learning rate with the highest mean of last scores among these runs, or None."""
+    scores = defaultdict(list)
+    for run in runs:
+        scores[run["flags"]["learning_rate"]].append(last(run))
+    return max(sorted(scores), key=lambda rate: fmean(scores[rate]), default=None)
+
+
+def in_new_process(function, job):
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, **job).result()
+
 
 def in_processes(function, jobs, at_once=1):
     """Call the function with each job, a dict of arguments, in a new process. Yields pairs of job
-    and result, in the order in which they end."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(at_once, context, max_tasks_per_child=1) as pool:
-        futures = {pool.submit(function, **job): job for job in jobs}
+    and result, in the order in which they end. (One pool with max_tasks_per_child=1 hung twice in
+    Python 3.11; cpython issue 115634 is about hangs of this kind.)"""
+    with ThreadPoolExecutor(at_once) as threads:
+        futures = {threads.submit(in_new_process, function, job): job for job in jobs}
         for future in as_completed(futures):
             yield futures[future], future.result()
 
@@ -158,9 +181,9 @@ def module_of(name, text):
 
 def load(name):
     """The module of a script, or of the script that a block of VARIANTS.md makes of its parent."""
-    if name in variants.BLOCKS:
-        return module_of(f"variant_{name}", variants.applied(name))
-    return importlib.import_module(name)
+    if name in SCRIPTS:  # ppo is also a block
+        return importlib.import_module(name)
+    return module_of(f"variant_{name}", variants.applied(name))
 
 
 def run_script(script, *flags):
@@ -173,11 +196,15 @@ def run_script(script, *flags):
         done = subprocess.run(command, cwd=ROOT, **streams)
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-2000:]}")
-        (run,) = Path(folder).iterdir()
-        events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
-        names = events.Tags()["scalars"]
-        log = {name: [event.value for event in events.Scalars(name)] for name in names}
-        return {"log": log, "printed": done.stdout, "seconds": time.perf_counter() - start}
+        seconds = time.perf_counter() - start
+        return {"log": log_of(folder), "printed": done.stdout, "seconds": seconds}
+
+
+def log_of(folder):
+    """{name: values} of the one run in this folder."""
+    (run,) = Path(folder).iterdir()
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+    return {name: [e.value for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
 class Enough(Exception):
@@ -187,22 +214,37 @@ class Enough(Exception):
 def run_main(script, args, **functions):
     """Run main() of a script with these functions instead of its own; print and keep nothing.
 
-    Returns main's scores. They are empty if a function has raised Enough, or if main() has stopped
-    because a metric is not finite.
+    Returns main's scores, and as "printed" what it would have printed. There are no scores if a
+    function has raised Enough, or if the gradient of a step was not finite.
     """
+    scores, printed = {}, io.StringIO()
     with (
         tempfile.TemporaryDirectory() as args.output_dir,
-        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(io.StringIO()),
         patch.multiple(script, **functions),
     ):
         try:
-            return script.main(args)
+            scores = script.main(args)
         except Enough:
-            return {}
-        except SystemExit as end:
-            if "not finite" not in str(end.code):  # a flag or a file is wrong
+            pass
+        except RuntimeError as error:  # clip_grad_norm_'s
+            if "non-finite" not in str(error):
                 raise
-            return {}
+    return scores | {"printed": printed.getvalue()}
+
+
+def run_logged(script, args, **functions):
+    """Run main() of a language-model script as run_main does. Returns its log, {name: values}, and
+    what it would have printed."""
+    log = defaultdict(list)
+
+    def note(_, writer, metrics, step):
+        for name, value in metrics.items():
+            log[name].append(value)
+
+    result = run_main(script, args, log=watched(script.log, note), **functions)
+    return log, result["printed"]
 
 
 def watched(function, note):
@@ -225,7 +267,7 @@ def train(script, args, steps=None, each_step=None, folder=None):
 
     Returns a dict: the model, the tokenizer, pass@1 at the end, and for each metric a list with its
     value at each step (None where a step has not logged it). If main() has not come to its end,
-    because of `steps` or because a metric is not finite, pass@1 is 0.
+    because of `steps` or because a gradient is not finite, pass@1 is 0.
     """
     own_evaluate, history, end = script.evaluate, [], {}
     args.eval_every = args.steps
@@ -235,10 +277,9 @@ def train(script, args, steps=None, each_step=None, folder=None):
 
     def note(metrics, model, reference, tokenizer, *_):
         end.update(model=model, tokenizer=tokenizer)
-        if math.isfinite(sum(metrics.values())):
-            history.append(metrics)
-            if each_step:
-                each_step(len(history), model, metrics)
+        history.append(metrics)
+        if each_step:
+            each_step(len(history), model, metrics)
         if len(history) == steps:
             raise Enough
 
@@ -248,14 +289,3 @@ def train(script, args, steps=None, each_step=None, folder=None):
     end["pass@1"] = run_main(script, args, **functions).get("eval/pass@1", 0.0)
     names = dict.fromkeys(name for metrics in history for name in metrics)
     return {name: [metrics.get(name) for metrics in history] for name in names} | end
-
-
-def evaluate(script, model, tokenizer, args, problems, k=8):
-    """pass@1: the share of completions that are right, among k for each of these questions.
-
-    The temperature is 1. Every call uses the same randomness.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        _, _, rewards = script.rollout(model, tokenizer, problems, k, 1.0, args)
-    return rewards.mean().item()

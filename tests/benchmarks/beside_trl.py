@@ -5,26 +5,24 @@
     python tests/benchmarks/beside_trl.py --only-tables              # no run: the tables once more
 
 `tiny` asks the tiny model the default sums, in twelve rollouts and with three seeds. `real` asks
-SmolLM2-135M-Instruct, from a folder in Hugging Face's format, one-digit sums, in two rollouts and
-with one seed. Both sides have the same weights, prompts (token by token), batch, optimizer steps,
-KL weight and learning rate. They take turns, and each run is a process of its own. The first
-rollout is not counted. The share trained on is that of the completions which go through the forward
-and backward pass: without a KL term our scripts leave out those whose advantage is 0. On a CPU,
-TRL 1.16 computes the last layer at every position, those of the prompt included.
+SmolLM2-135M-Instruct, from a folder in Hugging Face's format, the products of tests/examples, in
+two rollouts and with one seed. (The kept run asked it one-digit sums.) Both sides have the same
+weights, prompts (token by token), batch, optimizer steps, KL weight and learning rate. They take
+turns, and each run is a process of its own. The first rollout is not counted. The share trained on
+is that of the completions which go through the forward and backward pass: without a KL term our
+scripts leave out those whose advantage is 0. On a CPU, TRL 1.16 computes the last layer at every
+position, those of the prompt included.
 """
 
 import importlib
-import json
 import os
 import random
-import resource
 import tempfile
 import time
 from collections import defaultdict
 from importlib.util import find_spec
 from itertools import product
-from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Literal
 
 import torch
@@ -50,41 +48,24 @@ TRL = {  # the trainer, and settings where TRL's defaults differ from the publis
     "rloo_llm": ("RLOO", {}),
 }
 # Our flags for `real`.
-REAL = {"verifier": str(ROOT / "tests/examples/verifiers/last_number.py"), "beta": 0.0}
-REAL |= {"warmup_steps": 3, "steps": 40, "prompts_per_step": 8, "minibatches": 2}
+REAL = {"task": str(ROOT / "tests/examples/products.py"), "beta": 0.0}
+REAL |= {"warmup_steps": 3, "steps": 40, "prompts_per_step": 8, "num_minibatches": 2}
 REAL |= {"max_new_tokens": 16, "learning_rate": 1e-5}
-TOY = {"model": "tiny", "max_new_tokens": 4, "prompts_per_step": 4, "group_size": 4}
+TOY = {"model": "tiny", "task": "sums", "max_new_tokens": 4, "prompts_per_step": 4, "group_size": 4}
 # Scripts, seeds, rollouts, and micro-batches of our scripts and of TRL.
 PLANS = {
     "tiny": (list(TRL), [11, 12, 13], 12, (256, 256)),
     "real": (["grpo_llm"], [11], 2, (32, 16)),
 }
 RATE = "completions per second"
-COLUMNS = {RATE: ".1f", "share trained on": ".0%", "tokens per completion": ".1f"}
-COLUMNS |= {"MB above imports": ".0f"}
-
-
-def task(what, folder, model, smoke):
-    """The flags of all runs. `real` has 65 one-digit sums to train on and 16 held out."""
-    if what == "tiny":
-        return TOY if smoke else {}
-    rows = []
-    for a, b in product(range(1, 10), repeat=2):
-        question = f"{a}+{b}=" if smoke else f"What is {a} + {b}?"
-        rows.append(json.dumps({"question": question, "answer": str(a + b)}) + "\n")
-    random.Random(0).shuffle(rows)
-    (folder / "train").write_text("".join(rows[16:]))
-    (folder / "test").write_text("".join(rows[:16]))
-    files = {"dataset": str(folder / "train"), "eval_dataset": str(folder / "test")}
-    return REAL | files | {"model": model} | (TOY if smoke else {})
+COLUMNS = {RATE: ".1f", "share trained on": ".0%"}
 
 
 class Clock:
-    """Seconds of each rollout with its updates, lengths of completions, and how many completions
-    were trained on."""
+    """Seconds of each rollout with its updates, and how many completions were trained on."""
 
     def __init__(self):
-        self.laps, self.lengths, self.trained = [], [], 0
+        self.laps, self.trained = [], 0
         self.start = time.perf_counter()
 
     def lap(self):
@@ -97,8 +78,7 @@ def ours(script, args, rollouts):
     """So many rollouts by our script."""
     clock = Clock()
 
-    def note_step(metrics, *_):
-        clock.lengths.append(metrics["completions/mean_length"])
+    def note_step(*_):
         if clock.lap() == rollouts:
             raise Enough
 
@@ -124,8 +104,8 @@ def trl_rows(script, args, tokenizer, rollouts):
     train, _ = script.load_data(args)
     problems = []
     for step in range(1, rollouts + 1):
-        problems += script.next_problems(train, step, args)
-    prompts = script.encode_prompts(problems, tokenizer, args)
+        problems += random.Random(f"{args.seed} {step}").sample(train, args.prompts_per_step)
+    prompts = script.encode_prompts(problems, tokenizer)
     texts = tokenizer.batch_decode(prompts)
     assert tokenizer(text=texts)["input_ids"] == prompts
     pairs = zip(texts, problems, strict=True)
@@ -135,7 +115,7 @@ def trl_rows(script, args, tokenizer, rollouts):
 def trl_settings(script, args):
     """Our settings under TRL's names. The rate falls to 0 over args.steps, as in our scripts."""
     _, more = TRL[script.__name__]
-    updates, drawn = args.minibatches, args.prompts_per_step * args.group_size
+    updates, drawn = args.num_minibatches, args.prompts_per_step * args.group_size
     micro = min(args.micro_batch_size, drawn // updates)
     sizes = {"per_device_train_batch_size": micro, "steps_per_generation": drawn // micro}
     sizes |= {"gradient_accumulation_steps": drawn // updates // micro}
@@ -157,19 +137,18 @@ def theirs(script, args, rollouts):
 
     model, tokenizer = script.load_policy(args, CPU)
     tokenizer.pad_token = tokenizer.eos_token
-    clock, verifier = Clock(), script.load_verifier(args.verifier)
+    clock, (_, verify) = Clock(), script.load_task(args.task)
 
     class Note(TrainerCallback):
         def on_train_begin(self, *_, **__):
             clock.start = time.perf_counter()
 
         def on_step_end(self, _, state, control, **__):
-            if state.global_step % args.minibatches == 0:
+            if state.global_step % args.num_minibatches == 0:
                 control.should_training_stop = clock.lap() == rollouts
 
-    def reward(completions, completion_ids, answer, **_):
-        clock.lengths.append(fmean(map(len, completion_ids)))
-        return [verifier(*pair) for pair in zip(completions, answer, strict=True)]
+    def reward(completions, answer, **_):
+        return [verify(*pair) for pair in zip(completions, answer, strict=True)]
 
     def note_loss(_, model, inputs, *__):
         clock.trained += len(inputs["completion_ids"])
@@ -194,19 +173,13 @@ SIDES = {"ours": ours, "TRL": theirs} if WITH_TRL else {"ours": ours}
 def run(name, side, flags, rollouts):
     """One run of one side, in this new process."""
     script = importlib.import_module(name)
-    if WITH_TRL:  # both sides have the same imports, so that their memory compares
-        importlib.import_module("trl.trainer.grpo_trainer")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     args = script.Args(**flags)
     args.eval_every = args.steps
     clock = SIDES[side](script, args, rollouts)
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     drawn = args.prompts_per_step * args.group_size
     return {
         RATE: drawn / median(clock.laps[1:]),
         "share trained on": clock.trained / (drawn * len(clock.laps)),
-        "tokens per completion": fmean(clock.lengths),
-        "MB above imports": (after - before) / 1024,
     }
 
 
@@ -219,7 +192,7 @@ def measure(runs, what, flags, smoke):
     """Make the runs of a model, our scripts and TRL in turn, and keep a line for each row."""
     scripts, seeds, rollouts, micro = PLANS[what]
     rollouts, seeds = (2, seeds[:1]) if smoke else (rollouts, seeds)
-    keys, found = {}, defaultdict(list)
+    keys, results = {}, defaultdict(list)
     for name, side in product(scripts, SIDES):
         chosen = flags | {"device": "cpu", "micro_batch_size": micro[side == "TRL"]}
         args = importlib.import_module(name).Args(**chosen | {"seed": seeds[0]})
@@ -231,9 +204,9 @@ def measure(runs, what, flags, smoke):
     for seed, (name, side) in product(seeds, keys):
         job = {"name": name, "side": side, "flags": keys[name, side][0] | {"seed": seed}}
         ((_, values),) = in_processes(run, [job | {"rollouts": rollouts}])
-        found[name, side].append(values)
-    for (name, side), values in found.items():
-        pairs = zip(found[name, "ours"], values, strict=True)
+        results[name, side].append(values)
+    for (name, side), values in results.items():
+        pairs = zip(results[name, "ours"], values, strict=True)
         ratio = {"times": three([a[RATE] / b[RATE] for a, b in pairs])}
         row = f"{what}, {name}, {side}"
         runs.forget(row, [])
@@ -268,9 +241,9 @@ def main(
     """--model is the folder of the real model. With --smoke both run at toy size, with the tiny
     model, and nothing is written."""
     (runs,) = kept(smoke)
-    with tempfile.TemporaryDirectory() as folder:
-        for what in () if only_tables else models or (PLANS if smoke else ()):
-            measure(runs, what, task(what, Path(folder), model, smoke), smoke)
+    for what in () if only_tables else models or (PLANS if smoke else ()):
+        flags = REAL | {"model": model} if what == "real" else {}
+        measure(runs, what, flags | (TOY if smoke else {}), smoke)
     show(tables(runs), smoke)
 
 

@@ -1,18 +1,20 @@
 """Do the classic scripts learn, and how fast? Alone, and beside Stable-Baselines3 and sb3-contrib.
 
     python tests/benchmarks/classic.py learn           # scores on many seeds; 20 minutes
-    python tests/benchmarks/classic.py observations    # with and without their normalizer; an hour
     python tests/benchmarks/classic.py cartpole        # beside SB3: time to 475; half an hour
-    python tests/benchmarks/classic.py shapes          # beside SB3: steps per second; 15 minutes
     python tests/benchmarks/classic.py beyond          # beside SB3: other environments; 3 hours
     python tests/benchmarks/classic.py --picture       # learning curves on CartPole; two minutes
     python tests/benchmarks/classic.py --only-tables   # no run: the tables once more
 
 Times are for two cores. SB3's settings are those that RL Baselines3 Zoo tuned (zoo.json; its
-`steps` is the length of run that they were tuned for). `shapes` gives both sides the same rollouts
-and optimizer steps, `beyond` the same number of environment steps; beyond.json has our flags there,
-which we found on seeds other than those measured. Each run is a process of its own with one thread.
+`steps` is the length of run that they were tuned for). `beyond` gives both sides the same number of
+environment steps; beyond.json has our flags there, which we found on seeds other than those
+measured. Each run is a process of its own with one thread. Runs share no environment: our scripts
+spread their seeds, and here SB3's are spread, because environment i gets the seed + i.
 results/classic.jsonl keeps one line for all seeds of a cell.
+
+Left out: runs without the normalizer, and steps per second at equal shapes
+(`git show dbec442:tests/benchmarks/classic.py`).
 """
 
 import importlib
@@ -33,7 +35,6 @@ import torch
 import tyro
 from bench import RESULTS, Kept, all_flags, in_processes, run_main, show, table, with_footer
 from scripts import CLASSIC_SCRIPTS as OURS
-from torch import nn
 from tyro.conf import Positional
 
 # From hyperparams/*.yml of DLR-RM/rl-baselines3-zoo. "lin 0.001" falls linearly from 0.001 to 0.
@@ -42,15 +43,6 @@ BEYOND = json.loads(Path(__file__).with_name("beyond.json").read_text())
 PEERS = {"actor_critic": "A2C", "trpo": "TRPO", "ppo": "PPO"}
 NAMES = {"A2C": "SB3 A2C", "TRPO": "sb3-contrib TRPO", "PPO": "SB3 PPO"}
 LEVEL = 475  # a mean return of the last 100 episodes, at which CartPole counts as solved
-SHAPES = [  # whose shape; script; environments, steps, minibatches, epochs
-    ("ours", "actor_critic", (16, 64)),
-    ("ours", "trpo", (16, 128, 4, 4)),
-    ("ours", "ppo", (16, 128, 4, 4)),
-    ("the zoo's", "actor_critic", (8, 5)),
-    ("the zoo's", "trpo", (2, 512, 2, 20)),
-    ("the zoo's", "ppo", (8, 32, 1, 20)),
-]
-SHAPE_FLAGS = ("num_envs", "num_steps", "num_minibatches", "update_epochs")
 LEARN = [  # environment, what its rewards are multiplied by, scripts and seeds, flags
     ("CartPole-v1", 1, dict.fromkeys(OURS, 12), {"target_return": 475.0}),
     ("CartPole-v1", 1e-3, dict.fromkeys(OURS, 3), {"target_return": 0.475}),
@@ -60,73 +52,48 @@ LEARN = [  # environment, what its rewards are multiplied by, scripts and seeds,
     ("Pendulum-v1", 1, {"trpo": 12, "ppo": 6}, {"gamma": 0.95}),
     ("FrozenLake-v1", 1, {"ppo": 3}, {}),
 ]
-NORMALIZER = {  # environment, flags
-    "CartPole-v1": {"total_timesteps": 60_000},
-    "Acrobot-v1": {"total_timesteps": 100_000},
-    "Pendulum-v1": {"total_timesteps": 100_000, "gamma": 0.95},
-    "FrozenLake-v1": {"total_timesteps": 100_000},
-    "MountainCarContinuous-v0": {"total_timesteps": 100_000},
-}
 
 
 # -------------------------------------------------------------------------------------------- Runs
 class Watch:
     """Counts a run's steps and seconds, and notes those at which it reached the level."""
 
-    def start(self, begun):
-        self.found = {"solved_steps": inf, "solved_seconds": inf, "command_seconds": inf}
-        self.start_seconds = time.time() - begun  # since the command, imports included
+    def start(self):
+        self.solved = {"solved_steps": inf, "solved_seconds": inf}
         self.first, self.steps, self.recent = time.perf_counter(), 0, []
 
     def note(self, steps, returns):
         """Add steps, and the returns of the episodes that ended; return whether it is solved."""
         self.steps += steps
-        seconds = time.perf_counter() - self.first
         self.recent = (self.recent + returns)[-100:]
         solved = len(self.recent) == 100 and mean(self.recent) >= LEVEL
-        if solved and self.found["solved_steps"] == inf:
-            self.found |= {"solved_steps": self.steps, "solved_seconds": seconds}
-            self.found["command_seconds"] = self.start_seconds + seconds
-        last = float(mean(self.recent or [0.0]))
-        self.found |= {"steps": self.steps, "seconds": seconds, "last": last}
+        if solved and self.solved["solved_steps"] == inf:
+            seconds = time.perf_counter() - self.first
+            self.solved = {"solved_steps": self.steps, "solved_seconds": seconds}
         return solved
 
 
-class Unchanged(nn.Module):
-    """In place of RunningMeanStd."""
-
-    def __init__(self, size):
-        super().__init__()
-
-    def update(self, x):
-        pass
-
-    def forward(self, x):
-        return x.float()
-
-
-def ours(watch, side, begun, seed, flags, scale=1, normalizer=True):
+def ours(watch, side, seed, flags, scale=1):
     """Run a script by its main() and return its greedy and its sampled return."""
     module = importlib.import_module(side)
 
-    def rollouts(*inputs, own=module.rollouts):
-        watch.start(begun)
-        for rollout, returns in own(*inputs):
-            watch.note(int(rollout["mask"].sum()), [each / scale for each in returns])
+    def rollouts(*inputs, original=module.rollouts):
+        watch.start()
+        for rollout, returns in original(*inputs):
+            watch.note(int(rollout["mask"].sum()), [score / scale for score in returns])
             yield rollout, returns
 
-    def make_envs(*inputs, own=module.make_envs, **options):
-        envs = own(*inputs, **options)
+    def make_envs(*inputs, original=module.make_envs, **options):
+        envs = original(*inputs, **options)
         return gym.wrappers.vector.TransformReward(envs, lambda rewards: rewards * scale)
 
     functions = {"rollouts": rollouts}
     functions |= {"make_envs": make_envs} if scale != 1 else {}
-    functions |= {} if normalizer else {"RunningMeanStd": Unchanged}
     scores = run_main(module, module.Args(**flags | {"seed": seed}), **functions)
     return [scores[key] / scale for key in ("eval/return", "eval/return_stochastic")]
 
 
-def theirs(watch, side, begun, seed, flags):
+def theirs(watch, side, seed, flags):
     """Run SB3 and return its greedy and its sampled return. A run with `level` ends when solved."""
     import sb3_contrib
     import stable_baselines3
@@ -137,10 +104,11 @@ def theirs(watch, side, begun, seed, flags):
 
     settings = dict(flags)
     env_id, steps, level = (settings.pop(key) for key in ("env_id", "steps", "level"))
+    seed *= settings.pop("seeds_apart")
 
     class Note(BaseCallback):
         def _on_training_start(self):
-            watch.start(begun)
+            watch.start()
 
         def _on_step(self):
             ended = [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
@@ -171,7 +139,7 @@ def run(side, seed, **job):
     torch.set_num_threads(1)  # for theirs, too
     watch = Watch()
     greedy, sampled = (ours if side in OURS else theirs)(watch, side, seed=seed, **job)
-    return watch.found | {"greedy": float(greedy), "sampled": float(sampled)}
+    return watch.solved | {"greedy": float(greedy), "sampled": float(sampled)}
 
 
 # ------------------------------------------------------------------------------------------- Cells
@@ -196,10 +164,10 @@ def flags_of(script, **flags):
     return {name: value for name, value in all_flags(args).items() if name != "seed"}
 
 
-def peer_of(script, env_id, level=False, **changes):
+def peer_of(script, env_id, level=False):
     """The flags of a script's peer, as `theirs` takes them."""
-    zoo = dict(ZOO[f"{PEERS[script]} {env_id}"]) if not changes else {}
-    return {"env_id": env_id, "level": level} | zoo | changes
+    zoo = ZOO[f"{PEERS[script]} {env_id}"]
+    return {"env_id": env_id, "level": level, "seeds_apart": 1000} | zoo
 
 
 def learn():
@@ -210,16 +178,6 @@ def learn():
             yield Cell(row, script, chosen, seeds, 101, {"scale": scale})
 
 
-def observations(seeds=3):
-    for env_id, flags in NORMALIZER.items():
-        for script in OURS:
-            for side in ("with", "without"):
-                chosen = flags_of(script, env_id=env_id, **flags)
-                changes = {"normalizer": side == "with"}
-                row = f"observations, {env_id}, {script}, {side}"
-                yield Cell(row, script, chosen, seeds, 501, changes)
-
-
 def cartpole(seeds=5):
     for script in OURS:
         env_id = "CartPole-v1"
@@ -227,20 +185,6 @@ def cartpole(seeds=5):
         if script in PEERS:
             settings = peer_of(script, env_id, level=True)
             yield Cell(f"cartpole, {PEERS[script]}", PEERS[script], settings, seeds)
-
-
-def shapes(seeds=5):
-    for whose, script, (envs, steps, *rest) in SHAPES:
-        flags = dict(zip(SHAPE_FLAGS, (envs, steps, *rest), strict=False))
-        chosen = flags_of(script, env_id="CartPole-v1", total_timesteps=100_000, **flags)
-        row = f"shapes, {whose}, {script}"
-        yield Cell(f"{row}, ours", script, chosen, seeds)
-        settings = {"steps": 20_000, "n_envs": envs, "n_steps": steps}
-        if rest:
-            epochs = "n_epochs" if script == "ppo" else "n_critic_updates"
-            settings |= {"batch_size": envs * steps // rest[0], epochs: rest[1]}
-        chosen = peer_of(script, "CartPole-v1", **settings)
-        yield Cell(f"{row}, theirs", PEERS[script], chosen, seeds)
 
 
 def beyond():
@@ -254,8 +198,7 @@ def beyond():
         yield Cell(f"beyond, {name}, theirs", PEERS[script], settings, seeds)
 
 
-PARTS = {part.__name__: part for part in (learn, observations, cartpole, shapes, beyond)}
-TIMED = ("cartpole", "shapes")  # one run at a time
+PARTS = {part.__name__: part for part in (learn, cartpole, beyond)}
 
 
 def small(cell):
@@ -271,23 +214,24 @@ def middle(values):
 
 
 def summary(values):
-    """Median, extremes, and the interquartile mean with a bootstrap over seeds (Agarwal et al.
+    """Median, lowest, and the interquartile mean with a bootstrap over seeds (Agarwal et al.
     2021, arXiv:2108.13264)."""
     draws = np.random.default_rng(0).choice(values, (10_000, len(values)))
     with np.errstate(invalid="ignore"):  # inf - inf, of runs that did not solve it
         low, high = np.percentile(middle(draws), (2.5, 97.5))
-    found = {"median": median(values), "least": min(values), "most": max(values)}
-    found |= {"iqm": float(middle(np.array(values))), "low": float(low), "high": float(high)}
-    return {name: round(value, 3) for name, value in found.items()}
+    numbers = {"median": median(values), "least": min(values)}
+    numbers |= {"iqm": float(middle(np.array(values))), "low": float(low), "high": float(high)}
+    return {name: round(value, 3) for name, value in numbers.items()}
 
 
 def measure(cell, at_once):
     """{metric: summary over the seeds}, and how many seeds solved CartPole."""
-    job = {"side": cell.side, "flags": cell.flags, "begun": time.time()} | cell.changes
+    job = {"side": cell.side, "flags": cell.flags} | cell.changes
     jobs = [job | {"seed": seed} for seed in cell.key()["seeds"]]
-    runs = [found for _, found in in_processes(run, jobs, at_once)]
-    solved = sum(found["solved_steps"] < inf for found in runs)
-    return {name: summary([found[name] for found in runs]) for name in runs[0]} | {"solved": solved}
+    results = [result for _, result in in_processes(run, jobs, at_once)]
+    solved = sum(result["solved_steps"] < inf for result in results)
+    metrics = {name: summary([result[name] for result in results]) for name in results[0]}
+    return metrics | {"solved": solved}
 
 
 # ------------------------------------------------------------------------------------------ Tables
@@ -297,17 +241,17 @@ def whole(value):
 
 def rows_of(runs, part):
     """{the rest of the row's name, as a tuple: run}."""
-    found = {run["row"]: run for run in runs.runs if run["row"].startswith(f"{part}, ")}
-    return {tuple(row.split(", ")[1:]): run for row, run in found.items()}
+    by_row = {run["row"]: run for run in runs.runs if run["row"].startswith(f"{part}, ")}
+    return {tuple(row.split(", ")[1:]): run for row, run in by_row.items()}
 
 
-def learn_lines(found):
+def learn_lines(runs):
     """A row for each environment, a column for each script."""
-    places, rows = dict.fromkeys(key[:2] for key in found), []
+    places, rows = dict.fromkeys(key[:2] for key in runs), []
     for place in places:
         cells = ["{}, rewards × {}".format(*place) if place[1] != "1" else place[0]]
         for script in OURS:
-            run = found.get((*place, script))
+            run = runs.get((*place, script))
             text = "–"
             if run:
                 text = f"{whole(run['greedy']['median'])} ({whole(run['greedy']['least'])})"
@@ -320,26 +264,14 @@ def learn_lines(found):
     return table(["environment", *OURS], rows)
 
 
-def observations_lines(found):
-    places, rows = dict.fromkeys(key[0] for key in found), []
-    for env_id in places:
-        cells = [env_id]
-        for script in OURS:
-            sides = [found.get((env_id, script, side)) for side in ("with", "without")]
-            shown = [whole(run["last"]["median"]) for run in sides if run]
-            cells.append(" / ".join(shown) or "–")
-        rows.append(cells)
-    return table(["with / without", *OURS], rows)
-
-
-def cartpole_lines(found):
+def cartpole_lines(runs):
     def times(run):
         solved = f"{run['solved']}/{len(run['flags']['seeds'])}"
         return [solved, *(whole(run[key]["median"]) for key in ("solved_steps", "solved_seconds"))]
 
     rows = []
     for script in OURS:
-        run, other = found.get((script,)), found.get((PEERS.get(script),))
+        run, other = runs.get((script,)), runs.get((PEERS.get(script),))
         cells = [script, *(times(run) if run else [])]
         if run and other:
             ratio = other["solved_seconds"]["median"] / run["solved_seconds"]["median"]
@@ -349,26 +281,11 @@ def cartpole_lines(found):
     return table(["script", *times_of, "compared with", *times_of, "times faster"], rows)
 
 
-def speed(run):
-    return run["speed"] if "speed" in run else run["steps"]["median"] / run["seconds"]["median"]
-
-
-def shapes_lines(found):
+def beyond_lines(runs):
     rows = []
-    for whose, script, shape in SHAPES:
-        sides = [found.get((whose, script, side)) for side in ("ours", "theirs")]
-        if all(sides):
-            mine, other = map(speed, sides)
-            cells = [f"{whose}: {'/'.join(map(str, shape))}", f"{script} {whole(mine)}"]
-            rows.append([*cells, f"{NAMES[PEERS[script]]} {whole(other)}", f"{mine / other:.1f}"])
-    return table(["shape", "steps per second", "compared with", "times faster"], rows)
-
-
-def beyond_lines(found):
-    rows = []
-    for name in dict.fromkeys(key[0] for key in found):
+    for name in dict.fromkeys(key[0] for key in runs):
         env_id, script = name.split()
-        sides = [found.get((name, side)) for side in ("ours", "theirs")]
+        sides = [runs.get((name, side)) for side in ("ours", "theirs")]
         ours, greedy, sampled = sides[0], [], []
         for run in filter(None, sides):
             score = run["greedy"]
@@ -381,15 +298,14 @@ def beyond_lines(found):
     return table([*header, "sampled returns"], rows)
 
 
-LINES = {"learn": learn_lines, "observations": observations_lines, "cartpole": cartpole_lines}
-LINES |= {"shapes": shapes_lines, "beyond": beyond_lines}
+LINES = {"learn": learn_lines, "cartpole": cartpole_lines, "beyond": beyond_lines}
 
 
 def tables(runs):
-    found = {part: rows_of(runs, part) for part in PARTS}
+    by_part = {part: rows_of(runs, part) for part in PARTS}
     return {
         f"classic_{part}": with_footer(LINES[part](rows), list(rows.values()))
-        for part, rows in found.items()
+        for part, rows in by_part.items()
         if rows
     }
 
@@ -420,9 +336,7 @@ def kept(smoke=False):
 
 
 def main(
-    parts: Positional[
-        tuple[Literal["learn", "observations", "cartpole", "shapes", "beyond"], ...]
-    ] = (),
+    parts: Positional[tuple[Literal["learn", "cartpole", "beyond"], ...]] = (),
     jobs: int = 2,
     picture: bool = False,
     only_tables: bool = False,
@@ -439,7 +353,7 @@ def main(
         for cell in map(small, cells[:2]) if smoke else cells:
             if not runs.find(cell.row, cell.key()):
                 runs.forget(cell.row, [])
-                runs.add(cell.row, cell.key(), measure(cell, 1 if part in TIMED else jobs))
+                runs.add(cell.row, cell.key(), measure(cell, 1 if part == "cartpole" else jobs))
     show(tables(runs), smoke)
 
 

@@ -1,24 +1,28 @@
-"""All methods in one table, at equal numbers of completions: the scripts and the VARIANTS.
+"""Which script learns best on sums? Eleven methods, ten seeds each, equal numbers of completions.
 
-    python tests/benchmarks/methods.py                    # makes the runs that are missing: hours
-    python tests/benchmarks/methods.py --arms grpo sapo   # only these; the table shows all so far
-    python tests/benchmarks/methods.py --pass-k           # then pass@1 to pass@128: ten minutes
-    python tests/benchmarks/methods.py --tables           # no run: tables and picture once more
+    nice python tests/benchmarks/methods.py --jobs 2   # makes the missing runs: two to three hours
+    nice python tests/benchmarks/methods.py --pass-k   # pass@1 to pass@128: ten minutes
+    python tests/benchmarks/methods.py --only-tables   # no run: tables and picture once more
 
-An arm is a script with its flags, or a block of VARIANTS.md with its defaults. Each run draws about
-30,720 completions: DAPO, which redraws, makes 56 steps where the others make 120. Each arm has two
-learning rates, neighbours on the grid of 3e-4, 5e-4, 1e-3, 2e-3, to which an earlier trial had
-narrowed them. We try both on seeds 101 and 102 and on the questions of this table, and run the
-better one on the seeds from 1 on. A run answers 256 distinct held-out sums before training and at
-each quarter of it, eight times each. It takes 25 to 40 seconds of one core.
+A method is a script with flags. For one more, add it to METHODS: its runs alone are missing. Each
+run draws some 30,720 completions: 120 rollouts of 256, or for DAPO, which redraws groups, fewer
+rollouts. The learning rate is the best of four on two seeds and 256 sums of their own; then ten
+other seeds are scored on 256 other sums, eight completions each. No run trains on any of these
+sums.
+
+Declared before the first run: each row is compared with GRPO by its last pass@1, paired by seed, in
+a two-sided sign-flip test. With ten comparisons a difference counts if p is below 0.005. With ten
+seeds p is at least 0.002.
 
 pass@k is the chance that one of k completions, drawn without replacement from 128, is right: the
-mean over 192 sums of 1 − C(wrong, k) / C(128, k).
+mean over 192 sums of 1 − C(wrong, k) / C(128, k). Its control is a second draw of the initial
+model.
 """
 
-import io
+import functools
 import math
-import sys
+import time
+import zlib
 from itertools import product
 from statistics import fmean
 from typing import NamedTuple
@@ -30,167 +34,149 @@ from bench import (
     RESULTS,
     Kept,
     all_flags,
-    in_processes,
+    best_rate,
+    last,
     load,
-    run_main,
+    run_logged,
     show,
     table,
     train,
-    variants,
-    watched,
     with_footer,
 )
 from stats import interval, p_value
 
-LOW, MIDDLE, HIGH = (3e-4, 5e-4), (5e-4, 1e-3), (1e-3, 2e-3)
-TUNING_SEEDS = (101, 102)
-HELD_OUT, QUARTERS = 256, 4
-ONE, FOUR, REDRAWN = "One step per rollout", "Four steps per rollout", "Groups redrawn, fewer steps"
-BLOCKS = "Blocks of VARIANTS.md"
-GROUPS = [ONE, FOUR, REDRAWN, BLOCKS]
-# One needs a teacher, the next are no methods, and with a fresh sampler the last one is GRPO.
-SKIPPED = ("opd", "stale", "bf16", "checkpointing", "tis")
-QUESTIONS, DRAWS = 192, 128  # of pass@k
-PASS_K = {"initial": "the initial model", "grpo": "GRPO", "pass_at_k": "pass@k credit"}
+RATES = (3e-4, 5e-4, 1e-3, 2e-3)
+TUNING_SEEDS, SEEDS = (101, 102), range(1, 11)
+TUNING_SUMS, SUMS = 1, 0  # the checksum of a sum, modulo 10
+HELD_OUT = 256
+QUARTERS = 4  # evaluations after the initial one
 
 
-class Arm(NamedTuple):
-    title: str
-    script: str  # a script, or a block of VARIANTS.md
-    flags: dict
-    group: str
-    rates: tuple[float, float] = MIDDLE
+class Method(NamedTuple):
+    script: str  # or a block of VARIANTS.md
+    flags: dict = {}
+    functions: dict = {}  # they replace functions of the script
 
 
-FREE = {"clip_low": 1e6, "clip_high": 1e6}
+NO_CLIP = {"clip_low": 1e6, "clip_high": 1e6}
 DR_GRPO = {"scale_rewards": False, "length_norm": "constant", "beta": 0.0}
-ARMS = {
-    "rloo": Arm("RLOO", "rloo_llm", {}, ONE, HIGH),
-    "grpo_1": Arm("GRPO, one step", "grpo_llm", {"minibatches": 1}, ONE),
-    "rloo_4": Arm("RLOO, four steps", "rloo_llm", {"minibatches": 4}, FOUR, LOW),
-    "grpo": Arm("GRPO", "grpo_llm", {}, FOUR),
-    "grpo_free": Arm("GRPO without a clip", "grpo_llm", FREE, FOUR),
-    "grpo_beta_0": Arm("GRPO, β = 0", "grpo_llm", {"beta": 0.0}, FOUR),
-    "dr_grpo": Arm("Dr. GRPO", "grpo_llm", DR_GRPO, FOUR, LOW),
-    "gspo": Arm("GSPO", "gspo_llm", {}, FOUR),
-    "cispo": Arm("CISPO, cap 1.2", "cispo_llm", {}, FOUR, LOW),
-    "cispo_5": Arm("CISPO, cap 5", "cispo_llm", {"clip_high": 4.0}, FOUR, LOW),
-    "dapo_1": Arm("DAPO, no redraw", "dapo_llm", {"max_resample": 1}, FOUR),
-    "dapo": Arm("DAPO", "dapo_llm", {"steps": 56}, REDRAWN),
+# Cross-entropy on the right completions alone, those of groups that are all right as well.
+IMITATION = {
+    "compute_advantages": lambda rewards, args: rewards.clone(),
+    "are_equal": lambda rewards: rewards.amax(1) <= 0,
 }
-ARMS |= {name: Arm(name, name, {}, BLOCKS) for name in variants.BLOCKS if name not in SKIPPED}
+METHODS = {
+    "RLOO": Method("rloo_llm"),
+    "GRPO, one step per rollout": Method("grpo_llm", {"num_minibatches": 1}),
+    "GRPO": Method("grpo_llm"),
+    "GRPO without its clip": Method("grpo_llm", NO_CLIP),
+    "GRPO, β = 0": Method("grpo_llm", {"beta": 0.0}),
+    "Dr. GRPO": Method("grpo_llm", DR_GRPO),
+    "DAPO": Method("dapo_llm", {"steps": 56}),
+    "GSPO": Method("gspo_llm"),
+    "CISPO, cap 1.2": Method("cispo_llm"),
+    "CISPO, cap 5": Method("cispo_llm", {"clip_high": 4.0}),
+    "imitation of right completions": Method("grpo_llm", {}, IMITATION),
+}
+LEVEL = 0.05 / (len(METHODS) - 1)  # of the test: all but GRPO are compared with it
 
 
 # -------------------------------------------------------------------------------------------- Runs
+def load_data(residue, script, args):
+    """In place of the script's own: 256 different sums of this checksum to evaluate on."""
+    problems = script.load_problems("train") + script.load_problems("test")
+    checksums = {problem: zlib.crc32(problem[0].encode()) % 10 for problem in problems}
+    train = [problem for problem in problems if checksums[problem] not in (SUMS, TUNING_SUMS)]
+    held_out = [problem for problem in checksums if checksums[problem] == residue]
+    return train, held_out[: args.eval_problems]
+
+
 def arguments(name, rate, seed, small):
-    script = load(ARMS[name].script)
-    flags = {"eval_problems": 400} | ARMS[name].flags | small
-    args = script.Args(seed=seed, learning_rate=rate, **flags)
+    """The script and the arguments of a run."""
+    method = METHODS[name]
+    script = load(method.script)
+    flags = {"eval_problems": HELD_OUT} | method.flags | small
+    args = script.Args(learning_rate=rate, seed=seed, **flags)
     args.eval_every = args.steps // QUARTERS
     return script, args
 
 
 def flags_of(name, rate, seed, small):
     _, args = arguments(name, rate, seed, small)
-    return all_flags(args) | {"held_out": HELD_OUT}
-
-
-def distinct(problems, number):
-    """The first so many different ones: of 400 held-out sums 285 differ, as short ones recur."""
-    return list(dict.fromkeys(problems))[:number]
+    return all_flags(args)
 
 
 def run(name, rate, seed, small):
-    """The scores at each evaluation, and what was drawn, stepped and clipped until the end. If the
-    run has stopped because the loss was not finite, the missing scores are 0."""
+    """The scores at each evaluation; completions drawn, and the share of tokens that are clipped.
+    If a gradient was not finite, the missing scores are 0."""
     torch.set_num_threads(1)
+    start = time.process_time()
     script, args = arguments(name, rate, seed, small)
-    scores = {"pass@1": [], "pass@8": [], "drawn": []}
-    total = dict.fromkeys(["drawn", "steps", "tokens", "clipped"], 0)
-
-    def load_data(args, own=script.load_data):
-        training, held_out = own(args)
-        return training, distinct(held_out, HELD_OUT)
-
-    def evaluate(*inputs, own=script.evaluate):
-        scores["drawn"].append(total["drawn"])
-        result = own(*inputs)
-        total["drawn"] = scores["drawn"][-1]  # without the completions of the evaluation
-        for metric in "pass@1", "pass@8":
-            scores[metric].append(round(result[f"eval/{metric}"], 4))
-        return result
-
-    def note_rollout(result, *_):
-        total["drawn"] += result[2].numel()
-
-    def note_clip(result, logprobs, old_logprobs, advantages, mask, args):
-        counted = mask * (advantages != 0).view(len(mask), -1)  # tokens that have a signal
-        total["clipped"] += (result[1] * counted).sum().item()
-        total["tokens"] += counted.sum().item()
-
-    def note_minibatch(metrics, *_):
-        total["steps"] += bool(metrics)
-
-    notes = {"rollout": note_rollout, "surrogate": note_clip, "train_minibatch": note_minibatch}
-    functions = {name: watched(getattr(script, name), note) for name, note in notes.items()}
-    run_main(script, args, load_data=load_data, evaluate=evaluate, **functions)
-    for metric, missing in ("pass@1", 0.0), ("pass@8", 0.0), ("drawn", total["drawn"]):
-        scores[metric] += [missing] * (QUARTERS + 1 - len(scores[metric]))
-    clipped = round(total["clipped"] / max(total["tokens"], 1), 4)
-    return scores | {"steps": total["steps"], "clipped": clipped}
+    residue = TUNING_SUMS if seed in TUNING_SEEDS else SUMS
+    functions = {"load_data": functools.partial(load_data, residue, script)}
+    log, _ = run_logged(script, args, **functions, **METHODS[name].functions)
+    values = {}
+    for metric in ("eval/pass@1", "eval/pass@8"):
+        scores = [round(score, 4) for score in log[metric]]
+        values[metric] = scores + [0.0] * (QUARTERS + 1 - len(scores))
+    groups = args.steps * args.prompts_per_step + sum(log["discarded_groups"])
+    values["drawn"] = round(groups * args.group_size)
+    values["clipfrac"] = round(fmean(log["clipfrac"] or [0]), 4)
+    return values | {"seconds": round(time.process_time() - start)}
 
 
-def make(runs, function, wanted, at_once, small):
-    """Make the runs that are missing, and keep each one. wanted: [(row, flags, job)]."""
-    missing = [(row, flags, job) for row, flags, job in wanted if not runs.find(row, flags)]
-    jobs = [job | {"small": small} for *_, job in missing]
-    for job, values in in_processes(function, jobs, at_once):
-        row, flags, _ = missing[jobs.index(job)]
-        runs.add(row, flags, values)
+def campaign(runs, names, rates, seeds, at_once, small):
+    """Find each method's learning rate, then run it with that rate on the other seeds."""
+    for name in names:
+        runs.forget(name, [flags_of(name, rate, 0, small) for rate in rates])
+    for tuning in (True, False):
+        wanted = []
+        for seed, name in product(TUNING_SEEDS if tuning else seeds, names):
+            for rate in rates if tuning else [rate_of(runs, name)]:
+                job = {"name": name, "rate": rate, "seed": seed, "small": small}
+                wanted.append((name, flags_of(**job), job))
+        runs.make(run, wanted, at_once)
 
 
-def rates(runs, name):
-    """The arm's learning rates that were tried on the tuning seeds, the best mean first."""
-    scores = {}
-    for run in runs.of(name):
-        if run["flags"]["seed"] in TUNING_SEEDS:
-            scores.setdefault(run["flags"]["learning_rate"], []).append(run["pass@1"][-1])
-    return sorted(scores, key=lambda rate: fmean(scores[rate]), reverse=True)
+def rate_of(runs, name):
+    """The method's best learning rate on the tuning seeds, or None before these runs are made."""
+    return best_rate([run for run in runs.of(name) if run["flags"]["seed"] in TUNING_SEEDS])
 
 
 def reported(runs, name):
-    """{seed: run} at the arm's best rate, without the seeds that it was tuned on."""
-    best, found = rates(runs, name)[:1], {}
-    for run in runs.of(name):
-        if [run["flags"]["learning_rate"]] == best and run["flags"]["seed"] not in TUNING_SEEDS:
-            found[run["flags"]["seed"]] = run
-    return dict(sorted(found.items()))
-
-
-def campaign(runs, names, seeds, at_once, small):
-    """Tune each arm, then run it at its best rate."""
-    for name in names:
-        both = ARMS[name].rates[: 1 if small else 2]
-        runs.forget(name, [flags_of(name, rate, 0, small) for rate in both])
-        for some, chosen in (both, TUNING_SEEDS), (None, seeds):
-            wanted = []
-            for rate, seed in product(some or rates(runs, name)[:1], chosen):
-                job = {"name": name, "rate": rate, "seed": seed}
-                wanted.append((name, flags_of(*job.values(), small), job))
-            make(runs, run, wanted, at_once, small)
+    """{seed: run} at the method's best rate, without the tuning seeds."""
+    best = rate_of(runs, name)
+    at_best = [run for run in runs.of(name) if run["flags"]["learning_rate"] == best]
+    by_seed = {run["flags"]["seed"]: run for run in at_best}
+    return {seed: by_seed[seed] for seed in sorted(by_seed) if seed not in TUNING_SEEDS}
 
 
 # ------------------------------------------------------------------------------------------ pass@k
-def run_pass_k(name, rate, seed, small):
-    """How many of the completions are right, sum by sum: of the initial model if the rate is 0."""
+QUESTIONS, DRAWS = 192, 128
+PASS_K = {  # the table's title, the script or block, and its rate; at 0 it is not trained
+    "initial": ("the initial model", "grpo_llm", 0.0),
+    "again": ("the initial model, drawn again", "grpo_llm", 0.0),
+    "grpo": ("GRPO", "grpo_llm", 1e-3),
+    "pass_at_k": ("pass@k credit", "pass_at_k", 5e-4),
+}
+
+
+def pass_k_arguments(row, seed, small):
+    _, name, rate = PASS_K[row]
+    script = load(name)
+    return script, script.Args(learning_rate=rate, seed=seed, **{"eval_problems": 400} | small)
+
+
+def run_pass_k(row, seed, small):
+    """How many of the completions are right, sum by sum."""
     torch.set_num_threads(1)
-    script, args = arguments(name, rate, seed, small)
+    script, args = pass_k_arguments(row, seed, small)
     _, held_out = script.load_data(args)
-    questions = distinct(held_out, QUESTIONS)
+    questions = list(dict.fromkeys(held_out))[:QUESTIONS]  # short sums recur
     model, tokenizer = script.load_policy(args, CPU)
-    if rate > 0:
+    if args.learning_rate > 0:
         model = train(script, args)["model"]
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     right = []
     for start in range(0, len(questions), 16):
         part, draws = questions[start : start + 16], 8 if small else DRAWS
@@ -199,18 +185,16 @@ def run_pass_k(name, rate, seed, small):
     return {"right": right}
 
 
-def campaign_pass_k(runs, tuned, seeds, at_once, small):
-    jobs = [("initial", {"name": "grpo", "rate": 0.0, "seed": 0})]
-    for row in list(PASS_K)[1:]:
-        rate = ARMS[row].rates[0] if small else rates(tuned, row)[0]
-        jobs += [(row, {"name": row, "rate": rate, "seed": seed}) for seed in seeds]
-    wanted, draws = [], 8 if small else DRAWS
-    for row, job in jobs:
-        flags = flags_of(*job.values(), small) | {"held_out": QUESTIONS, "draws": draws}
-        wanted.append((row, flags, job))
-    for row in PASS_K:
+def campaign_pass_k(runs, at_once, small):
+    wanted = []
+    for row, (*_, rate) in PASS_K.items():
+        for seed in (1, 2, 3) if rate and not small else [1 if row == "again" else 0]:
+            job = {"row": row, "seed": seed, "small": small}
+            _, args = pass_k_arguments(**job)
+            flags = all_flags(args) | {"held_out": QUESTIONS, "draws": 8 if small else DRAWS}
+            wanted.append((row, flags, job))
         runs.forget(row, [flags for name, flags, _ in wanted if name == row])
-    make(runs, run_pass_k, wanted, at_once, small)
+    runs.make(run_pass_k, wanted, at_once)
 
 
 def pass_at(k, run):
@@ -220,102 +204,67 @@ def pass_at(k, run):
 
 
 def pass_k_lines(runs):
-    draws, rows = min(run["flags"]["draws"] for run in runs.runs), []
-    ks = [k for k in (1, 8, 32, 128) if k <= draws]
-    for row, title in PASS_K.items():
-        means = [fmean(pass_at(k, run) for run in runs.of(row)) for k in ks]
-        rows.append([title, len(runs.of(row)), *(f"{mean:.3f}" for mean in means)])
+    ks = [k for k in (1, 8, 32, 128) if k <= min(run["flags"]["draws"] for run in runs.runs)]
+    rows = []
+    for row, (title, *_) in PASS_K.items():
+        if row_runs := runs.of(row):
+            means = [fmean(pass_at(k, run) for run in row_runs) for k in ks]
+            rows.append([title, len(row_runs), *(f"{mean:.3f}" for mean in means)])
     return with_footer(table(["", "seeds", *(f"pass@{k}" for k in ks)], rows), runs.runs)
 
 
 # ------------------------------------------------------------------------------ Table and picture
-HEADER = [
-    "method",
-    "seeds",
-    "pass@1: mean (95 % interval)",
-    "pass@8",
-    "beside GRPO",
-    "p",
-    "clipped",
-]
+HEADER = ["method", "rate", "pass@1: mean (95 % interval)", "pass@8", "beside GRPO", "p"]
+HEADER += ["clipped", "completions"]
 
 
-def mean_of(runs, key):
-    """The mean over runs of a number, or of a list's last number."""
-    return fmean(run[key][-1] if isinstance(run[key], list) else run[key] for run in runs)
+def cells(name, runs, grpo):
+    """The cells of a row. runs and grpo: {seed: run}."""
+    scores = list(map(last, runs.values()))
+    low, high = interval(scores)
+    row = [name, f"{next(iter(runs.values()))['flags']['learning_rate']:g}"]
+    row += [f"{fmean(scores):.3f} ({low:.2f} to {high:.2f})"]
+    row += [f"{fmean(last(run, 'eval/pass@8') for run in runs.values()):.2f}"]
+    pairs = [last(runs[seed]) - last(grpo[seed]) for seed in runs if seed in grpo]
+    compared = name != "GRPO" and pairs
+    row += [f"{fmean(pairs):+.3f}", f"{p_value(pairs):.3f}"] if compared else ["–", "–"]
+    row += [f"{fmean(run['clipfrac'] for run in runs.values()):.1%}"]
+    return [*row, f"{fmean(run['drawn'] for run in runs.values()):,.0f}"]
 
 
-def differences(runs, others):
-    """pass@1 of two arms' runs, {seed: run}, one minus the other, for the seeds of both."""
-    seeds = [seed for seed in runs if seed in others and runs is not others]
-    return [runs[seed]["pass@1"][-1] - others[seed]["pass@1"][-1] for seed in seeds]
-
-
-def cells(arm, runs, pairs):
-    last = [run["pass@1"][-1] for run in runs]
-    low, high = interval(last) if len(last) > 1 else (math.nan, math.nan)
-    beside = [f"{fmean(pairs):+.3f}", f"{p_value(pairs):.3f}"] if pairs else ["–", "–"]
-    scores = [f"{fmean(last):.3f} ({low:.2f} to {high:.2f})", f"{mean_of(runs, 'pass@8'):.2f}"]
-    return [arm.title, len(last), *scores, *beside, f"{mean_of(runs, 'clipped'):.1%}"]
-
-
-def how_to_read(pairs):
-    """Which rows can be told from GRPO at all, and from which p on. A row with too few seeds cannot
-    pass, so it does not count among those that might pass by chance (Tarone 1990)."""
-    least = [2 / 2 ** len(each) for each in pairs if each]
-    if not least:
-        return ["No row is compared with GRPO yet."]
-    count = next(n for n in range(1, len(least) + 1) if sum(p <= 0.05 / n for p in least) <= n)
-    able = sum(p <= 0.05 / count for p in least)
-    chance = f"{0.05 * able:.1f}"
-    return [
-        f"Of the {len(least)} rows beside GRPO, only {able} have enough seeds to pass this test.",
-        f"A difference counts if p is below {0.05 / count:.4f}: if these {able} methods were all",
-        f"like GRPO, {chance} of them would have a p below 0.05 by chance.",
-    ]
+def shown(runs):
+    """{method: {seed: run}} of the methods with two seeds or more, the best mean first."""
+    scored = {name: reported(runs, name) for name in METHODS}
+    scored = {name: by_seed for name, by_seed in scored.items() if len(by_seed) > 1}
+    return dict(sorted(scored.items(), key=lambda item: -fmean(map(last, item[1].values()))))
 
 
 def methods_lines(runs):
-    """A row for each arm, in its group the best mean first."""
-    arms = {name: reported(runs, name) for name in ARMS}
-    arms = {name: found for name, found in arms.items() if found}
-    grpo = arms.get("grpo", {})
-    pairs = {name: differences(found, grpo) for name, found in arms.items()}
-
-    def place(name):
-        return GROUPS.index(ARMS[name].group), -mean_of(arms[name].values(), "pass@1"), name
-
-    rows, used = [], []
-    for name in sorted(arms, key=place):
-        found = list(arms[name].values())
-        rows.append(cells(ARMS[name], found, pairs[name]))
-        used += found
-    return with_footer([*table(HEADER, rows), "", *how_to_read(list(pairs.values()))], used)
+    scored = shown(runs)
+    rows = [cells(name, by_seed, scored.get("GRPO", {})) for name, by_seed in scored.items()]
+    count = len(METHODS) * (len(RATES) * len(TUNING_SEEDS) + len(SEEDS))
+    tuning = len([run for run in runs.runs if run["flags"]["seed"] in TUNING_SEEDS])
+    notes = [f"{len(runs.runs)} of {count} runs are made, {tuning} of them to find learning rates."]
+    notes += [f"A difference counts if p is below {LEVEL:.2g}."]
+    ends = [name for name in scored if rate_of(runs, name) in (RATES[0], RATES[-1])]
+    if ends:
+        notes += [f"Best at the lowest or the highest rate tried: {'; '.join(ends)}."]
+    return with_footer([*table(HEADER, rows), "", *notes], runs.runs)
 
 
 def draw(runs):
-    """A row of dots for each arm of the scripts, in three groups, as a small PNG."""
+    """A row of dots for each method, hollow if its flags are not the script's defaults."""
     from pictures import dots, figure
-    from PIL import Image
 
-    arms = {name: reported(runs, name) for name in ARMS if reported(runs, name)}
-    groups = [[name for name in arms if ARMS[name].group == group] for group in GROUPS[:3]]
-    heights = {"height_ratios": [len(group) + 0.6 for group in groups]}
-    title = "Right answers to held-out sums, with equal numbers of completions"
-    page, panels = figure(title, 5.4, 3, 1, sharex=True, gridspec_kw=heights)
-    for axes, group, names in zip(panels, GROUPS, groups, strict=False):
-        rows = {}
-        for name in sorted(names, key=lambda name: mean_of(arms[name].values(), "pass@1")):
-            color = ARMS[name].script.removesuffix("_llm").upper()
-            values = [run["pass@1"][-1] for run in arms[name].values()]
-            rows[ARMS[name].title] = values, color, not ARMS[name].flags.keys() - {"steps"}
-        axes.set_title(group)
-        dots(axes, rows)
-    panels[-1].set_xlabel("pass@1: a dot is a seed, a bar their mean")
-    picture = io.BytesIO()
-    page.savefig(picture, dpi=200)
-    small = Image.open(picture).convert("RGB").quantize(64)
-    small.save(RESULTS / "methods.png", optimize=True)
+    rows = {}
+    for name, by_seed in shown(runs).items():
+        color = METHODS[name].script.removesuffix("_llm").upper()
+        plain = not METHODS[name].flags.keys() - {"steps"} and not METHODS[name].functions
+        rows[name] = list(map(last, by_seed.values())), color, plain
+    page, (axes,) = figure("Right answers to held-out sums", 4, 1, 1)
+    dots(axes, rows)
+    axes.set_xlabel("pass@1: a dot is a seed, a bar their mean")
+    page.savefig(RESULTS / "methods.png", dpi=150)
 
 
 def kept(smoke=False):
@@ -323,31 +272,24 @@ def kept(smoke=False):
 
 
 def tables(runs, pass_k):
-    found = {"methods": methods_lines(runs)}
-    return found | ({"pass_k": pass_k_lines(pass_k)} if pass_k.runs else {})
+    blocks = {"methods": methods_lines(runs)}
+    return blocks | ({"pass_k": pass_k_lines(pass_k)} if pass_k.runs else {})
 
 
-def main(
-    arms: tuple[str, ...] = (),
-    jobs: int = 1,
-    seeds: int = 10,
-    pass_k: bool = False,
-    only_tables: bool = False,
-    smoke: bool = False,
-):
-    """--arms names some of the arms; without it, all. --jobs runs are made at a time, --seeds of
-    each arm are reported. With --smoke two arms make short runs, and nothing is written."""
-    if unknown := set(arms) - set(ARMS):
-        sys.exit(f"--arms: {' '.join(unknown)}: choose from {' '.join(ARMS)}")
-    small = {"steps": 4, "prompts_per_step": 8, "eval_problems": 4} if smoke else {}
+def main(jobs: int = 1, pass_k: bool = False, only_tables: bool = False, smoke: bool = False):
+    """--jobs runs are made at a time. With --smoke two methods make short runs, and nothing is
+    written."""
+    names, rates, seeds, small = list(METHODS), RATES, SEEDS, {}
+    if smoke:
+        names, rates, seeds = ["GRPO", "imitation of right completions"], RATES[:1], SEEDS[:2]
+        small = {"steps": 4, "prompts_per_step": 4, "eval_problems": 4}
     runs, counts = kept(smoke)
-    chosen = range(1, 2 if smoke else seeds + 1)
     if not only_tables and not pass_k:
-        campaign(runs, arms or list(ARMS), chosen, jobs, small)
+        campaign(runs, names, rates, seeds, jobs, small)
     if not only_tables and (pass_k or smoke):
-        campaign_pass_k(counts, runs, chosen[:3], jobs, small)
+        campaign_pass_k(counts, jobs, small)
     show(tables(runs, counts), smoke)
-    if not smoke:
+    if shown(runs) and not smoke:
         draw(runs)
 
 

@@ -5,9 +5,9 @@
 
 A language-model script takes its own train_step on one batch of toy data: two passes of two
 minibatches. Behind each the weights are moved a little, so that ratios leave 1 and clips act. TRL's
-trainer gets the same answers and rewards. It computes advantages and log π_old by its own code, and
-then its own loss at the same weights as the script. A classic script takes its own `update` on a
-rollout that Stable-Baselines3 (SB3) has collected, and SB3 takes its own `train` on it, both by
+trainer gets the same completions and rewards. It computes advantages and log π_old by its own code,
+and then its own loss at the same weights as the script. A classic script takes its own `update` on
+a rollout that Stable-Baselines3 (SB3) has collected, and SB3 takes its own `train` on it, both by
 plain gradient descent: the gradient is how far the weights have moved.
 
 All is in float64 except TRL's rewards and last layer, which are in float32. Losses are compared
@@ -92,11 +92,11 @@ def make_model(folder):
 
 
 def toy(script, args, model, tokenizer):
-    """The model's answers to a few sums, as a batch, and rewards, which are made up and equal in
-    the first group. The sampler's log-probs get noise, as if it were another program. The sums are
-    equally long, as TRL would give padded prompts other positions."""
+    """The model's completions of a few sums, as a batch, and rewards, which are made up and equal
+    in the first group. The sampler's log-probs get noise, as if it were another program. The sums
+    are equally long, as TRL would give padded prompts other positions."""
     train, _ = script.load_data(args)
-    problems = [problem for problem in train if len(problem[0]) == 7][:GROUPS]
+    problems = [problem for problem in train if len(problem[0]) == 8][:GROUPS]
     torch.manual_seed(5)
     batch, texts, _ = script.rollout(model, tokenizer, problems, GROUP_SIZE, 1.0, args)
     for name in "mask", "sampled_logprobs":
@@ -110,7 +110,7 @@ def toy(script, args, model, tokenizer):
 
 @torch.no_grad()
 def move(model, seed):
-    """Add noise to the weights, so that the model is not the one that wrote the answers."""
+    """Add noise to the weights, so that the model is not the one that wrote the completions."""
     generator = torch.Generator().manual_seed(seed)
     for weight in model.parameters():
         weight += 0.15 * weight.std() * torch.randn(weight.shape, generator=generator)
@@ -120,14 +120,14 @@ def our_steps(script, args, model, reference, tokenizer, data):
     """The script's own train_step. Of each minibatch: its rows, the weights before the step, loss,
     gradient, and the share of tokens that are clipped."""
     problems, batch, texts, rewards = data
-    found, own = [], script.train_minibatch
+    steps, original = [], script.train_minibatch
 
     def train_minibatch(model, optimizer, minibatch, args):
         rows, before = minibatch["row"].clone(), flat(model.parameters())
-        metrics = own(model, optimizer, minibatch, args)
+        metrics = original(model, optimizer, minibatch, args)
         gradient = flat([weight.grad for weight in model.parameters()])
-        found.append((rows, before, metrics["loss"], gradient, metrics["clip_ratio"]))
-        move(model, len(found))
+        steps.append((rows, before, metrics["loss"], gradient, metrics["clipfrac"]))
+        move(model, len(steps))
         return metrics
 
     def rollout(*_):
@@ -136,28 +136,29 @@ def our_steps(script, args, model, reference, tokenizer, data):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with patch.multiple(script, train_minibatch=train_minibatch, rollout=rollout):
         script.train_step(model, reference, tokenizer, optimizer, problems, 1, args)
-    return found
+    return steps
 
 
 def trl_settings(case, args):
     """Our settings under TRL's names, followed by the case's own."""
-    found = {"loss_type": "grpo"} if case.trainer != "RLOO" else {}
-    found |= {"beta": args.beta, "num_generations": GROUP_SIZE, "num_iterations": 2}
-    found |= {"max_completion_length": args.max_new_tokens, "steps_per_generation": PARTS}
-    found |= {"per_device_train_batch_size": GROUPS * GROUP_SIZE // PARTS}
-    found |= {"use_cpu": True, "bf16": False, "report_to": "none", "output_dir": tempfile.mkdtemp()}
+    settings = {"loss_type": "grpo"} if case.trainer != "RLOO" else {}
+    settings |= {"beta": args.beta, "num_generations": GROUP_SIZE, "num_iterations": 2}
+    settings |= {"max_completion_length": args.max_new_tokens, "steps_per_generation": PARTS}
+    settings |= {"per_device_train_batch_size": GROUPS * GROUP_SIZE // PARTS}
+    settings |= {"use_cpu": True, "bf16": False, "report_to": "none"}
+    settings["output_dir"] = tempfile.mkdtemp()
     if hasattr(args, "clip_low"):
-        found["epsilon"] = args.clip_low
+        settings["epsilon"] = args.clip_low
     if hasattr(args, "clip_high"):  # of CISPO, TRL's is the cap itself
         cap = case.settings.get("loss_type") == "cispo"
-        found["epsilon_high"] = cap + args.clip_high
+        settings["epsilon_high"] = cap + args.clip_high
     if hasattr(args, "overlong_cache"):
-        found["reward_weights"] = [1.0, 0.5]
-    return found | case.settings
+        settings["reward_weights"] = [1.0, 0.5]
+    return settings | case.settings
 
 
 def trl_trainer(case, args, model, reference, tokenizer, data):
-    """TRL's trainer, with the same answers and rewards in place of its own generation."""
+    """TRL's trainer, with the same completions and rewards in place of its own generation."""
     import trl
     from datasets import Dataset
     from trl.rewards import get_soft_overlong_punishment
@@ -168,13 +169,13 @@ def trl_trainer(case, args, model, reference, tokenizer, data):
         rows = zip(batch[name], batch[mask], strict=True)
         return [row[real > 0].tolist() for row, real in rows]
 
-    ids, answers = lists("prompt_ids", "prompt_mask"), lists("completion_ids", "mask")
+    ids, completions = lists("prompt_ids", "prompt_mask"), lists("completion_ids", "mask")
     logprobs = lists("sampled_logprobs", "mask")
 
-    def given(**_):
+    def reward(**_):
         return rewards.flatten().tolist()
 
-    functions = [given]
+    functions = [reward]
     if hasattr(args, "overlong_cache"):
         cache = round(args.overlong_cache * args.max_new_tokens)
         functions.append(get_soft_overlong_punishment(args.max_new_tokens, cache))
@@ -187,9 +188,9 @@ def trl_trainer(case, args, model, reference, tokenizer, data):
         train_dataset=rows,
         processing_class=tokenizer,
     )
-    generated = ids, answers, None, texts, logprobs, {}, None, None
+    generated = ids, completions, None, texts, logprobs, {}, None, None
     if case.trainer == "RLOO":
-        generated = ids, answers, texts
+        generated = ids, completions, texts
     trainer._generate = lambda _: generated
     trainer.current_gradient_accumulation_steps = 1
     if trainer.ref_model:
@@ -204,7 +205,8 @@ def beside_trl(case, folder, smoke):
     torch.set_default_dtype(torch.float32)
     script = load(case.name)
     parts = (1, 1) if case.trainer == "RLOO" else (PARTS, 2)
-    flags = {"minibatches": parts[0], "update_epochs": parts[1], "max_grad_norm": 1e30} | case.flags
+    flags = {"num_minibatches": parts[0], "update_epochs": parts[1]}
+    flags |= {"max_grad_norm": 1e30} | case.flags
     flags |= {"prompts_per_step": GROUPS, "group_size": GROUP_SIZE, "max_new_tokens": 15}
     flags |= {"model": folder, "device": "cpu"}
     args = script.Args(**flags)
@@ -214,8 +216,8 @@ def beside_trl(case, folder, smoke):
     model, reference = model.double(), copy.deepcopy(model).double()
     move(reference, 0)
     start = flat(model.parameters())
-    found = our_steps(script, args, model, reference, tokenizer, data)
-    clipped = f"{sum(step[-1] for step in found) / len(found):.0%}"
+    steps = our_steps(script, args, model, reference, tokenizer, data)
+    clipped = f"{sum(step[-1] for step in steps) / len(steps):.0%}"
     row = Row(command(case.name, case.flags), case.theirs(), clipped=clipped)
     if smoke:
         return row
@@ -225,7 +227,7 @@ def beside_trl(case, folder, smoke):
     prompts = [{"prompt": question} for question, _ in data[0] for _ in range(GROUP_SIZE)]
     scored = trainer._generate_and_score_completions(prompts)
     row.meant = case.meant
-    for rows, before, loss, gradient, _ in found:
+    for rows, before, loss, gradient, _ in steps:
         nn.utils.vector_to_parameters(before, model.parameters())
         model.zero_grad()
         inputs = {k: value[rows] if value.dim() else value for k, value in scored.items()}

