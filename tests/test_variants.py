@@ -10,6 +10,7 @@ import math
 import re
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -275,7 +276,7 @@ def prepare(module, model, patch):
     """Let the script's main do to this model what it does before the first step."""
     patch.setattr(module, "load_policy", lambda *_: (model, None))
     patch.setattr(module, "evaluate", lambda *_: {"eval/pass@1": 0.0})
-    patch.setattr(module, "SummaryWriter", lambda _: None)
+    patch.setattr(module, "SummaryWriter", Mock())
     module.main(module.Args(steps=0, beta=0))
 
 
