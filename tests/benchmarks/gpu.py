@@ -34,7 +34,6 @@ import tempfile
 import time
 import traceback
 from collections import defaultdict
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -53,6 +52,12 @@ GPU, SMOKE = DEVICE.type == "cuda", "--smoke" in sys.argv
 NO_STOPS = transformers.GenerationConfig()  # with it no completion ends early
 QWEN = {"vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864}
 QWEN |= {"num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2}
+TOY = {"vocab_size": 600, "hidden_size": 56, "intermediate_size": 64, "num_hidden_layers": 2}
+SHAPE = QWEN | TOY if SMOKE else QWEN
+# Of a rollout: groups, completions of each, tokens of the longest prompt (170 is about the longest
+# of 32 of GSM8K's questions), tokens of a completion.
+GROUPS, SAMPLES, LONGEST, NEW = (8, 2, 20, 16) if SMOKE else (32, 8, 170, 256)
+ROWS = GROUPS * SAMPLES
 PROMPT = 150  # tokens of a row to train on
 # The largest difference from the CPU's log-probs, in nats, and the largest relative error of a
 # gradient. They tell a wrong kernel from rounding, and no more.
@@ -60,32 +65,14 @@ TOLERANCE = {"tf32": (0.1, 0.1), "float32": (1e-3, 1e-2)}
 KINDS = ("float32", "tf32", "bf16")
 
 
-@dataclass
-class Sizes:
-    """What is measured. The defaults are those of a step of a large model."""
-
-    layers: int = QWEN["num_hidden_layers"]
-    hidden: int = QWEN["hidden_size"]
-    inner: int = QWEN["intermediate_size"]
-    vocab: int = QWEN["vocab_size"]
-    groups: int = 32
-    samples: int = 8  # per group
-    prompt: int = 170  # tokens, about the longest of 32 of GSM8K's questions
-    new: int = 256
-
-    def settings(self, **more):
-        """Args of grpo_llm.py for a large model."""
-        named = {"model": "some/model", "device": DEVICE.type, "max_new_tokens": self.new}
-        named |= {"prompts_per_step": self.groups, "group_size": self.samples}
-        return grpo_llm.Args(**(named | more))
-
-
-TOY = Sizes(layers=2, hidden=56, inner=64, vocab=600, groups=8, samples=2, prompt=20, new=16)
-SIZES = TOY if SMOKE else Sizes()
-ROWS = SIZES.groups * SIZES.samples  # of a rollout
-
-
 # ------------------------------------------------------------------------------------------- Tools
+def settings(**more):
+    """Args of grpo_llm.py for a large model: the defaults, except at toy size."""
+    named = {"model": "some/model", "device": DEVICE.type, "max_new_tokens": NEW}
+    named |= {"prompts_per_step": GROUPS, "group_size": SAMPLES}
+    return grpo_llm.Args(**(named | more))
+
+
 def measure(function, *inputs):
     """What the function returns; the seconds until the GPU has finished; and the most GB that
     tensors on the GPU held meanwhile, also those made before. (None on a CPU.)"""
@@ -119,14 +106,13 @@ def clock(script, *names):
         yield took
 
 
-def random_qwen(layers=SIZES.layers, device=DEVICE):
+def random_qwen(layers=SHAPE["num_hidden_layers"], device=DEVICE):
     """A random model of Qwen2.5-0.5B's shape. A factor makes its distributions less flat, nearer to
     a trained model's. TRL looks for a single stop token, so it has only one. It hardly ever draws
     it: all trainers work on completions of the same length."""
     torch.manual_seed(0)
-    shape = QWEN | {"hidden_size": SIZES.hidden, "intermediate_size": SIZES.inner}
-    shape |= {"vocab_size": SIZES.vocab, "num_hidden_layers": layers}
-    config = transformers.AutoConfig.for_model("qwen2", tie_word_embeddings=True, **shape)
+    shape = SHAPE | {"num_hidden_layers": layers, "tie_word_embeddings": True}
+    config = transformers.AutoConfig.for_model("qwen2", **shape)
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(config).eval()
     model.model.norm.weight.data.fill_(6.0)
@@ -134,10 +120,10 @@ def random_qwen(layers=SIZES.layers, device=DEVICE):
     return model
 
 
-def prompts_of(count, shortest=SIZES.prompt // 3):
+def prompts_of(count, shortest=LONGEST // 3):
     """Lists of token ids, the first of them of full length."""
     rng = random.Random(1)
-    lengths = [SIZES.prompt, *(rng.randint(shortest, SIZES.prompt) for _ in range(count - 1))]
+    lengths = [LONGEST, *(rng.randint(shortest, LONGEST) for _ in range(count - 1))]
     return [[rng.randrange(6, 300) for _ in range(length)] for length in lengths]
 
 
@@ -149,7 +135,7 @@ def texts_of(count):
 def words():
     """A tokenizer whose token 12 is the word t12, so that TRL and our scripts read the same."""
     special = {0: "<pad>", 5: "<eos>"}  # named t5, the latter would also be found in t57
-    vocabulary = {special.get(i, f"t{i}"): i for i in range(SIZES.vocab)}
+    vocabulary = {special.get(i, f"t{i}"): i for i in range(SHAPE["vocab_size"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     named = {"eos_token": "<eos>", "pad_token": "<pad>"}
@@ -179,11 +165,11 @@ def load(script, args):
 
 def random_batch(script, model, rows, args):
     """Rows to train on. Each has some padding, so that attention needs a mask, as in a rollout."""
-    batch = {"prompt_ids": torch.randint(SIZES.vocab, (rows, PROMPT), device=DEVICE)}
+    batch = {"prompt_ids": torch.randint(SHAPE["vocab_size"], (rows, PROMPT), device=DEVICE)}
     batch["prompt_mask"] = torch.ones_like(batch["prompt_ids"])
     batch["prompt_mask"][:, 0] = 0
-    batch["completion_ids"] = torch.randint(SIZES.vocab, (rows, SIZES.new), device=DEVICE)
-    batch["mask"] = torch.ones(rows, SIZES.new, device=DEVICE)
+    batch["completion_ids"] = torch.randint(SHAPE["vocab_size"], (rows, NEW), device=DEVICE)
+    batch["mask"] = torch.ones(rows, NEW, device=DEVICE)
     batch["advantages"] = torch.randn(rows, device=DEVICE)
     batch["old_logprobs"] = script.batch_logprobs(model, batch, args)
     return batch | {"ref_logprobs": batch["old_logprobs"]}
@@ -252,10 +238,10 @@ def right():
 
 def gaps():
     def one(kind):
-        args, script = SIZES.settings(), script_with(*[kind] * (kind == "bf16"))
+        args, script = settings(), script_with(*[kind] * (kind == "bf16"))
         model, _ = load(script, args)
         with precision(kind):
-            batch = script.generate(model, prompts_of(8), 8, SIZES.new // 4, 1.0)
+            batch = script.generate(model, prompts_of(8), 8, NEW // 4, 1.0)
             real = batch["mask"] > 0
             old = batch["old_logprobs"] = script.batch_logprobs(model, batch, args)
             gap = (old - batch["sampled_logprobs"])[real].abs()
@@ -284,17 +270,17 @@ CHANGES = [  # name, flags, blocks
 
 def values_of_step(spent, rollout, mean_length):
     values = {"s": spent, "completions_per_s": ROWS / spent, "mean_length": mean_length}
-    values |= {"rollout_s": rollout, "ms_per_token": 1e3 * rollout / SIZES.new}
+    values |= {"rollout_s": rollout, "ms_per_token": 1e3 * rollout / NEW}
     if GPU:  # by the process; measure resets the peak of what tensors hold
         values["reserved_GB"] = torch.cuda.memory_reserved() / 1e9
     return values
 
 
 def step():
-    train = [(text, "1") for text in texts_of(4 * SIZES.groups)]
+    train = [(text, "1") for text in texts_of(4 * GROUPS)]
 
     def one(flags, blocks):
-        args, script = SIZES.settings(**flags), script_with(*blocks)
+        args, script = settings(**flags), script_with(*blocks)
         model, tokenizer = load(script, args)
         reference = load(script, args)[0] if args.beta > 0 else None
         inputs = (model, reference, tokenizer, adamw(model), train)
@@ -317,11 +303,11 @@ def timed_trainer(rows, trl, **options):
     from datasets.table import InMemoryTable
 
     # With a name, or datasets would hash it, which fails with a pyarrow that is small enough.
-    prompts = InMemoryTable.from_pydict({"prompt": texts_of(4 * SIZES.groups)})
+    prompts = InMemoryTable.from_pydict({"prompt": texts_of(4 * GROUPS)})
     passes, noted = max(1, ROWS // 4 // rows), defaultdict(list)
     options |= {"per_device_train_batch_size": rows, "gradient_accumulation_steps": passes}
-    options |= {"steps_per_generation": 4 * passes, "num_generations": SIZES.samples}
-    options |= {"max_completion_length": SIZES.new, "max_steps": 8, "use_cpu": not GPU}
+    options |= {"steps_per_generation": 4 * passes, "num_generations": SAMPLES}
+    options |= {"max_completion_length": NEW, "max_steps": 8, "use_cpu": not GPU}
     options |= {"report_to": "none", "save_strategy": "no", "logging_steps": 10**6}
     config = trl.GRPOConfig(output_dir=tempfile.mkdtemp(), disable_tqdm=True, **options)
 
@@ -368,16 +354,16 @@ def trl():
 
 def by_transformers(model, new):
     """transformers' own generate, as trainers call it."""
-    rows = [torch.tensor(prompt) for prompt in prompts_of(SIZES.groups)]
+    rows = [torch.tensor(prompt) for prompt in prompts_of(GROUPS)]
     ids = pad_sequence(rows, batch_first=True, padding_side="left").to(DEVICE)
-    ids = ids.repeat_interleave(SIZES.samples, 0)
+    ids = ids.repeat_interleave(SAMPLES, 0)
     options = {"do_sample": True, "top_k": 0, "top_p": 1.0, "pad_token_id": 0}
     model.generate(ids, attention_mask=(ids > 0).long(), max_new_tokens=new, **options)
 
 
 def per_token(sample):
     """Milliseconds per token, without reading the prompts."""
-    few, many = max(3, SIZES.new // 8), SIZES.new
+    few, many = max(3, NEW // 8), NEW
     sample(few)
     return {"ms_per_token": 1e3 * (seconds(sample, many) - seconds(sample, few)) / (many - few)}
 
@@ -388,16 +374,16 @@ def decode():
 
     def ours(prompts, *blocks):
         script = script_with(*blocks)
-        values = per_token(lambda new: script.generate(model, prompts, SIZES.samples, new, 1.0))
-        batch = script.generate(model, prompts[:8], SIZES.samples, SIZES.new // 4, 1.0)
-        logprobs = script.batch_logprobs(model, batch, SIZES.settings())
+        values = per_token(lambda new: script.generate(model, prompts, SAMPLES, new, 1.0))
+        batch = script.generate(model, prompts[:8], SAMPLES, NEW // 4, 1.0)
+        logprobs = script.batch_logprobs(model, batch, settings())
         gap = (logprobs - batch["sampled_logprobs"]).abs().mean().item()
         return values | {"gap_mean": gap, "ok": gap < 0.1}
 
-    prompts = prompts_of(SIZES.groups)
+    prompts = prompts_of(GROUPS)
     yield f"{ROWS} rows", partial(ours, prompts)
-    yield f"{ROWS // 8} rows", partial(ours, prompts[: SIZES.groups // 8])
-    equal = prompts_of(SIZES.groups, SIZES.prompt)
+    yield f"{ROWS // 8} rows", partial(ours, prompts[: GROUPS // 8])
+    equal = prompts_of(GROUPS, LONGEST)
     yield f"{ROWS} rows, one length", partial(ours, equal)
     yield f"{ROWS} rows, graph", partial(ours, prompts, "graph")
     theirs = partial(by_transformers, model)
@@ -409,7 +395,7 @@ PASSES = (1, 2) if SMOKE else (1, 2, 4, 8, 16)  # rows of a training pass
 
 def train():
     def one(rows, *blocks):
-        args, script = SIZES.settings(micro_batch_size=rows), script_with(*blocks)
+        args, script = settings(micro_batch_size=rows), script_with(*blocks)
         model, _ = load(script, args)
         room = copy.deepcopy(model)  # for the reference model
         batch = random_batch(script, model, 2 * rows, args)
@@ -508,7 +494,7 @@ def report(part, name, values):
 
 def run(part):
     """A part, in this process. Returns whether all its measurements are right."""
-    grpo_llm.start_device(SIZES.settings())
+    grpo_llm.start_device(settings())
     transformers.utils.logging.disable_progress_bar()
     if SMOKE:  # without kernels, which take minutes to make
         eager = functools.partialmethod(torch.nn.Module.compile, backend="eager")
