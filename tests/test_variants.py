@@ -10,6 +10,7 @@ import math
 import re
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,8 +18,11 @@ import transformers
 import tyro
 import variants
 from conftest import batch_of, calls_of, equal, random_model, refused, script, weights
-from oracles import row_by_row, single_rows
+from oracles import check_logprobs, row_by_row, single_rows
+from test_llm_architectures import COMMON, OTHERS, toy_decoder
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 ROOT = variants.ROOT
 PROMPTS, LENGTHS = [[3, 4], [5, 6, 7, 8], [9]], [8, 2, 5, 1, 3, 8, 8, 4, 1, 6, 7, 2]
@@ -275,7 +279,7 @@ def prepare(module, model, patch):
     """Let the script's main do to this model what it does before the first step."""
     patch.setattr(module, "load_policy", lambda *_: (model, None))
     patch.setattr(module, "evaluate", lambda *_: {"eval/pass@1": 0.0})
-    patch.setattr(module, "SummaryWriter", lambda _: None)
+    patch.setattr(module, "SummaryWriter", Mock())
     module.main(module.Args(steps=0, beta=0))
 
 
@@ -402,6 +406,141 @@ def test_checkpointing_reads_each_layer_twice_and_changes_no_gradient(kind, vari
     assert module.generate(model, PROMPTS, 4, 8, 1.0)["mask"].sum() > 12
 
 
+class Recording(TorchDispatchMode):
+    """A CUDA graph on a CPU. It keeps the operations without the Python around them, and replays
+    them in the same memory. What it records has no effect before that."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations, self.before = [], []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        name = operation.overloadpacket.__name__
+        assert name not in ("_local_scalar_dense", "nonzero", "is_nonzero", "equal"), "Python reads"
+        for argument, value in zip(operation._schema.arguments, args, strict=False):
+            if argument.is_write:
+                self.before.append((value, value.clone()))
+        result = operation(*args, **(kwargs or {}))
+        self.operations.append((operation, args, kwargs or {}, result))
+        return result
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        for tensor, values in reversed(self.before):
+            tensor.copy_(values)
+
+    def replay(self):
+        for operation, args, kwargs, result in self.operations:
+            again = tree_leaves(operation(*args, **kwargs))
+            for tensor, values in zip(tree_leaves(result), again, strict=True):
+                if tensor.data_ptr() != values.data_ptr():  # equal for views and changes in place
+                    tensor.copy_(values)
+
+
+COUNT_IN_PYTHON = ["gemma3_text", "qwen3_5_text", "lfm2", "mistral", "gemma4_text", "gemma3n_text"]
+COUNT_IN_PYTHON += ["gpt_oss", "qwen3_next", "falcon_h1", "granitemoehybrid", "nemotron_h"]
+UNFIT = ["mpt", "bloom"]  # their positions come from the width of the mask
+LONG_PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [10, 11], [12], [3, 16, 5], [17, 2], [9, 8, 7, 20]]
+
+
+def quick_and_slow(kinds):
+    return [
+        kind if kind in COMMON else pytest.param(kind, marks=pytest.mark.slow) for kind in kinds
+    ]
+
+
+def record_on_cpu(module, monkeypatch):
+    """Let the block graph record, as on CUDA."""
+    recorded = module.recorded
+    monkeypatch.setattr(module, "recorded", lambda read, _: recorded(read, torch.device("cuda")))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph: graph)
+    # In a recording transformers does not look into a mask, to see whether it can go without.
+    where = "transformers.utils.import_utils.is_cuda_stream_capturing"
+    monkeypatch.setattr(where, lambda: True)
+
+
+@pytest.mark.parametrize("records", [False, True])
+@pytest.mark.parametrize(
+    "kind", quick_and_slow([k for k in COMMON | OTHERS if k not in COUNT_IN_PYTHON + UNFIT])
+)
+def test_graph_s_sampler_writes_the_same_text(kind, records, variant, monkeypatch):
+    """Where the draw is certain. Prompts are padded, and rows end at different times. At a higher
+    temperature its log-probs are those of single rows without a cache."""
+    module, model, expected = variant("graph"), toy_decoder(kind), {}
+    for stops in ([], [1, 2]):
+        # Two tokens that a first run without them has written end completions of the second.
+        stops = [expected["completion_ids"][row, 2 * row].item() for row in stops]
+        model.generation_config.eos_token_id = stops
+        expected = script("grpo_llm").generate(model, LONG_PROMPTS, 1, 12, 1e-4)
+    if records:
+        record_on_cpu(module, monkeypatch)
+    batch = module.generate(model, LONG_PROMPTS, 1, 12, 1e-4)
+    for name in ("completion_ids", "mask", "ended"):
+        assert torch.equal(batch[name], expected[name]), name
+    assert len(batch["mask"].sum(1).unique()) > 2
+    check_logprobs(module, model, module.generate(model, LONG_PROMPTS, 2, 12, 1.5), 1.5)
+
+
+@pytest.mark.parametrize("kind", quick_and_slow(COUNT_IN_PYTHON))
+def test_graph_refuses_a_cache_that_counts_in_python(kind, variant):
+    line = refused(variant("graph").generate, toy_decoder(kind), LONG_PROMPTS, 2, 12, 1.0)
+    assert line.startswith("--model: its sliding window or linear attention")
+
+
+@pytest.mark.slow
+def test_two_steps_with_recorded_tokens(variant, short_run, monkeypatch):
+    """The run checks the sampler's log-probs against the loss's."""
+    module = variant("graph")
+    record_on_cpu(module, monkeypatch)
+    module.main(module.Args(**short_run))
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The inputs of each graph that torch.compile makes. No kernels are made of it: this takes
+    minutes."""
+    graphs, compile_module = [], torch.nn.Module.compile
+
+    def backend(graph, inputs):
+        graphs.append(inputs)
+        return graph.forward
+
+    with_backend = functools.partialmethod(compile_module, backend=backend)
+    monkeypatch.setattr(torch.nn.Module, "compile", with_backend)
+    return graphs
+
+
+@pytest.mark.slow
+def test_layers_compiles_the_loss_s_passes_alone(variant, compiled, short_run, monkeypatch):
+    """A layer of both models, with and without a gradient, and a last time for other sizes. Nothing
+    after that compiles again, and log-probs and gradients are as without the block."""
+    module, plain = variant("layers"), script("grpo_llm")
+    args = module.Args(micro_batch_size=4, beta=0.1, **short_run)
+    steps = calls_of(monkeypatch, module, "train_step")
+    module.main(args)
+    ((model, reference, *_), _), *_ = steps
+    for policy in (model, reference):
+        parts = [part for part in policy.modules() if part._compiled_call_impl]
+        assert len(parts) == model.config.num_hidden_layers
+    count = len(compiled)
+    assert 2 <= count <= 3
+    for width in (6, 9):
+        batch = module.generate(model, PROMPTS, 4, width, 1.0)
+        copied = copy.deepcopy(model)  # which is not compiled
+        for name in ("old_logprobs", "ref_logprobs"):
+            batch[name] = module.batch_logprobs(model, batch, args)
+        expected = plain.batch_logprobs(copied, batch, args)
+        torch.testing.assert_close(batch["old_logprobs"], expected)
+        batch["advantages"] = torch.tensor([1.0, -1.0] * 6)
+        for trainer, policy in ((module, model), (plain, copied)):
+            optimizer = torch.optim.SGD(policy.parameters(), lr=1e-3)
+            trainer.train_minibatch(policy, optimizer, batch, args)
+        gradients = [[p.grad for p in policy.parameters()] for policy in (model, copied)]
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+    assert len(compiled) == count
+
+
 # ------------------------------------------------------------------------ The page and variants.py
 
 
@@ -416,7 +555,7 @@ def test_a_block_fits_and_leaves_no_flag_that_nothing_reads(name, parent):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [[name] for name in variants.BLOCKS] + [["stale", "tis"]])
-def test_two_steps(names, variant, short_run):
+def test_two_steps(names, variant, compiled, short_run):
     module = variant(*names)
     flags = {"opd": {"teacher": str(ROOT / "tests/tiny_model")}, "pass_at_k": {"pass_k": 2}}
     result = module.main(module.Args(**short_run, **flags.get(names[0], {})))
