@@ -29,7 +29,11 @@ SMOKE = [
         "--smoke --model PRETRAINED",
         "| products, GRPO | 2e-05 | 1 | … | dates, DAPO | … right answer",
     ),
-    ("gpu", "--smoke", '"gradient_error" … "ranks", "name": "cispo_llm" … "computed"'),
+    (
+        "gpu",
+        "--smoke",
+        '"gradient_error" … "16 rows, graph, bf16, layers" … "1 rows, bf16, layers"',
+    ),
 ]
 SMOKE = [(name, f"benchmarks/{name}.py {flags}", expected) for name, flags, expected in SMOKE]
 SMOKE += [(name, f"experiments/{name}.py --smoke", name) for name in NAMES]
