@@ -94,7 +94,9 @@ def test_same_seed_same_run(name, tmp_path):
 def test_neighbouring_seeds_share_no_environment_and_no_episode_of_evaluation(
     name, tmp_path, monkeypatch
 ):
+    """And every environment is closed."""
     seeds, reset = [], classic_envs.Diary.reset
+    closed = calls_of(monkeypatch, classic_envs.Diary, "close")
 
     def watched(env, *, seed=None, options=None):
         seeds.extend([] if seed is None else [seed])
@@ -104,6 +106,7 @@ def test_neighbouring_seeds_share_no_environment_and_no_episode_of_evaluation(
     for seed in (1, 2):
         run(name, tmp_path, True, seed=seed, total_timesteps=1)
     assert len(seeds) == len(set(seeds)) == 2 * (script(name).Args().num_envs + 100)
+    assert len({id(env) for (env,), _ in closed}) == len(seeds)
 
 
 @KINDS
