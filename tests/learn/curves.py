@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from tempfile import gettempdir
 from types import SimpleNamespace
 
 import torch
@@ -110,12 +109,18 @@ def run(change, seed, more=""):
     """A run with this change, and with more flags: {name: [a value for each step, or None where a
     step has not logged it]}, the steps as "step", and of eval/… each value."""
     script, args, logged = module_with(change), parsed(change, seed, more), defaultdict(dict)
-    writer = SimpleNamespace(add_text=print, flush=print, close=print, log_dir=gettempdir())
+    writer = SimpleNamespace(add_text=print, flush=print, close=print)
     writer.add_scalar = lambda name, value, step: logged[name].update({step: float(value)})
+
+    def make_writer(folder):
+        Path(folder).mkdir(parents=True)
+        writer.log_dir = folder
+        return writer
+
     own = {"evaluate": lambda *inputs, **options: 0.0}  # the classic scripts' takes seconds
     if change.script in LLM_SCRIPTS:
         own = watch_right(script, change.pay)
-    bench.run_main(script, args, SummaryWriter=lambda folder: writer, **own)
+    bench.run_main(script, args, SummaryWriter=make_writer, **own)
     scores = {name: list(logged.pop(name).values()) for name in [*logged] if name[:5] == "eval/"}
     steps = sorted(set().union(*logged.values()))
     columns = {name: [values.get(step) for step in steps] for name, values in logged.items()}
