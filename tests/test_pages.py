@@ -138,7 +138,7 @@ def test_every_link_leads_somewhere(name):
 
 
 # A placeholder, or a script that a reader makes.
-ANY_NAME = r"(?:\w+/)*(?:NAME|variant_\w+|clock|my_envs)\.py"
+ANY_NAME = r"(?:\w+/)*(?:NAME|variant_\w+|clock|my_envs|json)\.py"
 
 
 @pytest.mark.parametrize("name", PAGES)
