@@ -169,7 +169,7 @@ def rollouts(envs, agent, args):
 # From here on, all scripts of this family are the same, byte for byte.
 # ------------------------------------------------------------------------------------------ Agent
 class RunningMeanStd(nn.Module):
-    """Scales to mean 0 and std 1 over all rows so far (in float64, as a mean may be a date)."""
+    """Scales to mean 0 and std 1 over all rows so far (in float64: a mean may be a date)."""
 
     def __init__(self, shape):
         super().__init__()
@@ -275,7 +275,7 @@ def train(envs, agent, folder, args):
 
 def main(args):
     """Train, save, evaluate. Returns the score, a mean return, and the path of the saved agent."""
-    args = replace(args)  # a copy, as ppo.py changes β
+    args = replace(args)  # a copy, as ppo.py changes args.beta
     torch.set_num_threads(1)  # more would only slow down networks this small
     torch.manual_seed(args.seed)
     np.random.seed(args.seed)  # some environments draw from this, or from random

@@ -54,7 +54,7 @@ from torch.utils.tensorboard import SummaryWriter
 class Args:
     clip_coef: float = 0.2  # ε: the ratio is clipped to 1 ± ε; inf: no clipping
     beta: float = 0.0  # β, weight of a KL penalty; adapted after each rollout, unless 0
-    target_kl: float = 0.01  # the KL that β aims for. Unlike elsewhere, it never ends the epochs
+    target_kl: float = 0.01  # the KL that β aims for. It never ends the epochs early
     update_epochs: int = 4  # epochs: passes over each rollout
     num_minibatches: int = 4  # optimizer steps per epoch
     ent_coef: float = 0.0  # weight of an entropy bonus, to keep π random; decays to 0
@@ -208,7 +208,7 @@ def rollouts(envs, agent, args):
 # From here on, all scripts of this family are the same, byte for byte.
 # ------------------------------------------------------------------------------------------ Agent
 class RunningMeanStd(nn.Module):
-    """Scales to mean 0 and std 1 over all rows so far (in float64, as a mean may be a date)."""
+    """Scales to mean 0 and std 1 over all rows so far (in float64: a mean may be a date)."""
 
     def __init__(self, shape):
         super().__init__()
@@ -314,7 +314,7 @@ def train(envs, agent, folder, args):
 
 def main(args):
     """Train, save, evaluate. Returns the score, a mean return, and the path of the saved agent."""
-    args = replace(args)  # a copy, as ppo.py changes β
+    args = replace(args)  # a copy, as ppo.py changes args.beta
     torch.set_num_threads(1)  # more would only slow down networks this small
     torch.manual_seed(args.seed)
     np.random.seed(args.seed)  # some environments draw from this, or from random

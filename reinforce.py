@@ -4,24 +4,24 @@ In CartPole a state s is four numbers (positions and speeds of cart and pole), a
 the cart left or right, and each step pays a reward R of 1 until the pole falls, or until step 500.
 A policy π(a | s), a network with weights θ, gives each action a probability, and one is drawn. So
 an episode τ is s_0, a_0, R_0, s_1, a_1, R_1, … REINFORCE plays one whole episode in each of N
-environments. Then θ takes a step that should raise the expected return J: the larger an action's
-credit, what was earned with it, the more likely this step makes it.
+environments. Then θ takes a step that should raise J, the expected return (what an episode earns):
+the larger an action's credit, what was earned with it, the more likely this step makes it.
 
     J(θ) = E[ R(τ) ] = Σ_τ p(τ) R(τ)             over all episodes τ, of probability p(τ)
-    ∇J = Σ_τ ∇p(τ) R(τ) = E[ R(τ) ∇log p(τ) ]    as ∇p = p ∇log p: a mean, which a few can estimate
+    ∇J = Σ_τ ∇p(τ) R(τ) = E[ R(τ) ∇log p(τ) ]    as ∇p = p ∇log p: a mean, so N episodes estimate it
     log p(τ) = Σ_t log π(a_t | s_t) + log-probabilities of the environment, without θ
     ∇J = E[ Σ_t Ψ_t ∇log π(a_t | s_t) ]          where Ψ_t, the credit, is one of these (--psi):
-    return          R(τ) = R_0 + γ R_1 + …       everything the episode has earned
+    return          R(τ) = R_0 + γ R_1 + …       all the episode has earned; γ ≤ 1 discounts later R
     reward-to-go    G_t = R_t + γ R_{t+1} + …    only what it has earned from a_t on
     baseline        G_t − V(s_t)                 the advantage; V, a network, learns the mean of G_t
 
-Suppose two episodes return 380 and 400. With the first credit all their actions are pushed up, by
-nearly the same amount. If V expects 390 at the start, the first actions have advantages of −10 and
-10. Yet each credit gives ∇J on average (if γ = 1), usually with less noise than the one above it:
-let b be what is left out or subtracted, the rewards before a_t or V(s_t). It was fixed before a_t
-was drawn, so the mean of b ∇log π over all actions is Σ_a π b ∇log π = b Σ_a ∇π = b ∇1 = 0.
+Let γ be 1, and two episodes return 380 and 400. With the first credit all their actions are pushed
+up, by nearly the same amount. If V expects 390 at the start, the first actions have advantages of
+−10 and 10. Yet each credit gives ∇J on average, usually with less noise than the one above it: let
+b be what is left out, the rewards before a_t, or subtracted, V(s_t). It was fixed before a_t was
+drawn, so the mean of b ∇log π over all actions is Σ_a π b ∇log π = b Σ_a ∇π = b ∇1 = 0.
 
-Why: it is the simplest estimate of ∇J. Each step of θ needs new episodes: it is on-policy.
+Why: it is the simplest estimate of ∇J. A step of θ changes p, so the next one needs new episodes.
 Weakness: one lucky episode stands for everything that might have followed an action, and nothing is
 learned before an episode ends.
 Differs from the formula: rewards are rescaled, the advantages' mean is subtracted, π's entropy
@@ -122,11 +122,11 @@ def update(agent, optimizer, batch, progress_remaining, args):
     loss = policy_loss - args.ent_coef * progress_remaining * entropy
     optimizer.zero_grad()
     loss.backward()
-    # No clipping: Adam divides by the size of past gradients. If we clipped the long ones of early
-    # training, it would divide by less, and noisy gradients later on would make longer steps.
+    # No clipping: Adam divides by the size of past gradients. Clipping would shorten the long ones of
+    # early training, and so lengthen the steps that later, noisy gradients make.
     optimizer.step()
     stats = {"policy_loss": policy_loss.item(), "entropy": entropy.item()}
-    if args.psi == "baseline":  # only now: before, V may not know what followed a_t
+    if args.psi == "baseline":  # for the next rollout; in this one's V would know what followed a_t
         stats["value_loss"] = fit_critic(agent, optimizer, batch, args)
     return stats
 
@@ -187,7 +187,7 @@ def rollouts(envs, agent, args):
 # From here on, all scripts of this family are the same, byte for byte.
 # ------------------------------------------------------------------------------------------ Agent
 class RunningMeanStd(nn.Module):
-    """Scales to mean 0 and std 1 over all rows so far (in float64, as a mean may be a date)."""
+    """Scales to mean 0 and std 1 over all rows so far (in float64: a mean may be a date)."""
 
     def __init__(self, shape):
         super().__init__()
@@ -293,7 +293,7 @@ def train(envs, agent, folder, args):
 
 def main(args):
     """Train, save, evaluate. Returns the score, a mean return, and the path of the saved agent."""
-    args = replace(args)  # a copy, as ppo.py changes β
+    args = replace(args)  # a copy, as ppo.py changes args.beta
     torch.set_num_threads(1)  # more would only slow down networks this small
     torch.manual_seed(args.seed)
     np.random.seed(args.seed)  # some environments draw from this, or from random
