@@ -122,8 +122,8 @@ def update(agent, optimizer, batch, progress_remaining, args):
     loss = policy_loss - args.ent_coef * progress_remaining * entropy
     optimizer.zero_grad()
     loss.backward()
-    # No clipping: Adam divides by the size of past gradients. Clipping would shorten the long ones of
-    # early training, and so lengthen the steps that later, noisy gradients make.
+    # No clipping: Adam divides by the size of past gradients. Clipping would shorten the long ones
+    # of early training, and so lengthen the steps that later, noisy gradients make.
     optimizer.step()
     stats = {"policy_loss": policy_loss.item(), "entropy": entropy.item()}
     if args.psi == "baseline":  # for the next rollout; in this one's V would know what followed a_t

@@ -28,7 +28,7 @@ def answers(rows):
         first, *_, last = [sum(row["reward"] for row in steps[step][:8]) for step in steps]
         if prompt.count("+") >= 4 and first == 1 and last >= 7:
             break
-    lines = [f"| step | eight answers to `{prompt}`, a sum not trained on | right |", "|-|-|-|"]
+    lines = [f"| step | eight completions of `{prompt}`, a sum not trained on | right |", "|-|-|-|"]
     for step, drawn in steps.items():
         texts = " ".join(f"`{row['completion']}`" for row in drawn[:8])
         lines.append(f"| {step} | {texts} | {sum(row['reward'] for row in drawn[:8]):.0f} of 8 |")
