@@ -156,11 +156,11 @@ def learn():
             yield Cell(row, script, chosen, range(101, 101 + seeds), {"scale": scale})
 
 
-def cartpole():
+def cartpole(seeds=range(1, 4)):
     for script in OURS:
-        yield Cell(f"cartpole, {script}", script, flags_of(script, env_id=CARTPOLE), range(1, 6))
+        yield Cell(f"cartpole, {script}", script, flags_of(script, env_id=CARTPOLE), seeds)
         if peer := PEERS.get(script):
-            yield Cell(f"cartpole, {peer}", peer, ZOO[peer], range(1, 6))
+            yield Cell(f"cartpole, {peer}", peer, ZOO[peer], seeds)
 
 
 PARTS = {"learn": learn, "cartpole": cartpole}
