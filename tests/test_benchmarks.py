@@ -123,10 +123,6 @@ def test_watch_counts_both_sides_alike():
     assert watch.note(10, [500.0] * 95) and watch.solved["solved_steps"] == 110
 
 
-def test_the_middle_of_five_seeds_is_the_mean_of_three():
-    assert classic.summary([0.0, 9.0, 1.0, 2.0, 3.0])["iqm"] == 2
-
-
 def problems_of(path):
     module = runpy.run_path(path)
     return [module["load_problems"](split) for split in ("train", "test")]

@@ -1,26 +1,23 @@
 """Do the classic scripts learn, and how fast? Alone, and beside Stable-Baselines3 and sb3-contrib.
 
-    python tests/benchmarks/classic.py learn           # scores on many seeds; 20 minutes
-    python tests/benchmarks/classic.py cartpole        # beside SB3: time to 475; half an hour
-    python tests/benchmarks/classic.py beyond          # beside SB3: other environments; 3 hours
+    python tests/benchmarks/classic.py learn           # scores on many seeds; a quarter of an hour
+    python tests/benchmarks/classic.py cartpole        # beside SB3: time to 475; ten minutes
     python tests/benchmarks/classic.py --picture       # learning curves on CartPole; two minutes
     python tests/benchmarks/classic.py --only-tables   # no run: the tables once more
 
-Times are for two cores. SB3's settings are those that RL Baselines3 Zoo tuned (zoo.json; its
-`steps` is the length of run that they were tuned for). `beyond` gives both sides the same number of
-environment steps; beyond.json has our flags there, which we found on seeds other than those
-measured. Each run is a process of its own with one thread. Runs share no environment: our scripts
-spread their seeds, and here SB3's are spread, because environment i gets the seed + i.
-results/classic.jsonl keeps one line for all seeds of a cell.
+Times are for one core. SB3's settings are those that RL Baselines3 Zoo tuned (zoo.json; its `steps`
+is the length of run that they were tuned for). All runs use one thread of this process, and their
+seconds are of CPU time, so that other work on the machine hardly changes them. Runs share no
+environment: our scripts spread their seeds, and here SB3's are spread, because environment i gets
+the seed + i. results/classic.jsonl keeps one line for all seeds of a cell.
 
-Left out: runs without the normalizer, and steps per second at equal shapes
-(`git show dbec442:tests/benchmarks/classic.py`).
+We left out other environments beside SB3, runs without the normalizer, and steps per second at
+equal shapes (`git show dbec442:tests/benchmarks/classic.py`).
 """
 
 import importlib
 import json
 import operator
-import os
 import time
 from functools import partial
 from importlib.util import find_spec
@@ -30,27 +27,29 @@ from statistics import mean, median
 from typing import Literal, NamedTuple
 
 import gymnasium as gym
-import numpy as np
 import torch
 import tyro
-from bench import RESULTS, Kept, all_flags, in_processes, run_main, show, table, with_footer
+from bench import RESULTS, Kept, all_flags, run_main, show, table, with_footer
 from scripts import CLASSIC_SCRIPTS as OURS
 from tyro.conf import Positional
 
 # From hyperparams/*.yml of DLR-RM/rl-baselines3-zoo. "lin 0.001" falls linearly from 0.001 to 0.
 ZOO = json.loads(Path(__file__).with_name("zoo.json").read_text())
-BEYOND = json.loads(Path(__file__).with_name("beyond.json").read_text())
 PEERS = {"actor_critic": "A2C", "trpo": "TRPO", "ppo": "PPO"}
 NAMES = {"A2C": "SB3 A2C", "TRPO": "sb3-contrib TRPO", "PPO": "SB3 PPO"}
-LEVEL = 475  # a mean return of the last 100 episodes, at which CartPole counts as solved
+CARTPOLE = "CartPole-v1"
+# A mean return of the last 100 episodes, at which CartPole counts as solved. There a run ends. (The
+# other environments cannot pay so much.)
+LEVEL = 475
 LEARN = [  # environment, what its rewards are multiplied by, scripts and seeds, flags
-    ("CartPole-v1", 1, dict.fromkeys(OURS, 12), {"target_return": 475.0}),
-    ("CartPole-v1", 1e-3, dict.fromkeys(OURS, 3), {"target_return": 0.475}),
-    ("CartPole-v1", 1e3, dict.fromkeys(OURS, 3), {"target_return": 475e3}),
+    (CARTPOLE, 1, dict.fromkeys(OURS, 12), {}),
+    (CARTPOLE, 1e-3, dict.fromkeys(OURS, 3), {}),
+    (CARTPOLE, 1e3, dict.fromkeys(OURS, 3), {}),
     ("Acrobot-v1", 1, {"reinforce": 8, "trpo": 4, "ppo": 4}, {}),
     ("Acrobot-v1", 1, {"actor_critic": 8}, {"total_timesteps": 100_000}),
     ("Pendulum-v1", 1, {"trpo": 12, "ppo": 6}, {"gamma": 0.95}),
     ("FrozenLake-v1", 1, {"ppo": 3}, {}),
+    ("MountainCarContinuous-v0", 1, dict.fromkeys(PEERS, 3), {"total_timesteps": 100_000}),
 ]
 
 
@@ -60,7 +59,7 @@ class Watch:
 
     def start(self):
         self.solved = {"solved_steps": inf, "solved_seconds": inf}
-        self.first, self.steps, self.recent = time.perf_counter(), 0, []
+        self.first, self.steps, self.recent = time.process_time(), 0, []
 
     def note(self, steps, returns):
         """Add steps, and the returns of the episodes that ended; return whether it is solved."""
@@ -68,19 +67,20 @@ class Watch:
         self.recent = (self.recent + returns)[-100:]
         solved = len(self.recent) == 100 and mean(self.recent) >= LEVEL
         if solved and self.solved["solved_steps"] == inf:
-            seconds = time.perf_counter() - self.first
+            seconds = time.process_time() - self.first
             self.solved = {"solved_steps": self.steps, "solved_seconds": seconds}
         return solved
 
 
 def ours(watch, side, seed, flags, scale=1):
-    """Run a script by its main() and return its greedy and its sampled return."""
+    """Run a script by its main(), until CartPole is solved, and return its greedy return."""
     module = importlib.import_module(side)
 
     def rollouts(*inputs, original=module.rollouts):
         watch.start()
         for rollout, returns in original(*inputs):
-            watch.note(int(rollout["mask"].sum()), [score / scale for score in returns])
+            if watch.note(int(rollout["mask"].sum()), [score / scale for score in returns]):
+                return  # without a step on this rollout: what solved it is evaluated
             yield rollout, returns
 
     def make_envs(*inputs, original=module.make_envs, **options):
@@ -90,21 +90,16 @@ def ours(watch, side, seed, flags, scale=1):
     functions = {"rollouts": rollouts}
     functions |= {"make_envs": make_envs} if scale != 1 else {}
     scores = run_main(module, module.Args(**flags | {"seed": seed}), **functions)
-    return [scores[key] / scale for key in ("eval/return", "eval/return_stochastic")]
+    return scores["eval/return"] / scale
 
 
 def theirs(watch, side, seed, flags):
-    """Run SB3 and return its greedy and its sampled return. A run with `level` ends when solved."""
+    """Run SB3 on CartPole until it is solved, and return its greedy return."""
     import sb3_contrib
     import stable_baselines3
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.evaluation import evaluate_policy
-    from stable_baselines3.common.vec_env import VecNormalize
-
-    settings = dict(flags)
-    env_id, steps, level = (settings.pop(key) for key in ("env_id", "steps", "level"))
-    seed *= settings.pop("seeds_apart")
 
     class Note(BaseCallback):
         def _on_training_start(self):
@@ -112,34 +107,25 @@ def theirs(watch, side, seed, flags):
 
         def _on_step(self):
             ended = [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
-            return not (watch.note(self.training_env.num_envs, ended) and level)
+            return not watch.note(self.training_env.num_envs, ended)
 
+    settings = dict(flags)
     for name, value in settings.items():
         if isinstance(value, str):
             settings[name] = partial(operator.mul, float(value.removeprefix("lin ")))
-    if settings.pop("cheetah_net", False):
-        net = {"log_std_init": -2, "ortho_init": False, "activation_fn": torch.nn.ReLU}
-        settings["policy_kwargs"] = net | {"net_arch": {"pi": [256, 256], "vf": [256, 256]}}
-    envs = make_vec_env(env_id, n_envs=settings.pop("n_envs"), seed=seed)
-    normalize = settings.pop("normalize", False)
-    if normalize:
-        envs = VecNormalize(envs, gamma=settings.get("gamma", 0.99))
+    seed, steps = 10_000 * seed, settings.pop("steps")
+    envs = make_vec_env(CARTPOLE, n_envs=settings.pop("n_envs"), seed=seed)
     module = sb3_contrib if side == "TRPO" else stable_baselines3
     model = getattr(module, side)("MlpPolicy", envs, seed=seed, device="cpu", **settings)
     model.learn(steps, callback=Note())
-    fresh = make_vec_env(env_id, n_envs=16, seed=seed + 10**6)
-    if normalize:
-        fresh = VecNormalize(fresh, training=False, norm_reward=False)
-        fresh.obs_rms = envs.obs_rms
-    return [evaluate_policy(model, fresh, 100, deterministic=greedy)[0] for greedy in (True, False)]
+    return evaluate_policy(model, make_vec_env(CARTPOLE, n_envs=16, seed=seed + 5_000), 100)[0]
 
 
-def run(side, seed, **job):
-    """A run of a script or a peer, in this process."""
-    torch.set_num_threads(1)  # for theirs, too
+def run(side, **job):
+    """A run of a script or a peer."""
     watch = Watch()
-    greedy, sampled = (ours if side in OURS else theirs)(watch, side, seed=seed, **job)
-    return watch.solved | {"greedy": float(greedy), "sampled": float(sampled)}
+    greedy = (ours if side in OURS else theirs)(watch, side, **job)
+    return watch.solved | {"greedy": float(greedy)}
 
 
 # ------------------------------------------------------------------------------------------- Cells
@@ -149,13 +135,11 @@ class Cell(NamedTuple):
     row: str
     side: str
     flags: dict
-    seeds: int
-    first: int = 1
+    seeds: range
     changes: dict = {}  # of what `ours` takes
 
     def key(self):
-        seeds = {"seeds": list(range(self.first, self.first + self.seeds))}
-        return self.flags | seeds | self.changes
+        return self.flags | {"seeds": list(self.seeds)} | self.changes
 
 
 def flags_of(script, **flags):
@@ -164,71 +148,36 @@ def flags_of(script, **flags):
     return {name: value for name, value in all_flags(args).items() if name != "seed"}
 
 
-def peer_of(script, env_id, level=False):
-    """The flags of a script's peer, as `theirs` takes them."""
-    zoo = ZOO[f"{PEERS[script]} {env_id}"]
-    return {"env_id": env_id, "level": level, "seeds_apart": 1000} | zoo
-
-
 def learn():
     for env_id, scale, scripts, flags in LEARN:
         for script, seeds in scripts.items():
             chosen = flags_of(script, env_id=env_id, **flags)
             row = f"learn, {env_id}, {scale:g}, {script}"
-            yield Cell(row, script, chosen, seeds, 101, {"scale": scale})
+            yield Cell(row, script, chosen, range(101, 101 + seeds), {"scale": scale})
 
 
-def cartpole(seeds=5):
+def cartpole():
     for script in OURS:
-        env_id = "CartPole-v1"
-        yield Cell(f"cartpole, {script}", script, flags_of(script, env_id=env_id), seeds)
-        if script in PEERS:
-            settings = peer_of(script, env_id, level=True)
-            yield Cell(f"cartpole, {PEERS[script]}", PEERS[script], settings, seeds)
+        yield Cell(f"cartpole, {script}", script, flags_of(script, env_id=CARTPOLE), range(1, 6))
+        if peer := PEERS.get(script):
+            yield Cell(f"cartpole, {peer}", peer, ZOO[peer], range(1, 6))
 
 
-def beyond():
-    for name, chosen in BEYOND.items():
-        (env_id, script), (seeds, steps, flags) = name.split(), chosen.values()
-        words = f"--env-id {env_id} --total-timesteps {steps} {flags}".split()
-        args = tyro.cli(importlib.import_module(script).Args, args=words)
-        chosen = {name: value for name, value in all_flags(args).items() if name != "seed"}
-        yield Cell(f"beyond, {name}, ours", script, chosen, seeds)
-        settings = peer_of(script, env_id) | {"steps": steps}
-        yield Cell(f"beyond, {name}, theirs", PEERS[script], settings, seeds)
-
-
-PARTS = {part.__name__: part for part in (learn, cartpole, beyond)}
+PARTS = {"learn": learn, "cartpole": cartpole}
 
 
 def small(cell):
     """The cell at toy size."""
-    steps = "total_timesteps" if cell.side in OURS else "steps"
-    return cell._replace(flags=cell.flags | {steps: 2000}, seeds=1)
-
-
-def middle(values):
-    """The interquartile mean along the last axis; of five values, the mean of the middle three."""
-    cut = values.shape[-1] // 4
-    return np.sort(values)[..., cut : values.shape[-1] - cut].mean(-1)
+    return cell._replace(flags=cell.flags | {"total_timesteps": 2000}, seeds=range(1))
 
 
 def summary(values):
-    """Median, lowest, and the interquartile mean with a bootstrap over seeds (Agarwal et al.
-    2021, arXiv:2108.13264)."""
-    draws = np.random.default_rng(0).choice(values, (10_000, len(values)))
-    with np.errstate(invalid="ignore"):  # inf - inf, of runs that did not solve it
-        low, high = np.percentile(middle(draws), (2.5, 97.5))
-    numbers = {"median": median(values), "least": min(values)}
-    numbers |= {"iqm": float(middle(np.array(values))), "low": float(low), "high": float(high)}
-    return {name: round(value, 3) for name, value in numbers.items()}
+    return {"median": round(median(values), 3), "least": round(min(values), 3)}
 
 
-def measure(cell, at_once):
+def measure(cell):
     """{metric: summary over the seeds}, and how many seeds solved CartPole."""
-    job = {"side": cell.side, "flags": cell.flags} | cell.changes
-    jobs = [job | {"seed": seed} for seed in cell.key()["seeds"]]
-    results = [result for _, result in in_processes(run, jobs, at_once)]
+    results = [run(cell.side, seed=s, flags=cell.flags, **cell.changes) for s in cell.seeds]
     solved = sum(result["solved_steps"] < inf for result in results)
     metrics = {name: summary([result[name] for result in results]) for name in results[0]}
     return metrics | {"solved": solved}
@@ -257,7 +206,7 @@ def learn_lines(runs):
                 text = f"{whole(run['greedy']['median'])} ({whole(run['greedy']['least'])})"
                 seeds = len(run["flags"]["seeds"])
                 text += f", {seeds}"
-                if place[0] == "CartPole-v1":
+                if place[0] == CARTPOLE:
                     text += f": {run['solved']} at {whole(run['solved_steps']['median'])}"
             cells.append(text)
         rows.append(cells)
@@ -281,24 +230,7 @@ def cartpole_lines(runs):
     return table(["script", *times_of, "compared with", *times_of, "times faster"], rows)
 
 
-def beyond_lines(runs):
-    rows = []
-    for name in dict.fromkeys(key[0] for key in runs):
-        env_id, script = name.split()
-        sides = [runs.get((name, side)) for side in ("ours", "theirs")]
-        ours, greedy, sampled = sides[0], [], []
-        for run in filter(None, sides):
-            score = run["greedy"]
-            greedy.append(f"{score['iqm']:.0f} ({score['low']:.0f} to {score['high']:.0f})")
-            sampled.append(f"{run['sampled']['iqm']:.0f}")
-        steps = f"{ours['flags']['total_timesteps']:,}"
-        cells = [f"{env_id}, {steps}, {script}", len(ours["flags"]["seeds"])]
-        rows.append([*cells, *greedy, *["–"] * (2 - len(greedy)), " and ".join(sampled)])
-    header = ["environment, steps, script", "seeds", "greedy return: ours", "SB3's"]
-    return table([*header, "sampled returns"], rows)
-
-
-LINES = {"learn": learn_lines, "cartpole": cartpole_lines, "beyond": beyond_lines}
+LINES = {"learn": learn_lines, "cartpole": cartpole_lines}
 
 
 def tables(runs):
@@ -336,15 +268,14 @@ def kept(smoke=False):
 
 
 def main(
-    parts: Positional[tuple[Literal["learn", "cartpole", "beyond"], ...]] = (),
-    jobs: int = 2,
+    parts: Positional[tuple[Literal["learn", "cartpole"], ...]] = (),
     picture: bool = False,
     only_tables: bool = False,
     smoke: bool = False,
 ):
-    """Make the runs of these parts that are missing, --jobs at a time where no time is measured.
-    With --smoke each part makes two short runs, and nothing is written."""
-    os.environ["OMP_NUM_THREADS"] = "1"
+    """Make the runs of these parts that are missing. With --smoke each part makes two short runs,
+    and nothing is written."""
+    torch.set_num_threads(1)  # for theirs, too
     if picture:
         return draw()
     (runs,) = kept(smoke)
@@ -353,7 +284,7 @@ def main(
         for cell in map(small, cells[:2]) if smoke else cells:
             if not runs.find(cell.row, cell.key()):
                 runs.forget(cell.row, [])
-                runs.add(cell.row, cell.key(), measure(cell, 1 if part == "cartpole" else jobs))
+                runs.add(cell.row, cell.key(), measure(cell))
     show(tables(runs), smoke)
 
 
