@@ -77,12 +77,14 @@ def task_file(tmp_path, monkeypatch):
 
 
 def test_the_file_that_is_named_is_the_task(task_file):
-    """And no namesake: a script, a module of Python, another task of the same name."""
+    """And no namesake: a script, a module of Python, another task, a neighbour."""
     for name in ("grpo_llm.py", "math.py", "my.task-1.py"):
         for folder in "ab":
             path = task_file(TASK.replace("split}", f"split}} of {folder}"), f"{folder}/{name}")
             _, held_out = grpo.load_data(grpo.Args(task=path))
             assert sorted(held_out)[0] == (f"test of {folder} 0", [0, None])
+    with pytest.raises(AttributeError):
+        grpo.load_data(grpo.Args(task=task_file("{}", "a/math.jsonl")))
 
 
 def test_a_task_s_neighbour_comes_before_a_package_and_its_functions_can_be_pickled(
