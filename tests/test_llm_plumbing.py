@@ -192,19 +192,23 @@ def test_no_dropout_and_no_special_tokens(pretrained, monkeypatch):
     assert torch.equal(a, b)
 
 
-# How a template writes a message behind its role, and the token that ends one, if any.
+# How a template writes a message behind its role; the eos token that the generation config names,
+# beside the tokenizer's <|endoftext|>, 0; and what else ends a completion.
 TURNS = {
-    "Phi's chat ends with eos": ("{{ text }}<|end|>\n<|endoftext|>", "<|end|>"),
-    "blanks that are an added token": ("{{ text }}\n  <|im_end|>", "<|im_end|>"),
-    "GLM's turn ends where the next begins": ("{{ text }}", "<|im_start|>"),
-    "text alone": ("{{ text }} Next:", None),
+    "Phi's chat ends with eos": ("{{ text }}<|end|>\n<|endoftext|>", 0, ["<|end|>"]),
+    "blanks that are an added token": ("{{ text }}\n  <|im_end|>", 0, ["<|im_end|>"]),
+    "GLM's turn ends where the next begins": ("{{ text }}", 0, ["<|im_start|>"]),
+    "text alone": ("{{ text }} Next:", 0, []),
+    "gpt-oss also ends thoughts like this": ("{{ text }}<|end|>", 2, ["<|im_end|>"]),
 }
 
 
-def stops_with_turns(turn, eos, folder, tmp_path):
-    """What ends a completion of the model with these eos tokens and a template of such turns."""
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+@pytest.mark.parametrize("turn,eos,ends", TURNS.values(), ids=TURNS)
+def test_the_token_that_ends_a_turn_stops_a_base_model_too(turn, eos, ends, pretrained, tmp_path):
+    """A base model's files name <|endoftext|> alone; its chat template ends a turn otherwise. Where
+    the files name two ends, the template adds nothing."""
+    shutil.copytree(pretrained, tmp_path, dirs_exist_ok=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
     tokenizer.add_tokens(["\n", "  ", "<end_of_turn>"])
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
     tokenizer.eos_token = "<|endoftext|>"
@@ -214,21 +218,8 @@ def stops_with_turns(turn, eos, folder, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     transformers.GenerationConfig(eos_token_id=eos).save_pretrained(tmp_path)
     model, _ = grpo.load_policy(grpo.Args(model=str(tmp_path)), CPU)
-    return tokenizer.convert_ids_to_tokens(model.generation_config.eos_token_id)
-
-
-@pytest.mark.parametrize("turn,end", TURNS.values(), ids=TURNS)
-def test_the_token_that_ends_a_turn_stops_a_base_model_too(turn, end, pretrained, tmp_path):
-    """A base model's files name <|endoftext|> alone; its chat template ends a turn otherwise."""
-    stops = stops_with_turns(turn, 0, pretrained, tmp_path)
-    assert stops == ["<|endoftext|>", *([end] if end else [])]
-
-
-def test_a_template_adds_nothing_where_the_files_name_two_ends(pretrained, tmp_path):
-    """As gpt-oss, whose template ends with <|end|> every message, its thoughts, too. The tokenizer
-    names one end, and the generation config another."""
-    stops = stops_with_turns("{{ text }}<|end|>", 2, pretrained, tmp_path)
-    assert stops == ["<|endoftext|>", "<|im_end|>"]
+    stops = tokenizer.convert_ids_to_tokens(model.generation_config.eos_token_id)
+    assert stops == ["<|endoftext|>", *ends]
 
 
 def test_a_checkpoint_stops_in_transformers_where_it_stopped_here(pretrained, tmp_path, short_run):
@@ -389,10 +380,7 @@ def test_defaults_follow_from_model_and_task_unless_given(name):
     assert chosen() == (5e-4, 32, 256)
     assert chosen(model="some/model") == (1e-6, 32, 4)
     assert chosen(task="t.py") == (5e-4, 256, 256)
-    assert chosen(model="some/model", task="t.py") == (1e-6, 256, 4)
-    numbers = {"learning_rate": 3e-5, "max_new_tokens": 9, "micro_batch_size": 5}
-    assert chosen(model="some/model", task="t.py", **numbers) == (3e-5, 9, 5)
-    assert chosen(**dict.fromkeys(numbers, 0)) == (0, 0, 0), "a 0 is no default: it ends the run"
+    assert chosen(learning_rate=0, max_new_tokens=0, micro_batch_size=0) == (0, 0, 0)
 
 
 LOGGED = "reward", "completions/mean_length", "sampling/sampling_logp_difference/mean"

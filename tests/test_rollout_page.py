@@ -124,7 +124,7 @@ def check_view(view, page, group, step, row, column):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not any(map(shutil.which, rollout_page.BROWSERS)), reason="needs a browser")
+@pytest.mark.skipif(not shutil.which(rollout_page.BROWSER), reason="needs a browser")
 def test_slider_click_and_keys_change_what_is_drawn(made, tmp_path, monkeypatch):
     """In a browser; and the text of a model is hostile, but shown as text."""
     page = json.loads(json.dumps(made[0]))
@@ -137,7 +137,7 @@ def test_slider_click_and_keys_change_what_is_drawn(made, tmp_path, monkeypatch)
     path = rollout_page.main(["--output-dir", str(tmp_path)])
     assert path.stat().st_size < 500_000
     path.write_text(path.read_text() + REPORT % SCRIPT)
-    done = rollout_page.browse(path, "--dump-dom")
+    done = rollout_page.browse(path.as_uri(), "--dump-dom")
     assert "CONSOLE" not in done.stderr
     report = re.search('id="report">(.*?)</pre>', done.stdout, re.S)[1]
     views = json.loads(html.unescape(report))

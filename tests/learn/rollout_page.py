@@ -4,20 +4,18 @@
     python tests/learn/rollout_page.py --model … --task …      # most flags of grpo_llm.py
 
 The model answers the questions of one training step. Then each algorithm trains a copy of the model
-on these answers by its own train_minibatch, for --update-epochs epochs of --num-minibatches steps.
-The page has a slider for the steps. It shows each token's π_θ, ratio and gradient, the derivative
-of the whole rollout's J by log π_θ, all by the script's own functions and autograd.
+on these answers by its own train_minibatch. The page has a slider for the steps, and shows each
+token's π_θ, ratio and gradient, the derivative of the whole rollout's J by log π_θ.
 
 The algorithms differ in J alone: they get the same answers, minibatches, number of steps and
 learning rate. So there is no KL penalty (β is 0), no warm-up, and DAPO draws no group again. A flag
-that is not given has each algorithm's own default. The flags of evaluation have no effect.
+that is not given has each algorithm's own default.
 """
 
 import copy
 import json
 import random
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -26,7 +24,6 @@ from pathlib import Path
 
 import torch
 import tyro
-from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import cispo_llm
@@ -36,7 +33,7 @@ import gspo_llm
 import rloo_llm
 
 SCRIPTS = [rloo_llm, grpo_llm, dapo_llm, gspo_llm, cispo_llm]
-BROWSERS = "chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"
+BROWSER = "chromium-headless-shell"
 
 
 @dataclass
@@ -218,13 +215,10 @@ def make_page(words):
     return page | {"picks": [pick[1:] for pick in picks], "first": picks.index(max(picks))}
 
 
-def browse(path, *flags, frame=0):
-    """Open a page in headless Chromium, at this frame; returns the process, which has ended."""
-    browser = next(filter(shutil.which, BROWSERS), None)
-    if browser is None:
-        sys.exit("no browser: apt-get install chromium-headless-shell")
-    command = [browser, "--headless", "--no-sandbox", "--hide-scrollbars"]
-    command += ["--enable-logging=stderr", *flags, f"{path.as_uri()}#{frame}"]
+def browse(address, *flags):
+    """Open a page in the browser; returns the process, which has ended."""
+    command = [BROWSER, "--headless", "--no-sandbox", "--hide-scrollbars"]
+    command += ["--enable-logging=stderr", *flags, address]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
 
 
@@ -237,9 +231,7 @@ def main(words: list[str]) -> Path:
     path.write_text(Path(__file__).with_suffix(".html").read_text().replace("/*DATA*/null", data))
     if args.picture:
         size = "--window-size=1180,688", "--force-device-scale-factor=1.1"
-        browse(path, f"--screenshot={args.picture}", *size, frame=page["epoch"])
-        few = Image.open(args.picture).convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE)
-        few.save(args.picture, optimize=True)
+        browse(f"{path.as_uri()}#{page['epoch']}", f"--screenshot={args.picture}", *size)
     print(f"Open this file in a browser:\n{path}")
     return path
 
