@@ -24,6 +24,7 @@ from pathlib import Path
 
 import torch
 import tyro
+from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import cispo_llm
@@ -232,6 +233,8 @@ def main(words: list[str]) -> Path:
     if args.picture:
         size = "--window-size=1180,688", "--force-device-scale-factor=1.1"
         browse(f"{path.as_uri()}#{page['epoch']}", f"--screenshot={args.picture}", *size)
+        few = Image.open(args.picture).convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE)
+        few.save(args.picture, optimize=True)
     print(f"Open this file in a browser:\n{path}")
     return path
 
