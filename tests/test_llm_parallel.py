@@ -91,8 +91,7 @@ def save_steps(folder):
 def steps(tmp_path_factory):
     folder = tmp_path_factory.mktemp("parallel")
     run(partial(save_steps, folder))
-    both = side_by_side(partial(save_steps, folder))
-    assert both[0].stdout.count("pass@8") == 2 * len(LLM_SCRIPTS) and "pass" not in both[1].stdout
+    side_by_side(partial(save_steps, folder))
     files = [folder / f"{part}.pt" for part in ("0-of-1", "0-of-2", "1-of-2")]
     return [torch.load(file, weights_only=True) for file in files]
 

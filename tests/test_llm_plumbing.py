@@ -267,12 +267,16 @@ def test_bos_comes_once_and_no_end(pretrained):
 # ---------------------------------------------------------------------------------- An evaluation
 
 
-def test_scores_are_means_of_any_reward(short_run, monkeypatch, capsys):
+def test_scores_are_means_of_any_reward(short_run, monkeypatch, capsys, tmp_path):
     """pass@1 is of all samples, pass@8 of each problem's best. --steps 0 prints and logs every
-    score, and saves nothing. No more problems are asked at once than in training."""
+    score, and saves nothing. No more problems are asked at once than in training. The shell leaves
+    the ~ of --output-dir=~/runs as it is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
     reward_by(monkeypatch, grpo, lambda completion, answer: len(completion) ** 2 / -7)
     rollouts = calls_of(monkeypatch, grpo, "rollout")
-    result = grpo.main(grpo.Args(**short_run | {"steps": 0, "temperature": 1.5}))
+    run_flags = {"steps": 0, "temperature": 1.5, "output_dir": "~/runs"}
+    result = grpo.main(grpo.Args(**short_run | run_flags))
+    assert Path(result["folder"]).parent == tmp_path / "runs"
     assert {args[3:5] for args, _ in rollouts} == {(8, 1.5)}
     assert max(len(problems) for (_, _, problems, *_), _ in rollouts) <= 4
     values = [len(text) ** 2 / -7 for _, (_, completions, _) in rollouts for text in completions]
@@ -350,13 +354,6 @@ def test_what_a_run_says_and_keeps(task_file, short_run):
 def test_a_script_that_is_copied_alone_says_where_the_tiny_model_is(tmp_path, monkeypatch):
     monkeypatch.setattr(grpo, "TINY_MODEL", tmp_path / "tiny_model")
     assert str(tmp_path / "tiny_model") in refused(grpo.load_policy, grpo.Args(), CPU)
-
-
-def test_runs_may_be_kept_at_home(short_run, monkeypatch, tmp_path):
-    """The shell leaves the ~ of --output-dir=~/runs as it is. (Other paths would not be found.)"""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    args = grpo.Args(**short_run | {"steps": 0, "output_dir": "~/runs"})
-    assert Path(grpo.main(args)["folder"]).is_relative_to(tmp_path / "runs")
 
 
 # -------------------------------------------------------------------------------------- The flags

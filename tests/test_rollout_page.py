@@ -18,9 +18,9 @@ SMALL = flags({"group_size": 4, "update_epochs": 2, "num_minibatches": 2, "learn
 HOSTILE = ["</script>", "<img src=x onerror=null.x>", "&lt;b&gt;", "<!--<script>", "\u2028`${1}"]
 
 
-def close(found, expected):
+def close(shown, expected):
     """Up to the three digits of the page."""
-    return math.isclose(found, expected, rel_tol=6e-3, abs_tol=1e-6)
+    return math.isclose(shown, expected, rel_tol=6e-3, abs_tol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -44,34 +44,34 @@ def made():
 
 
 def test_numbers_are_those_of_plain_loops(made):
-    """Advantages and weights of answers; and after each step what is told of each token."""
+    """Advantages and weights of answers; and each token's numbers after each step."""
     page, trainings, looks = made
     seen = set()
     for algorithm, (inputs, _) in zip(page["algorithms"], trainings, strict=True):
         script, _, whole, rewards, shown, _ = inputs
         name = script.__name__
-        frames = [frame for frame in looks if frame[0] is script]
+        frames = [look for look in looks if look[0] is script]
         assert algorithm["name"] + "_LLM" == name.upper()
         assert [steps for *_, steps in frames] == page["steps"] == [0, 1, 2, 3, 4]
         args, lengths = frames[0][2], whole["mask"].sum(1).int().tolist()
         if name == "dapo_llm":
-            given = whole["mask"].sum(1), whole["ended"], args
-            rewards = rewards + script.overlong_penalty(*given).view_as(rewards)
+            penalty = script.overlong_penalty(whole["mask"].sum(1), whole["ended"], args)
+            rewards = rewards + penalty.view_as(rewards)
         A = [a for group in rewards.tolist() for a in oracle(name).advantages(group, args)]
         weights = [oracle(name).share(each, lengths, args) * sum(lengths) for each in lengths]
         for k, i in enumerate(shown.tolist()):
             assert close(algorithm["A"][k][0], A[i])
             assert close(algorithm["weight"][k][0], weights[i])
-        for (_, batch, _, logprobs, _), told in zip(frames, algorithm["frames"], strict=True):
+        for (_, batch, _, logprobs, _), frame in zip(frames, algorithm["frames"], strict=True):
             old, advantages, mask = (batch[key] for key in ("old_logprobs", "advantages", "mask"))
             clipped = clipped_tokens(name, logprobs, old, advantages, mask, args)
             for k, t, (r, s, logprob, a) in tokens(logprobs, old, advantages, mask):
                 _, slope = oracle(name).token(r, s, logprob, a, args)
                 gradient = weights[shown[k]] * slope
                 expected = {"p": math.exp(logprob), "r": r, "gradient": gradient}
-                assert all(close(told[key][k][t], value) for key, value in expected.items()), name
-                assert told["clipped"][k][t] == clipped[k, t]
-                assert close(told["s"][k][0], s)
+                assert all(close(frame[key][k][t], value) for key, value in expected.items()), name
+                assert frame["clipped"][k][t] == clipped[k, t]
+                assert close(frame["s"][k][0], s)
                 seen.add((name, bool(clipped[k, t])))
         assert {r for row in algorithm["frames"][0]["r"] for r in row} == {1}
     assert {("grpo_llm", True), ("gspo_llm", True), ("cispo_llm", True)} < seen
@@ -150,16 +150,13 @@ def test_slider_click_and_keys_change_what_is_drawn(made, tmp_path, monkeypatch)
     check_view(views[4], page, group, 3, *page["picks"][group])
 
 
-def test_the_token_that_is_picked_tells_most(made):
-    """Not an end; and clipped by GRPO after the first epoch, if any token of its question is."""
-    page, *_ = made
-    frames, at = page["algorithms"][1]["frames"], page["epoch"]
-    assert page["steps"][at] == 2 and len(page["picks"]) == len(page["groups"])
-    for g, (group, (row, column)) in enumerate(zip(page["groups"], page["picks"], strict=True)):
-        clipped = frames[at]["clipped"][4 * g : 4 * g + 4]
-        assert column < len(group["answers"][row]["tokens"]) - 1
-        assert clipped[row][column] == max(sum([line[:-1] for line in clipped], []))
-    assert any(frames[at]["clipped"][4 * page["first"] + page["picks"][page["first"]][0]])
+def test_a_token_that_grpo_clips_is_picked_and_not_an_answer_s_end():
+    def algorithm(*ps):
+        return {"frames": [{"p": [list(ps)] * 2, "clipped": [[0, 0, 1], [0, 1, 1]]}] * 2}
+
+    two = [algorithm(0.5, 0.5, 0.1), algorithm(0.9, 0.6, 1.0)]
+    assert rollout_page.telling_token(two, [0, 1], 1)[1:] == (1, 1)
+    assert rollout_page.telling_token(two, [0], 1)[1:] == (0, 0)
 
 
 def test_steps_shown_have_the_end_of_the_first_epoch_and_the_last_step():
