@@ -3,9 +3,7 @@
 import importlib
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import tokenizers
@@ -55,10 +53,9 @@ def random_model(kind="llama", vocab=11, stops=(1,), seed=0, **more):
 
 
 def batch_of(model, prompts, lengths, temperature=1.0):
-    """A batch as generate makes it, but of tokens that depend on no dice of torch's, and with
-    completions of these lengths, as many to each prompt. The longest ones are cut off, and all
-    others end with a stop token. Its log π_old, also in place of the sampler's, are those of plain
-    passes."""
+    """A batch as generate makes it, with completions of these lengths, as many to each prompt. The
+    longest ones are cut off, and all others end with a stop token. Its log π_old, also in place of
+    the sampler's, are those of plain passes."""
     g = torch.Generator().manual_seed(0)
     stops = model.generation_config.eos_token_id
     others = [token for token in range(model.config.vocab_size) if token not in stops]
@@ -99,8 +96,7 @@ def refused(function, *args):
 
 @pytest.fixture(scope="session")
 def pretrained(tmp_path_factory):
-    """A random Qwen2 with dropout and a BPE tokenizer with a chat template, saved as a hub would
-    hold them."""
+    """The folder of a random Qwen2 with dropout and a BPE tokenizer with a chat template."""
     folder = tmp_path_factory.mktemp("qwen")
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -126,14 +122,9 @@ def pretrained(tmp_path_factory):
     return str(folder)
 
 
-class Task(NamedTuple):
-    load_problems: Callable
-    verify: Callable
-
-
 def reward_by(monkeypatch, module, verify):
     """Let the script ask its own problems, but reward completions by this function."""
-    monkeypatch.setattr(module, "load_task", lambda path: Task(module.load_problems, verify))
+    monkeypatch.setattr(module, "load_task", lambda path: (module.load_problems, verify))
 
 
 class Characters:
@@ -164,17 +155,8 @@ def equal(a, b):
 
 def scalars(folder, name):
     """What a run has logged under this name."""
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    events.Reload()
+    events = EventAccumulator(str(folder), {"scalars": 0}).Reload()
     return [event.value for event in events.Scalars(name)]
-
-
-def texts(folder):
-    """What a run has logged as text."""
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    tensors = [events.Tensors(tag)[0].tensor_proto for tag in events.Tags()["tensors"]]
-    return [tensor.string_val[0].decode() for tensor in tensors]
 
 
 def calls_of(monkeypatch, owner, name):

@@ -1,7 +1,5 @@
-"""Starts scripts and functions in processes of their own. They are forks of a server that has
-imported the packages, so that none waits seconds for its imports, and has run nothing, so that none
-inherits threads of a GPU. What the interpreter, the shell or torchrun do is left to the slow tests,
-which start real commands."""
+"""Starts scripts and functions in processes of their own, forks of a server that has imported the
+packages, so that none waits seconds for its imports. The slow tests start real commands."""
 
 import atexit
 import multiprocessing
@@ -29,8 +27,8 @@ def is_ours(path) -> bool:
 
 
 def become(target, environment: dict, files: list[Path]):
-    """In the new process: call the function, or run the script as a command would. It knows nothing
-    of our modules, as they read RANK when they are imported."""
+    """In the new process: call the function, or run the script as a command would. Our modules are
+    imported again, as they read RANK then."""
     for number, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_WRONLY), number)
     os.environ.clear()
@@ -46,16 +44,13 @@ def become(target, environment: dict, files: list[Path]):
     if callable(target):
         return target()
     sys.argv = target
-    sys.path[:] = [
-        str(Path(target[0]).resolve().parent),
-        *(path for path in sys.path if not is_ours(path)),
-    ]
+    others = [path for path in sys.path if not is_ours(path)]
+    sys.path[:] = [str(Path(target[0]).resolve().parent), *others]
     runpy.run_path(target[0], run_name="__main__")
 
 
 class Launched:
-    """A running script with its flags, or a running function; stdout and stderr hold what it has
-    written so far."""
+    """A running script with its flags, or a running function."""
 
     def __init__(self, *command, environment: dict | None = None):
         self.folder = tempfile.TemporaryDirectory()
@@ -73,8 +68,6 @@ class Launched:
         """Its exit status; minus the number of the signal that has ended it."""
         self.process.join(seconds)
         status = self.process.exitcode
-        if status is None:
-            self.kill()
         assert status is not None, f"still running after {seconds} s\n{self.stderr[-3000:]}"
         return status
 
@@ -95,8 +88,7 @@ def run(*command, **options) -> Launched:
 
 
 def side_by_side(*command) -> list[Launched]:
-    """Start two processes that find each other, as torchrun's would; wait for their ends, expect
-    success."""
+    """Start two processes that find each other, as torchrun's would; wait for their success."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -1,14 +1,16 @@
-"""What lies between a user and the algorithm: the task and its file, the model and its tokenizer,
-prompts, what an evaluation prints, flags and learning rates."""
+"""What lies between a user and the algorithm: task, model, prompts, evaluation, flags, rates."""
 
 import json
 import os
+import pickle
 import re
 import shutil
 import sys
 import zlib
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import tokenizers
@@ -25,9 +27,9 @@ from conftest import (
     reward_by,
     scalars,
     script,
-    texts,
 )
 from launch import Launched, flags, run
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
 grpo = script("grpo_llm")
@@ -64,7 +66,6 @@ def verify(completion, answer):
 def task_file(tmp_path, monkeypatch):
     """Call it with a source and the name of a file: the file's path."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    modules, load_task = set(sys.modules), grpo.load_task
 
     def write(source=TASK, name="my_task.py"):
         path = tmp_path / name
@@ -72,64 +73,35 @@ def task_file(tmp_path, monkeypatch):
         path.write_text(source)
         return str(path)
 
-    yield write
-    load_task.cache_clear()
-    for name in set(sys.modules) - modules:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", None)):
-            del sys.modules[name]
+    return write
 
 
-@pytest.mark.parametrize("name", ["rloo_llm.py", "grpo_llm.py", "math.py", "my.task-1.py"])
-def test_the_file_that_is_named_is_the_task(name, task_file):
-    """And no namesake: a script, a module of Python, another task of the same name."""
-    for folder in "ab":
-        path = task_file(TASK.replace("split}", f"split}} of {folder}"), f"{folder}/{name}")
-        _, held_out = grpo.load_data(grpo.Args(task=path))
-        assert sorted(held_out)[0] == (f"test of {folder} 0", [0, None])
-
-
-def test_a_file_that_is_no_program_is_not_replaced_by_its_neighbour(task_file):
-    task_file(name="d.py")
+def test_the_file_that_is_named_is_the_task(task_file):
+    """And no namesake: a script, a module of Python, another task, a neighbour."""
+    for name in ("grpo_llm.py", "math.py", "my.task-1.py"):
+        for folder in "ab":
+            path = task_file(TASK.replace("split}", f"split}} of {folder}"), f"{folder}/{name}")
+            _, held_out = grpo.load_data(grpo.Args(task=path))
+            assert sorted(held_out)[0] == (f"test of {folder} 0", [0, None])
     with pytest.raises(AttributeError):
-        grpo.load_data(grpo.Args(task=task_file('{"prompt": 1}', "d.jsonl")))
+        grpo.load_data(grpo.Args(task=task_file("{}", "a/math.jsonl")))
 
 
-def test_a_task_s_neighbour_comes_before_a_package_and_its_functions_reach_other_processes(
-    task_file, tmp_path, monkeypatch
+def test_a_task_s_neighbour_comes_before_a_package_and_its_functions_can_be_pickled(
+    task_file, tmp_path
 ):
-    """The neighbour is imported though another module of its name is installed, but it hides no
-    module beside the script. A new process finds the task's functions by the name of its file."""
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "site-packages")])
+    """But it hides no module beside the script. A pool of processes pickles functions."""
     script_folder = sys.path[0]
+    sys.path.append(str(tmp_path / "site-packages"))
     task_file("HALF = 0.1\n", "site-packages/beside_the_task.py")
     task_file("HALF = 0.5\n", "beside_the_task.py")
-    source = """
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from beside_the_task import HALF
-
-def load_problems(split):
-    return []
-
-def score(text):
-    return HALF
-
-def verify(completion, answer):
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(score, completion).result()
-"""
-    _, verify = grpo.load_task(task_file(source, "task_with_a_pool.py"))
-    assert verify("#3", "3") == 0.5
+    source = TASK.replace("return 1.0", "return HALF") + "from beside_the_task import HALF"
+    _, verify = grpo.load_task(task_file(source, "task_with_a_neighbour.py"))
+    assert pickle.loads(pickle.dumps(verify))("#3", "3") == 0.5
     assert sys.path[:2] == [script_folder, str(tmp_path)]
 
 
-EXITS = {
-    "in verify": TASK.replace("return 1.0", "exit()"),
-    "at import": TASK + "exit(0)",
-}
-
-
-@pytest.mark.parametrize("source", EXITS.values(), ids=EXITS)
+@pytest.mark.parametrize("source", [TASK.replace("return 1.0", "exit()"), TASK + "exit(0)"])
 def test_exit_in_a_task_does_not_look_like_a_success(source, task_file, short_run):
     path = task_file(source)
     process = Launched("grpo_llm.py", *flags(short_run | {"task": path, "max_new_tokens": 4}))
@@ -144,95 +116,67 @@ def test_a_task_s_mistake_shows_before_the_model_is_loaded(task_file, short_run,
 
 
 def test_splits_that_a_task_shuffles(task_file):
-    """Every process and every resumed run must get the same problems, though the task sets no seed;
-    or some would train on what others evaluate on."""
-    shuffled = "    import random, numpy\n    problems = [(str(i), i) for i in range(99)]\n"
-    for shuffle in ("random.shuffle(problems)", "numpy.random.shuffle(problems)"):
-        body = f"{shuffled}    {shuffle}\n    return problems[:9] if split == 'test' else problems"
-        args = grpo.Args(task=task_file(f"def load_problems(split):\n{body}\nverify = print"))
-        splits = []
-        for seed in range(3):
-            grpo.load_task.cache_clear()
-            transformers.set_seed(seed)
-            splits.append(grpo.load_data(args))
-        assert splits[0] == splits[1] == splits[2]
-        train, held_out = splits[0]
-        assert not set(train) & set(held_out) and len(train) > 50
+    """Every process and every resumed run gets the same problems, though the task sets no seed."""
+    source = """
+import random, numpy
+
+def load_problems(split):
+    problems = [(str(i), i) for i in range(99)]
+    random.shuffle(problems)
+    numpy.random.shuffle(problems)
+    return problems[:9] if split == "test" else problems
+
+verify = print
+"""
+    args, splits = grpo.Args(task=task_file(source)), []
+    for seed in range(2):
+        grpo.load_task.cache_clear()
+        transformers.set_seed(seed)
+        splits.append(grpo.load_data(args))
+    assert splits[0] == splits[1]
 
 
-def test_held_out_problems_are_drawn_from_all(task_file):
+def test_held_out_problems_are_drawn_from_all_and_not_trained_on(task_file):
     """The first ones of a file may be the easiest. A prompt that is in both splits is not trained
-    on, whatever its answer."""
-    source = "def load_problems(split):\n"
-    source += "    return [(str(i), split) for i in range(100 if split == 'test' else 300)]\n"
-    path = task_file(source + "verify = print")
-    train, held_out = grpo.load_data(grpo.Args(task=path, eval_problems=40))
+    on, whatever its answer and the blanks at its ends."""
+    source = """
+def load_problems(split):
+    if split == "test":
+        return [(f" {i}\\n", split) for i in range(100)]
+    return [(str(i), split) for i in range(300)]
+
+verify = print
+"""
+    train, held_out = grpo.load_data(grpo.Args(task=task_file(source), eval_problems=40))
     held_out = {int(prompt) for prompt, _ in held_out}
     assert len(held_out) == 40 and held_out < set(range(100)) and max(held_out) > 80
     assert [int(prompt) for prompt, _ in train] == list(range(100, 300))
 
 
-def test_a_prompt_that_differs_by_blanks_at_its_ends_is_not_trained_on(task_file):
-    source = "def load_problems(split):\n"
-    source += "    return [('1?', 1), ('2?', 2)] if split == 'train' else [(' 2?\\n', 2)]\n"
-    train, held_out = grpo.load_data(grpo.Args(task=task_file(source + "verify = print")))
-    assert train == [("1?", 1)] and len(held_out) == 1
-
-
 def test_an_exception_in_verify_names_the_completion(monkeypatch):
     """And the answer: the first one that the verifier cannot read may come after an hour."""
-
-    def verify(completion, answer):
-        texts.append(completion)
-        return 1 / (len(texts) - 3)
-
-    texts = []
+    verify = Mock(side_effect=[1, 1, ZeroDivisionError])
     reward_by(monkeypatch, grpo, verify)
     with pytest.raises(ZeroDivisionError) as caught:
-        problems = [("1+2", "the answer")]
-        grpo.rollout(random_model(), Characters(), problems, 4, 1.0, grpo.Args())
+        grpo.rollout(random_model(), Characters(), [("1+2", "3!")], 4, 1.0, grpo.Args())
     (note,) = caught.value.__notes__
-    assert repr(texts[2]) in note and repr("the answer") in note
+    completion, answer = verify.call_args.args
+    assert repr(completion) in note and repr(answer) in note and answer == "3!"
 
 
 def test_which_problems_a_step_asks(monkeypatch):
     """None twice, and others in another step and with another seed."""
-
-    class Stop(Exception):
-        pass
-
-    def rollout(model, tokenizer, problems, *_):
-        asked.extend(problems)
-        raise Stop
-
-    def problems_of(step, seed=1):
-        asked.clear()
-        with pytest.raises(Stop):
-            args = grpo.Args(prompts_per_step=8, seed=seed)
-            grpo.train_step(None, None, None, None, range(9), step, args)
-        return list(asked)
-
-    asked = []
+    rollout = Mock(side_effect=StopIteration)
     monkeypatch.setattr(grpo, "rollout", rollout)
-    first = problems_of(1)
-    assert len(set(first)) == 8 and first == problems_of(1)
-    assert len({tuple(first), tuple(problems_of(2)), tuple(problems_of(1, seed=2))}) == 3
+    for step, seed in [(1, 1), (1, 1), (2, 1), (1, 2)]:
+        args = grpo.Args(prompts_per_step=8, seed=seed)
+        with pytest.raises(StopIteration):
+            grpo.train_step(None, None, None, None, range(9), step, args)
+    first, again, *others = [tuple(call.args[2]) for call in rollout.call_args_list]
+    assert len(set(first)) == 8 and first == again and len({first, *others}) == 3
 
 
 # ------------------------------------------------------------------------------------- The model
-
-
-@pytest.fixture
-def copied(pretrained, tmp_path):
-    """A copy of the model's folder, to be changed, and its tokenizer."""
-    folder = str(tmp_path / "model")
-    shutil.copytree(pretrained, folder)
-    return folder, transformers.AutoTokenizer.from_pretrained(folder)
-
-
-def change_json(path, **change):
-    path = Path(path)
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
 
 
 def test_no_dropout_and_no_special_tokens(pretrained, monkeypatch):
@@ -248,54 +192,45 @@ def test_no_dropout_and_no_special_tokens(pretrained, monkeypatch):
     assert torch.equal(a, b)
 
 
-# How a template writes a message behind its role, and the token that ends one, if any.
+# How a template writes a message behind its role; the eos token that the generation config names,
+# beside the tokenizer's <|endoftext|>, 0; and what else ends a completion.
 TURNS = {
-    "ChatML": ("{{ text }}<|im_end|>\n", "<|im_end|>"),
-    "Gemma's line break is an added token": ("{{ text }}<end_of_turn>\n", "<end_of_turn>"),
-    "Phi's chat ends with eos": ("{{ text }}<|end|>\n<|endoftext|>", "<|end|>"),
-    "blanks that are an added token": ("{{ text }}\n  <|im_end|>", "<|im_end|>"),
-    "GLM's turn ends where the next begins": ("{{ text }}", "<|im_start|>"),
-    "only before another": ("{{ text }}{% if not loop.last %}<|end|>{% endif %}", "<|end|>"),
-    "text alone": ("{{ text }} Next:", None),
+    "Phi's chat ends with eos": ("{{ text }}<|end|>\n<|endoftext|>", 0, ["<|end|>"]),
+    "blanks that are an added token": ("{{ text }}\n  <|im_end|>", 0, ["<|im_end|>"]),
+    "GLM's turn ends where the next begins": ("{{ text }}", 0, ["<|im_start|>"]),
+    "text alone": ("{{ text }} Next:", 0, []),
+    "gpt-oss also ends thoughts like this": ("{{ text }}<|end|>", 2, ["<|im_end|>"]),
 }
 
 
-def save_with_turns(copied, turn, eos):
-    """The model with a template that writes turns in this way, and with these eos tokens."""
-    folder, tokenizer = copied
+@pytest.mark.parametrize("turn,eos,ends", TURNS.values(), ids=TURNS)
+def test_the_token_that_ends_a_turn_stops_a_base_model_too(turn, eos, ends, pretrained, tmp_path):
+    """A base model's files name <|endoftext|> alone; its chat template ends a turn otherwise. Where
+    the files name two ends, the template adds nothing."""
+    shutil.copytree(pretrained, tmp_path, dirs_exist_ok=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
     tokenizer.add_tokens(["\n", "  ", "<end_of_turn>"])
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
     tokenizer.eos_token = "<|endoftext|>"
     turn = "<|im_start|>{{ m['role'] }}\n" + turn.replace("text", "m['content']")
     system = "<|im_start|>system\nYou help!<end_of_turn>\n"  # it has such tokens, too
     tokenizer.chat_template = system + "{% for m in messages %}" + turn + "{% endfor %}"
-    tokenizer.save_pretrained(folder)
-    change_json(f"{folder}/generation_config.json", eos_token_id=eos)
-    model, _ = grpo.load_policy(grpo.Args(model=folder), CPU)
-    return tokenizer.convert_ids_to_tokens(model.generation_config.eos_token_id)
+    tokenizer.save_pretrained(tmp_path)
+    transformers.GenerationConfig(eos_token_id=eos).save_pretrained(tmp_path)
+    model, _ = grpo.load_policy(grpo.Args(model=str(tmp_path)), CPU)
+    stops = tokenizer.convert_ids_to_tokens(model.generation_config.eos_token_id)
+    assert stops == ["<|endoftext|>", *ends]
 
 
-@pytest.mark.parametrize("turn,end", TURNS.values(), ids=TURNS)
-def test_the_token_that_ends_a_turn_stops_a_base_model_too(turn, end, copied):
-    """A base model's files name <|endoftext|> alone; its chat template ends a turn otherwise."""
-    stops = save_with_turns(copied, turn, eos=0)
-    assert stops == ["<|endoftext|>", *([end] if end else [])]
-
-
-def test_a_template_adds_nothing_where_the_files_name_two_ends(copied):
-    """As gpt-oss, whose template ends with <|end|> every message, its thoughts, too. The tokenizer
-    names one end, and the generation config another."""
-    assert save_with_turns(copied, "{{ text }}<|end|>", eos=2) == ["<|endoftext|>", "<|im_end|>"]
-
-
-def test_a_checkpoint_stops_in_transformers_where_it_stopped_here(copied, short_run):
+def test_a_checkpoint_stops_in_transformers_where_it_stopped_here(pretrained, tmp_path, short_run):
     """A hub's settings of sampling are gone: training never used them, and transformers refuses to
     save some."""
-    folder, _ = copied
+    shutil.copytree(pretrained, tmp_path / "model")
+    file = tmp_path / "model/generation_config.json"
     settings = {"temperature": 0.0, "top_p": 0.9, "early_stopping": True, "do_sample": False}
-    change_json(f"{folder}/generation_config.json", **settings)
-    run_flags = short_run | {"model": folder, "steps": 1, "max_new_tokens": 4}
-    path = last_checkpoint(grpo.main(grpo.Args(**run_flags))["folder"])
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    run_flags = {"model": str(tmp_path / "model"), "steps": 1, "max_new_tokens": 4}
+    path = last_checkpoint(grpo.main(grpo.Args(**short_run | run_flags))["folder"])
     kept = json.loads((path / "generation_config.json").read_text())
     assert kept["eos_token_id"] == [0, 2] and not kept.keys() & settings.keys()
     saved = transformers.AutoModelForCausalLM.from_pretrained(path)
@@ -309,19 +244,21 @@ def test_a_checkpoint_stops_in_transformers_where_it_stopped_here(copied, short_
 
 
 def test_bos_comes_once_and_no_end(pretrained):
-    """A prompt is the user's turn of the chat template, or stands alone. A tokenizer may begin and
-    end every text; no eos may stand before the completion, unless the template puts it there."""
+    """A tokenizer may begin and end every text; no eos may stand before the completion, unless the
+    chat template puts it there."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
     tokenizer.add_special_tokens({"bos_token": "<s>"})
-    special = {name: tokenizer.convert_tokens_to_ids(name) for name in ("<s>", "<|im_end|>")}
+    special = [(name, tokenizer.convert_tokens_to_ids(name)) for name in ("<s>", "<|im_end|>")]
     tokenizer.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<s> $A <|im_end|>", special_tokens=list(special.items())
+        single="<s> $A <|im_end|>", special_tokens=special
     )
     assert tokenizer("1")["input_ids"][-1] == tokenizer.eos_token_id
     turns = "<s><|im_start|>user\n3+8 {A}:<|im_end|>\n<|im_start|>assistant\n"
-    cases = [("{{ bos_token }}" + tokenizer.chat_template, turns), (None, "<s>3+8 {A}:")]
-    cases.append(("{{ messages[0]['content'] }}<|im_end|>", "3+8 {A}:<|im_end|>"))
-    for template, text in cases:
+    for template, text in [
+        ("{{ bos_token }}" + tokenizer.chat_template, turns),
+        ("{{ messages[0]['content'] }}<|im_end|>", "3+8 {A}:<|im_end|>"),
+        (None, "<s>3+8 {A}:"),
+    ]:
         tokenizer.chat_template = template
         (ids,) = grpo.encode_prompts([("3+8 {A}:", "11")], tokenizer)
         assert tokenizer.decode(ids) == text
@@ -330,25 +267,23 @@ def test_bos_comes_once_and_no_end(pretrained):
 # ---------------------------------------------------------------------------------- An evaluation
 
 
-def squares(completion, answer):
-    """Rewards of any size and sign."""
-    return len(completion) ** 2 / -7
-
-
-def test_scores_are_means_of_any_reward(short_run, monkeypatch, capsys):
+def test_scores_are_means_of_any_reward(short_run, monkeypatch, capsys, tmp_path):
     """pass@1 is of all samples, pass@8 of each problem's best. --steps 0 prints and logs every
-    score, and trains and saves nothing. No more problems are asked at once than in training."""
-    reward_by(monkeypatch, grpo, squares)
+    score, and saves nothing. No more problems are asked at once than in training. The shell leaves
+    the ~ of --output-dir=~/runs as it is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    reward_by(monkeypatch, grpo, lambda completion, answer: len(completion) ** 2 / -7)
     rollouts = calls_of(monkeypatch, grpo, "rollout")
-    result = grpo.main(grpo.Args(**short_run | {"steps": 0, "temperature": 1.5}))
+    run_flags = {"steps": 0, "temperature": 1.5, "output_dir": "~/runs"}
+    result = grpo.main(grpo.Args(**short_run | run_flags))
+    assert Path(result["folder"]).parent == tmp_path / "runs"
     assert {args[3:5] for args, _ in rollouts} == {(8, 1.5)}
     assert max(len(problems) for (_, _, problems, *_), _ in rollouts) <= 4
-    values = [squares(text, "") for _, (_, texts, _) in rollouts for text in texts]
+    values = [len(text) ** 2 / -7 for _, (_, completions, _) in rollouts for text in completions]
     assert len(set(values)) > 5
     assert result["eval/pass@1"] == pytest.approx(sum(values) / 64)
     best = [max(values[i : i + 8]) for i in range(0, 64, 8)]
     assert result["eval/pass@8"] == pytest.approx(sum(best) / 8)
-    assert result["eval/pass@1_initial"] == result["eval/pass@1"]
     printed = capsys.readouterr().out
     for name in ("pass@1", "pass@8", "mean_length", "clipped_ratio"):
         score = result[f"eval/{name}"]
@@ -358,99 +293,77 @@ def test_scores_are_means_of_any_reward(short_run, monkeypatch, capsys):
 
 
 SHOWN = "    '<1+1", "      reward 1.50: '#10", "      reward -0.50: '#13"
-HOSTILE = "\x1b[2J\x1b]0;title\x07\r\n\t\x00\u202e\x9b31m\ud800\u2028"
+HOSTILE = "\x1b[2J\x1b]0;title\x07\r\n\t\x00\u202e\x9b31m\ud800\u2028" + 10_000 * "x"
 
 
-@pytest.mark.parametrize("more,shown", [("", ""), (HOSTILE, ""), ("x" * 10_000, "x" * 390)])
-def test_what_is_shown_of_an_evaluation(more, shown, monkeypatch, capsys, tmp_path):
+def test_what_is_shown_of_an_evaluation(monkeypatch, capsys, tmp_path):
     """Of the problem whose rewards differ most, in whichever part it was asked: the prompt as the
     model sees it, the right answer, the best and the worst completion. At most 400 characters of
     each, and none that moves, colours or rings a terminal."""
-    problems = [(f"1+{i}{more}", f"{1 + i}{more}") for i in range(3)]
+    problems = [(f"1+{i}{HOSTILE}", f"{1 + i}{HOSTILE}") for i in range(3)]
     rewards = torch.zeros(3, 8)
     rewards[1, 2], rewards[1, 5], rewards[2, 0] = 1.5, -0.5, 1.0
 
     def rollout(model, tokenizer, part, *_):  # one problem at a time
         i = problems.index(part[0])
-        ones = torch.ones(8, 1)
-        batch = {"mask": ones, "ended": ones[:, 0] > 0}
-        return batch, [f"#{8 * i + j}{more}" for j in range(8)], rewards[i : i + 1]
+        batch = {"mask": torch.ones(8, 1), "ended": torch.ones(8) > 0}
+        return batch, [f"#{8 * i + j}{HOSTILE}" for j in range(8)], rewards[i : i + 1]
 
     monkeypatch.setattr(grpo, "rollout", rollout)
     monkeypatch.setattr(grpo, "encode_prompts", lambda problems, *_: [f"<{problems[0][0]}>"])
-    args, tokenizer = grpo.Args(prompts_per_step=1), Characters()
-    tokenizer.decode = str
+    tokenizer = SimpleNamespace(decode=str)
     writer = SummaryWriter(tmp_path)
-    grpo.evaluate(random_model(), tokenizer, problems, args, writer, 3)
+    grpo.evaluate(None, tokenizer, problems, grpo.Args(prompts_per_step=1), writer, 3)
     lines = capsys.readouterr().out.split("\n")
     assert all(line.isprintable() and len(line) < 850 for line in lines) and len(lines) == 5
-    for line, begins in zip(lines[1:], SHOWN, strict=False):
-        assert line.startswith(begins + shown)
-    assert lines[0].startswith("step 3: ") and (shown or ", right answer '2" in lines[1])
+    assert lines[0].startswith("step 3: ") and ", right answer '2" in lines[1]
+    assert all(line.startswith(begins) for line, begins in zip(lines[1:4], SHOWN, strict=True))
     kept = [json.loads(line) for line in (tmp_path / "completions.jsonl").open()]
-    assert [row["completion"] for row in kept] == [f"#{i}{more}" for i in range(24)]
+    assert [row["completion"] for row in kept] == [f"#{i}{HOSTILE}" for i in range(24)]
 
 
 def test_what_a_run_says_and_keeps(task_file, short_run):
-    """It prints its flags, how many problems there are, each evaluation, the reward from the first
-    step on, the result and its folder. It keeps every completion of its evaluations, and its flags.
-    This terminal knows ASCII alone, so no arrow. A notebook or a cluster may have set RANK, which
-    counts only beside WORLD_SIZE."""
+    """It prints its flags, how many problems there are, each evaluation, the reward, the result and
+    its folder; it keeps every completion of its evaluations, and its flags. This terminal knows
+    ASCII alone. A notebook or a cluster may have set RANK, which counts only beside WORLD_SIZE."""
     source = TASK.replace("range(20)", "range(37 if split == 'train' else 13)")
     path = task_file(source + "print('loaded')")
     run_flags = short_run | {"task": path, "steps": 1, "max_new_tokens": 4}
     environment = os.environ | {"PYTHONIOENCODING": "ascii", "RANK": "3"}
     process = run("grpo_llm.py", *flags(run_flags), environment=environment)
-    lines = process.stdout.splitlines()
-    assert lines[:2] == ["loaded", str(grpo.Args(**run_flags))] and lines.count("loaded") == 1
+    args, lines = grpo.Args(**run_flags), process.stdout.splitlines()
+    counts = "37 questions to train on, 8 to evaluate on"
+    assert lines[:3] == ["loaded", str(args), counts] and lines.count("loaded") == 1
     evaluations = [line.partition(":")[0] for line in lines if ": eval/" in line]
     assert evaluations == ["step 0", "step 1"]
-    assert lines[2] == "37 questions to train on, 8 to evaluate on"
-    others = [line for line in lines if line[:1] != " "]  # those of completions begin with blanks
-    assert re.search(r"reward\W{1,3}\d", process.stderr + "\n".join(others))
+    assert re.search(r"reward=\d", process.stderr)
     (folder,) = Path(short_run["output_dir"]).iterdir()
     result = re.fullmatch(r"pass@1 (\S+) \? (\S+); \d+ s; model and logs in (.*)", lines[-1])
-    logged = [f"{score:.3f}" for score in scalars(folder, "eval/pass@1")]
-    assert [result[1], result[2]] == logged and result[3] == str(folder)
+    logged = scalars(folder, "eval/pass@1")
+    assert result.groups() == (*(f"{score:.3f}" for score in logged), str(folder))
     kept = [json.loads(line) for line in (folder / "completions.jsonl").open()]
     assert [row["step"] for row in kept] == [0] * 64 + [1] * 64
-    assert {tuple(row) for row in kept} == {("step", "prompt", "answer", "completion", "reward")}
-    pairs = [(row["prompt"], row["answer"]) for row in kept]
-    assert all(prompt == f"test {i}" for prompt, (i, _) in pairs)
-    assert len({prompt for prompt, _ in pairs}) == 8
+    assert all(row["prompt"] == f"test {row['answer'][0]}" for row in kept)
+    assert len({row["prompt"] for row in kept}) == 8
     means = [sum(row["reward"] for row in part) / 64 for part in (kept[:64], kept[64:])]
-    assert means == pytest.approx(scalars(folder, "eval/pass@1"))
-    (text,) = texts(folder)
-    for name, value in vars(grpo.Args(**run_flags)).items():
-        assert name in text and str(value) in text
+    assert means == pytest.approx(logged)
+    (tag,) = (log := EventAccumulator(str(folder)).Reload()).Tags()["tensors"]
+    assert str(args) in log.Tensors(tag)[0].tensor_proto.string_val[0].decode()
 
 
-def test_a_script_that_is_copied_alone_says_where_the_tiny_model_is(tmp_path):
-    script_file = shutil.copy(grpo.__file__, tmp_path)
-    process = Launched(script_file, "--steps", 0, "--output-dir", tmp_path)
-    assert process.wait() == 1
-    (line,) = [line for line in process.stderr.splitlines() if "tests/tiny_model" in line]
-    assert "Traceback" not in process.stderr and "--model" in line
-
-
-def test_runs_may_be_kept_at_home(short_run, monkeypatch, tmp_path):
-    """The shell leaves the ~ of --output-dir=~/runs as it is. (Other paths would not be found.)"""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    args = grpo.Args(**short_run | {"steps": 0, "output_dir": "~/runs"})
-    assert Path(grpo.main(args)["folder"]).is_relative_to(tmp_path / "runs")
+def test_a_script_that_is_copied_alone_says_where_the_tiny_model_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(grpo, "TINY_MODEL", tmp_path / "tiny_model")
+    assert str(tmp_path / "tiny_model") in refused(grpo.load_policy, grpo.Args(), CPU)
 
 
 # -------------------------------------------------------------------------------------- The flags
 
-SILENT = {"max_grad_norm": (0, -1), "temperature": (0, -1), "group_size": (1,)}
-
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
 def test_values_that_would_be_wrong_in_silence_are_refused(name):
-    for flag, values in SILENT.items():
-        for value in values:
-            line = refused(partial(script(name).Args, **{flag: value}))
-            assert f"--{flag.replace('_', '-')}" in line
+    for flag, value in {"max_grad_norm": 0, "temperature": -1, "group_size": 1}.items():
+        line = refused(partial(script(name).Args, **{flag: value}))
+        assert f"--{flag.replace('_', '-')}" in line
 
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
@@ -464,22 +377,17 @@ def test_defaults_follow_from_model_and_task_unless_given(name):
     assert chosen() == (5e-4, 32, 256)
     assert chosen(model="some/model") == (1e-6, 32, 4)
     assert chosen(task="t.py") == (5e-4, 256, 256)
-    assert chosen(model="some/model", task="t.py") == (1e-6, 256, 4)
-    numbers = {"learning_rate": 3e-5, "max_new_tokens": 9, "micro_batch_size": 5}
-    assert chosen(model="some/model", task="t.py", **numbers) == (3e-5, 9, 5)
-    assert chosen(**dict.fromkeys(numbers, 0)) == (0, 0, 0), "a 0 is no default: it ends the run"
+    assert chosen(learning_rate=0, max_new_tokens=0, micro_batch_size=0) == (0, 0, 0)
 
 
 LOGGED = "reward", "completions/mean_length", "sampling/sampling_logp_difference/mean"
 # Steps of warm-up, and the rate of each step
-RATES = [(10, [1]), (10, [0.2, 0.4, 0.6, 0.8, 1]), (2, [0.5, 1, 0.75, 0.5, 0.25])]
-RATES += [(0, [1, 0.75, 0.5, 0.25])]
+RATES = [(10, [0.5, 1]), (2, [0.5, 1, 0.75, 0.5, 0.25]), (0, [1, 0.75, 0.5, 0.25])]
 
 
 @pytest.mark.parametrize("warmup,rates", RATES)
 def test_rates_by_hand(warmup, rates, short_run, monkeypatch):
-    """Up to the peak in the warm-up, or in all steps if these are fewer, and down towards 0. No
-    weight decays by itself."""
+    """Up to the peak in the warm-up, or in all steps if these are fewer, and down towards 0."""
     used = []
 
     def train_step(model, reference, tokenizer, optimizer, *_):
@@ -496,7 +404,7 @@ def test_rates_by_hand(warmup, rates, short_run, monkeypatch):
 
 
 def test_a_sampler_that_is_not_exact_ends_the_run(short_run, monkeypatch):
-    """In one line at the first step, whose samples are not the policy's: RWKV is such a model."""
+    """In one line at the first step: RWKV is such a model."""
     metrics = dict.fromkeys(LOGGED, 0.0) | {LOGGED[-1]: 0.2}
     monkeypatch.setattr(grpo, "train_step", lambda *_: metrics)
     line = refused(grpo.main, grpo.Args(**short_run))

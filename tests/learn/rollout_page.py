@@ -4,21 +4,18 @@
     python tests/learn/rollout_page.py --model … --task …      # most flags of grpo_llm.py
 
 The model answers the questions of one training step. Then each algorithm trains a copy of the model
-on these answers by its own train_minibatch, for --update-epochs epochs of --num-minibatches steps.
-The page has a slider for the steps. It shows each token's π_θ, ratio and gradient, the derivative
-of the whole rollout's J by log π_θ, all by the script's own functions and autograd.
+on these answers by its own train_minibatch. The page has a slider for the steps, and shows each
+token's π_θ, ratio and gradient, the derivative of the whole rollout's J by log π_θ.
 
 The algorithms differ in J alone: they get the same answers, minibatches, number of steps and
 learning rate. So there is no KL penalty (β is 0), no warm-up, and DAPO draws no group again. A flag
-that is not given has each algorithm's own default. The flags of evaluation have no effect.
+that is not given has each algorithm's own default.
 """
 
 import copy
 import json
 import random
 import shlex
-import shutil
-import statistics
 import subprocess
 import sys
 import time
@@ -37,7 +34,7 @@ import gspo_llm
 import rloo_llm
 
 SCRIPTS = [rloo_llm, grpo_llm, dapo_llm, gspo_llm, cispo_llm]
-BROWSERS = "chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"
+BROWSER = "chromium-headless-shell"
 
 
 @dataclass
@@ -56,10 +53,9 @@ def own_args(script, words, args):
 
 
 def explain(script, args):
-    """What the page says of an algorithm: L_it; what a token weighs; what the clip does, in words
-    and in one; why a gradient is what it is, if the clip does not act, if it acts and A > 0, and if
-    it acts and A < 0; the ratio beyond which it acts in a token's curve, if A > 0, and if A < 0;
-    and the curve's caption. The page puts the s of a token's answer in place of {s}."""
+    """What the page says of an algorithm. `why` has three reasons for a gradient: the clip does not
+    act, it acts and A > 0, it acts and A < 0; the page replaces {s}. `ends` are the ratios beyond
+    which the clip acts, if A > 0, and if A < 0."""
     low, high = 1 - getattr(args, "clip_low", 0), 1 + getattr(args, "clip_high", 0)
     right, wrong, act, x, ends = "A\xa0>\xa00", "A\xa0<\xa00", "let go", "r", [high, low]
     norms = {"response": "this one's", "constant": args.max_new_tokens, "": None}
@@ -87,8 +83,8 @@ def explain(script, args):
         formula, more = f"min({x} A, clip({x}, {low:g}, {high:g}) A)", "; s = {s}" * (x == "s")
         why = [f" = weight × {x} × A{more}", f": clipped, as {x} > {high:g} and {right}{more}"]
         why += [f": clipped, as {x} < {low:g} and {wrong}{more}"]
-    told = {"L": formula, "weights": weights, "note": note, "why": why}
-    return told | {"act": act, "ends": ends, "curve": curve}
+    texts = {"L": formula, "weights": weights, "note": note, "why": why}
+    return texts | {"act": act, "ends": ends, "curve": curve}
 
 
 def shown_steps(args):
@@ -104,18 +100,15 @@ def room(args):
     return 3600 // len(shown_steps(args))
 
 
-def choose_groups(rewards, lengths, questions, args):
+def choose_groups(rewards, lengths, args):
     """As many groups of unequal rewards as there is room for, first those whose rewards differ most
-    and whose answers have a medium length: rewards, lengths (P, G), questions → list of indices.
-    A question of few different letters, such as 0+0+0+5, is left out if there are others."""
+    and whose answers have a medium length: rewards, lengths (P, G) → list of indices."""
     spread, middle = rewards.std(1), lengths.median()
     score = spread / spread.max() - (lengths.mean(1) - middle).abs() / middle
-    letters = [len(set(question)) for question in questions]
     equal = grpo_llm.are_equal(rewards).tolist()
     mixed = [g for g in score.argsort(descending=True).tolist() if not equal[g]]
     if not mixed:
         sys.exit("no question has answers of unequal rewards: raise --prompts-per-step")
-    mixed = [g for g in mixed if letters[g] >= statistics.median_low(letters)] or mixed
     fit = (lengths[mixed].sum(1).cumsum(0) <= room(args)).sum()
     return mixed[: max(1, fit)]
 
@@ -172,27 +165,16 @@ def train(script, model, batch, rewards, shown, own):
 
 
 def telling_token(algorithms, rows, epoch):
-    """Of a question's tokens, but for the ends of answers, one that GRPO has clipped after the
-    first epoch, if any, and for which the algorithms' π_θ differ most, then or at the end: how
-    telling it is, its row and its column. The epoch is the index of its frame."""
-    found = []
+    """Of a question's tokens, except the ends of answers, one that GRPO has clipped after the first
+    epoch, if any, and for which the algorithms' π_θ differ most, then or at the end: how telling it
+    is, its row and its column. The epoch is the index of its frame."""
+    tokens = []
     for i, row in enumerate(rows):
         clipped = algorithms[1]["frames"][epoch]["clipped"][row]
         for t in range(max(1, len(clipped) - 1)):
             ps = [[each["frames"][k]["p"][row][t] for each in algorithms] for k in (epoch, -1)]
-            found.append((clipped[t] + max(max(values) - min(values) for values in ps), i, t))
-    return max(found)
-
-
-def texts(ids, tokenizer):
-    """Each token's text, with the blanks that belong to it: Llama 2's decode drops a first one."""
-    found, before = [], ""
-    for end, token in enumerate(ids, start=1):
-        after = tokenizer.decode(ids[:end], clean_up_tokenization_spaces=False)
-        whole = after.startswith(before)  # otherwise the token completes a letter
-        found.append(after[len(before) :] if whole else tokenizer.decode([token]))
-        before = after
-    return found
+            tokens.append((clipped[t] + max(max(values) - min(values) for values in ps), i, t))
+    return max(tokens)
 
 
 def describe(g, problems, batch, rewards, tokenizer, stops, args):
@@ -201,8 +183,7 @@ def describe(g, problems, batch, rewards, tokenizer, stops, args):
     for i in range(g * args.group_size, (g + 1) * args.group_size):
         n = int(batch["mask"][i].sum())
         ids = batch["completion_ids"][i, :n].tolist()[: room(args) // args.group_size]
-        tokens = texts(ids, tokenizer)
-        tokens[-1:] = ["■"] if ids[-1] in stops else tokens[-1:]
+        tokens = ["■" if token in stops else tokenizer.decode([token]) for token in ids]
         answers.append({"R": rewards.flatten()[i].item(), "tokens": tokens, "more": n - len(ids)})
     return {"question": problems[g][0], "right": str(problems[g][1]), "answers": answers}
 
@@ -220,8 +201,7 @@ def make_page(words):
     size, stops = args.group_size, model.generation_config.eos_token_id or []
     batch, _, rewards = grpo_llm.rollout(model, tokenizer, problems, size, args.temperature, args)
     batch["old_logprobs"] = grpo_llm.batch_logprobs(model, batch, args)
-    lengths, questions = batch["mask"].sum(1).view_as(rewards), [each[0] for each in problems]
-    groups = choose_groups(rewards, lengths, questions, args)
+    groups = choose_groups(rewards, batch["mask"].sum(1).view_as(rewards), args)
     shown = torch.arange(rewards.numel(), device=device).view_as(rewards)[groups].flatten()
     page = {"command": shlex.join(["python", *sys.argv]), "seed": args.seed}
     page |= {"questions": len(problems), "steps": shown_steps(args)}
@@ -236,15 +216,11 @@ def make_page(words):
     return page | {"picks": [pick[1:] for pick in picks], "first": picks.index(max(picks))}
 
 
-def browse(path, *flags, frame=0):
-    """Open a page in headless Chromium, at this frame; returns the process, which has ended."""
-    browser = next(filter(shutil.which, BROWSERS), None)
-    if browser is None:
-        sys.exit("no browser: apt-get install chromium-headless-shell")
-    flags = ["--headless", "--no-sandbox", "--hide-scrollbars", "--enable-logging=stderr", *flags]
-    address = f"{path.as_uri()}#{frame}"
-    options = {"capture_output": True, "text": True, "check": True, "timeout": 100}
-    return subprocess.run([browser, *flags, address], **options)
+def browse(address, *flags):
+    """Open a page in the browser; returns the process, which has ended."""
+    command = [BROWSER, "--headless", "--no-sandbox", "--hide-scrollbars"]
+    command += ["--enable-logging=stderr", *flags, address]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
 
 
 def main(words: list[str]) -> Path:
@@ -256,7 +232,7 @@ def main(words: list[str]) -> Path:
     path.write_text(Path(__file__).with_suffix(".html").read_text().replace("/*DATA*/null", data))
     if args.picture:
         size = "--window-size=1180,688", "--force-device-scale-factor=1.1"
-        browse(path, f"--screenshot={args.picture}", *size, frame=page["epoch"])
+        browse(f"{path.as_uri()}#{page['epoch']}", f"--screenshot={args.picture}", *size)
         few = Image.open(args.picture).convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE)
         few.save(args.picture, optimize=True)
     print(f"Open this file in a browser:\n{path}")
