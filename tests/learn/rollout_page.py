@@ -57,7 +57,7 @@ def explain(script, args):
     act, it acts and A > 0, it acts and A < 0; the page replaces {s}. `ends` are the ratios beyond
     which the clip acts, if A > 0, and if A < 0."""
     low, high = 1 - getattr(args, "clip_low", 0), 1 + getattr(args, "clip_high", 0)
-    right, wrong, act, x, ends = "A\xa0>\xa00", "A\xa0<\xa00", "let go", "r", [high, low]
+    right, wrong, act, x, ends = "A\xa0>\xa00", "A\xa0<\xa00", "stopped", "r", [high, low]
     norms = {"response": "this one's", "constant": args.max_new_tokens, "": None}
     norm = norms[getattr(args, "length_norm", "")]
     weights = f"mean length / {norm}" if norm else "1, for all tokens"
@@ -70,12 +70,12 @@ def explain(script, args):
         act, ends, curve = "capped", [high, high], "Grey: capped"
         formula, why = f"sg[min(r, {high:g})] A log π_θ", [" = weight × r × A", capped, capped]
         note = f"The ratio weighs a token's push, up to {high:g}. "
-        note += "A push may fade or be capped, but no token is let go."
+        note += "A push may fade or be capped, but no token is stopped."
     else:
-        curve = "Grey: let go"
-        note = "A is (R − mean) / std. The clip lets go of a token once r is "
+        curve = "Grey: stopped"
+        note = "A is (R − mean) / std. The clip stops a token once r is "
         if script is dapo_llm:
-            note = "GRPO with more room upwards. The clip lets go of a token once r is "
+            note = "GRPO with more room upwards. The clip stops a token once r is "
         if script is gspo_llm:
             note = "All tokens of an answer stop together, by s, the geometric mean of r: "
             x, ends, curve = "s", [None, None], "The clip acts by s"
