@@ -12,7 +12,6 @@ results/gpu.jsonl by hand. Each part is a process with a limit, so a crash loses
 that part. If a measurement fails, or is far from the CPU's ("ok" is false), the exit status is 1.
 
 right      log-probs and gradient on the GPU against the CPU, by all five scripts
-gaps       the distance between sampler and loss, and of a ratio from 1 before any step
 step       seconds of a training step at the default flags, then with VARIANTS.md's blocks
 trl        the same step by TRL's GRPOTrainer (if installed): at its defaults, and nearer to ours
 decode     milliseconds per token of generate
@@ -43,13 +42,11 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.utils import parameters_to_vector
-from torch.nn.utils.rnn import pad_sequence
 
 import grpo_llm
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GPU, SMOKE = DEVICE.type == "cuda", "--smoke" in sys.argv
-NO_STOPS = transformers.GenerationConfig()  # with it no completion ends early
 QWEN = {"vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864}
 QWEN |= {"num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2}
 TOY = {"vocab_size": 600, "hidden_size": 56, "intermediate_size": 64, "num_hidden_layers": 2}
@@ -62,7 +59,6 @@ PROMPT = 150  # tokens of a row to train on
 # The largest difference from the CPU's log-probs, in nats, and the largest relative error of a
 # gradient. They tell a wrong kernel from rounding, and no more.
 TOLERANCE = {"tf32": (0.1, 0.1), "float32": (1e-3, 1e-2)}
-KINDS = ("float32", "tf32", "bf16")
 
 
 # ------------------------------------------------------------------------------------------- Tools
@@ -179,14 +175,6 @@ def adamw(model):
     return torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
 
 
-@contextlib.contextmanager
-def precision(kind):
-    """float32: products are not rounded to TF32, as the scripts do on CUDA."""
-    torch.backends.cuda.matmul.fp32_precision = "ieee" if kind == "float32" else "tf32"
-    yield
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
-
-
 # ------------------------------------------------------------------------------- GPU against CPU
 # Each part yields the name of a measurement and a function that makes it and returns values.
 
@@ -214,11 +202,12 @@ def gradient_of(script, model, batch, rewards, device):
 
 
 def compare(kind, name, model, batch, rewards):
-    """The GPU against the CPU."""
+    """The GPU against the CPU. float32: products are not rounded to TF32, as start_device lets CUDA
+    do it."""
+    torch.backends.cuda.matmul.fp32_precision = "ieee" if kind == "float32" else "tf32"
     script, (largest_gap, largest_error) = importlib.import_module(name), TOLERANCE[kind]
     expected, expected_gradient = gradient_of(script, model, batch, rewards, bench.CPU)
-    with precision(kind):
-        logprobs, gradient = gradient_of(script, model, batch, rewards, DEVICE)
+    logprobs, gradient = gradient_of(script, model, batch, rewards, DEVICE)
     gap = (logprobs - expected).abs().max().item()
     error = ((gradient - expected_gradient).norm() / expected_gradient.norm()).item()
     right = gap < largest_gap and error < largest_error
@@ -234,25 +223,6 @@ def right():
             yield f"tiny, {name}, {kind}", partial(compare, kind, name, model, batch, rewards)
         inputs = ("grpo_llm", large, completions, rewards[:, :2])
         yield f"2 layers of Qwen, grpo_llm, {kind}", partial(compare, kind, *inputs)
-
-
-def gaps():
-    def one(kind):
-        args, script = settings(), script_with(*[kind] * (kind == "bf16"))
-        model, _ = load(script, args)
-        with precision(kind):
-            batch = script.generate(model, prompts_of(8), 8, NEW // 4, 1.0)
-            real = batch["mask"] > 0
-            old = batch["old_logprobs"] = script.batch_logprobs(model, batch, args)
-            gap = (old - batch["sampled_logprobs"])[real].abs()
-            mixed = script.take_rows(batch, torch.randperm(len(real)))
-            ratio = (script.batch_logprobs(model, mixed, args) - mixed["old_logprobs"]).exp()
-            values = {"sampler_gap_mean": gap.mean(), "sampler_gap_max": gap.max()}
-            values |= {"ratio_gap_max": (ratio - 1).abs().max(), "entropy": -old[real].mean()}
-        return {name: value.item() for name, value in values.items()}
-
-    for kind in KINDS:
-        yield kind, partial(one, kind)
 
 
 # ------------------------------------------------------------------------------- Seconds and memory
@@ -339,8 +309,7 @@ def trl():
         return print("TRL is not installed.", file=sys.stderr)
     import trl
 
-    def one(rows, cudnn=True, **options):
-        torch.backends.cuda.enable_cudnn_sdp(cudnn)
+    def one(rows, **options):
         trainer, noted = timed_trainer(rows, trl, **options)
         trainer.train()
         spent = noted["ends"][7] - noted["ends"][3]
@@ -348,46 +317,26 @@ def trl():
 
     nearer = {"bf16": False, "gradient_checkpointing": False}
     yield "TRL, its defaults, 8 rows per pass", partial(one, 8)
-    yield "TRL, without cuDNN's attention", partial(one, 8, cudnn=False)
     yield "TRL, float32, no checkpoints, 16 rows", partial(one, 16, **nearer)
 
 
-def by_transformers(model, new):
-    """transformers' own generate, as trainers call it."""
-    rows = [torch.tensor(prompt) for prompt in prompts_of(GROUPS)]
-    ids = pad_sequence(rows, batch_first=True, padding_side="left").to(DEVICE)
-    ids = ids.repeat_interleave(SAMPLES, 0)
-    options = {"do_sample": True, "top_k": 0, "top_p": 1.0, "pad_token_id": 0}
-    model.generate(ids, attention_mask=(ids > 0).long(), max_new_tokens=new, **options)
-
-
-def per_token(sample):
-    """Milliseconds per token, without reading the prompts."""
-    few, many = max(3, NEW // 8), NEW
-    sample(few)
-    return {"ms_per_token": 1e3 * (seconds(sample, many) - seconds(sample, few)) / (many - few)}
-
-
 def decode():
-    model = random_qwen()
-    model.generation_config = NO_STOPS
+    model, prompts = random_qwen(), prompts_of(GROUPS)
+    model.generation_config = transformers.GenerationConfig()  # so no completion ends early
 
-    def ours(prompts, *blocks):
-        script = script_with(*blocks)
-        values = per_token(lambda new: script.generate(model, prompts, SAMPLES, new, 1.0))
+    def one(prompts, *blocks):
+        script, few = script_with(*blocks), max(3, NEW // 8)
+        sample = partial(script.generate, model, prompts, SAMPLES)
+        sample(few, 1.0)
+        spent = seconds(sample, NEW, 1.0) - seconds(sample, few, 1.0)  # so no prompt is counted
         batch = script.generate(model, prompts[:8], SAMPLES, NEW // 4, 1.0)
         logprobs = script.batch_logprobs(model, batch, settings())
         gap = (logprobs - batch["sampled_logprobs"]).abs().mean().item()
-        return values | {"gap_mean": gap, "ok": gap < 0.1}
+        return {"ms_per_token": 1e3 * spent / (NEW - few), "gap_mean": gap, "ok": gap < 0.1}
 
-    prompts = prompts_of(GROUPS)
-    yield f"{ROWS} rows", partial(ours, prompts)
-    yield f"{ROWS // 8} rows", partial(ours, prompts[: GROUPS // 8])
-    equal = prompts_of(GROUPS, LONGEST)
-    yield f"{ROWS} rows, one length", partial(ours, equal)
-    yield f"{ROWS} rows, graph", partial(ours, prompts, "graph")
-    theirs = partial(by_transformers, model)
-    yield f"{ROWS} rows, transformers' generate", partial(per_token, theirs)
+    yield f"{ROWS} rows", partial(one, prompts)
+    yield f"{ROWS // 8} rows", partial(one, prompts[: GROUPS // 8])
+    yield f"{ROWS} rows, graph", partial(one, prompts, "graph")
 
 
 PASSES = (1, 2) if SMOKE else (1, 2, 4, 8, 16)  # rows of a training pass
@@ -415,8 +364,7 @@ def train():
 
 
 # -------------------------------------------------------------------------------- Table and command
-PARTS = [right, gaps, step, trl, decode, train]
-PARTS = {part.__name__: part for part in PARTS}
+PARTS = {part.__name__: part for part in (right, step, trl, decode, train)}
 LIMITS = {"step": 240, "trl": 200, "train": 200}  # seconds; of other parts 120
 
 
@@ -425,23 +373,20 @@ def digits(value):
     return f"{value:.3g}" if value >= 0.001 or value == 0 else f"{value:.0e}"
 
 
-def largest(lines, part, key, end):
-    """The largest value of a part's measurements whose name ends so, or a dash."""
-    values = [line[key] for line in lines if line["part"] == part and line["name"].endswith(end)]
-    return digits(max(values)) if values else "–"
-
-
 def right_table(lines):
-    kinds = [kind for kind in KINDS if largest(lines, "gaps", "entropy", kind) != "–"]
+    """The largest value of each kind. (The last two rows were measured until dce9051.)"""
     rows = []
-    for part, key, words in [
-        ("right", "logprob_gap_max", "log-probs, GPU and CPU: largest difference, nats"),
-        ("right", "gradient_error", "gradient, GPU and CPU: relative difference"),
-        ("gaps", "sampler_gap_mean", "log-probs, sampler and loss: mean difference, nats"),
-        ("gaps", "ratio_gap_max", "ratio before any step: largest distance from 1"),
+    for key, words in [
+        ("logprob_gap_max", "log-probs, GPU and CPU: largest difference, nats"),
+        ("gradient_error", "gradient, GPU and CPU: relative difference"),
+        ("sampler_gap_mean", "log-probs, sampler and loss: mean difference, nats"),
+        ("ratio_gap_max", "ratio before any step: largest distance from 1"),
     ]:
-        rows.append([words, *(largest(lines, part, key, kind) for kind in kinds)])
-    return bench.table(["", *kinds], rows)
+        values = {kind: [0.0] for kind in ("float32", "tf32")}
+        for line in lines:
+            values[line["name"].split(", ")[-1]].append(line.get(key, 0.0))
+        rows.append([words, *(digits(max(column)) for column in values.values())])
+    return bench.table(["", "float32", "tf32"], rows)
 
 
 def table_of(columns, lines):
@@ -463,17 +408,12 @@ COLUMNS = {"step": STEP, "decode": {"ms_per_token": "ms per token"}, "train": TR
 
 def tables(lines):
     """{name: lines} of RESULTS.md's blocks. TRL's steps stand in the table of ours."""
-    blocks = {}
-    for name, parts in {
-        "right": "right gaps",
-        "step": "step trl",
-        "decode": "",
-        "train": "",
-    }.items():
-        used = [line for line in lines if line["part"] in (parts.split() or [name])]
-        rows = right_table(used) if name == "right" else table_of(COLUMNS[name], used)
-        blocks[f"gpu_{name}"] = bench.with_footer(rows, used)
-    return blocks
+    of = defaultdict(list)
+    for line in lines:
+        of[{"gaps": "right", "trl": "step"}.get(line["part"], line["part"])].append(line)
+    rows = {name: table_of(columns, of[name]) for name, columns in COLUMNS.items()}
+    rows["right"] = right_table(of["right"])
+    return {f"gpu_{name}": bench.with_footer(rows[name], of[name]) for name in rows}
 
 
 def kept():
