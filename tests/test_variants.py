@@ -173,7 +173,7 @@ def mean_of_gradient(module, args, p, size):
 
 
 @pytest.mark.parametrize("p,size", [(0.1, 4), (0.8, 6)])
-def test_the_mean_gradient_is_that_of_the_page_s_proof(p, size):
+def test_the_mean_gradient_is_that_of_the_page(p, size):
     """MaxRL climbs the first G − 1 terms of log p, and pass@k, without the std, pass@k."""
     module, terms = variant("maxrl"), sum((1 - p) ** n for n in range(size - 1))
     mean = mean_of_gradient(module, module.Args(), p, size)
@@ -457,52 +457,33 @@ def test_two_steps(names, compiled, short_run):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder that variants.py takes for the repository's."""
-    for name in ("grpo_llm.py", "gspo_llm.py", "rloo_llm.py"):
+    for name in ("grpo_llm.py", "rloo_llm.py"):
         shutil.copy(ROOT / name, tmp_path)
     monkeypatch.setattr(variants, "ROOT", tmp_path)
     return tmp_path
 
 
-def test_blocks_are_applied_in_order_each_to_what_the_one_before_has_made(folder, capsys):
-    variants.main(["stale", "tis"])
-    assert capsys.readouterr().out.startswith("variant_stale_tis.py is written.")
-    both = (folder / "variant_stale_tis.py").read_text()
-    assert both == variants.applied("stale", "tis") != variants.applied("tis", "stale")
+def test_blocks_are_applied_in_order_and_an_edited_file_is_kept(folder):
     variants.main(["stale"])
-    assert variants.applied("tis", script="variant_stale") == both
-    variants.main(["gspo_llm.py", "bf16"])
-    text = variants.applied("bf16", script="gspo_llm")
-    assert (folder / "variant_gspo_llm_bf16.py").read_text() == text
-    edited = both + "# mine"
-    (folder / "variant_stale_tis.py").write_text(edited)
-    assert refused(variants.main, ["stale", "tis"]).startswith(
-        "variant_stale_tis.py has other text"
-    )
-    assert (folder / "variant_stale_tis.py").read_text() == edited
+    variants.main(["variant_stale.py", "tis"])
+    path = folder / "variant_stale_tis.py"
+    assert path.read_text() == variants.applied("stale", "tis") != variants.applied("tis", "stale")
+    variants.main(["stale", "tis"])
+    path.write_text("mine")
+    assert refused(variants.main, ["stale", "tis"]).startswith("variant_stale_tis.py has other")
+    assert path.read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    "names,line",
-    [
+def test_what_does_not_fit_is_refused_in_a_line_and_nothing_is_written(folder, monkeypatch):
+    twice = "@@ train_step\n-    if RANK == 0:\n+    if RANK == 0:  # mine\n"
+    monkeypatch.setitem(variants.BLOCKS, "twice", twice)  # these lines are there more than once
+    for names, line in [
         ("stale tis stale", "stale is in grpo_llm.py with stale with tis already"),
-        ("sapo dual_clip", "dual_clip does not fit grpo_llm.py with sapo: it looks for `"),
         ("rloo_llm dppo", "dppo does not fit rloo_llm.py: it looks for `clip_low: float = 0.2"),
-        ("gspo_llm nothing", "there is no block nothing; blocks: "),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_a_line_and_nothing_is_written(names, line, folder):
-    before = {*folder.iterdir()}
-    assert refused(variants.main, names.split()).startswith(line)
-    assert {*folder.iterdir()} == before
-
-
-def test_a_hunk_changes_only_lines_that_stand_there_once(monkeypatch):
-    """The first of these also occurs further to the right, which does not count."""
-    hunk = "@@ train_step\n-    if args.beta > 0:\n+    if args.beta > 0:  # mine\n"
-    monkeypatch.setitem(variants.BLOCKS, "once", hunk)
-    monkeypatch.setitem(variants.BLOCKS, "twice", hunk.replace("args.beta > 0", "RANK == 0"))
-    assert variants.applied("once").count("# mine") == 1
-    assert refused(variants.applied, "twice").startswith("twice does not fit")
+        ("twice", "twice does not fit grpo_llm.py"),
+    ]:
+        assert refused(variants.main, names.split()).startswith(line)
+    assert not [*folder.glob("variant_*")]
 
 
 def test_the_page_has_a_row_and_a_run_for_each_block():

@@ -15,7 +15,6 @@ position, those of the prompt included.
 """
 
 import importlib
-import os
 import random
 import tempfile
 import time
@@ -32,7 +31,6 @@ from bench import (
     ROOT,
     Enough,
     Kept,
-    all_flags,
     in_processes,
     run_main,
     show,
@@ -192,27 +190,19 @@ def measure(runs, what, flags, smoke):
     """Make the runs of a model, our scripts and TRL in turn, and keep a line for each row."""
     scripts, seeds, rollouts, micro = PLANS[what]
     rollouts, seeds = (2, seeds[:1]) if smoke else (rollouts, seeds)
-    keys, results = {}, defaultdict(list)
-    for name, side in product(scripts, SIDES):
-        chosen = flags | {"device": "cpu", "micro_batch_size": micro[side == "TRL"]}
-        args = importlib.import_module(name).Args(**chosen | {"seed": seeds[0]})
-        threads = os.environ.get("OMP_NUM_THREADS", "not set")
-        more = {"seeds": seeds, "rollouts": rollouts, "threads": threads}
-        keys[name, side] = chosen, all_flags(args) | more
-    if all(runs.find(f"{what}, {name}, {side}", keys[name, side][1]) for name, side in keys):
-        return
-    for seed, (name, side) in product(seeds, keys):
-        job = {"name": name, "side": side, "flags": keys[name, side][0] | {"seed": seed}}
-        ((_, values),) = in_processes(run, [job | {"rollouts": rollouts}])
+    results = defaultdict(list)
+    for seed, name, side in product(seeds, scripts, SIDES):
+        more = {"device": "cpu", "micro_batch_size": micro[side == "TRL"], "seed": seed}
+        job = {"name": name, "side": side, "flags": flags | more, "rollouts": rollouts}
+        ((_, values),) = in_processes(run, [job])
         results[name, side].append(values)
     for (name, side), values in results.items():
         pairs = zip(results[name, "ours"], values, strict=True)
-        ratio = {"times": three([a[RATE] / b[RATE] for a, b in pairs])}
+        cells = {key: three([run[key] for run in values]) for key in COLUMNS}
+        cells["times"] = three([ours[RATE] / other[RATE] for ours, other in pairs])
         row = f"{what}, {name}, {side}"
         runs.forget(row, [])
-        runs.add(
-            row, keys[name, side][1], {k: three([v[k] for v in values]) for k in COLUMNS} | ratio
-        )
+        runs.add(row, flags | {"seeds": seeds, "rollouts": rollouts}, cells)
 
 
 def tables(runs):

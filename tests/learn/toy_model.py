@@ -104,21 +104,18 @@ def trained(theta, until):
     return theta
 
 
-def gae(critic, gae_lambda):
-    """ppo.py's GAE of each token, (15, 3), with γ = 1: completions are episodes, critic is as V."""
+def gae_bias_and_noise(critic, lambdas):
+    """Of the gradient of one completion with the advantages of ppo.py's GAE, with γ = 1: the errors
+    of its mean, relative to ‖∇J‖, and its variances, one of each for every λ. Completions are
+    episodes, and critic is as V."""
     last = (torch.arange(LIMIT) == LENGTHS[:, None] - 1).T
     rollout = {"rewards": R * last, "done": last, "terminated": last}
-    args = ppo.Args(gamma=1.0, gae_lambda=gae_lambda)
-    return ppo.compute_advantages(rollout, critic[:, :-1].T, critic[:, 1:].T, args)[0].T
-
-
-def gae_bias_and_noise(critic, lambdas):
-    """Of the gradient of one completion with GAE's advantages: the errors of its mean, relative to
-    ‖∇J‖, and its variances, one of each for every λ."""
     p, grad_J = probs(THETA), grad(J, THETA)
     biases, variances = [], []
     for gae_lambda in lambdas:
-        gradients = torch.einsum("it,itw->iw", gae(critic, gae_lambda), scores(THETA))
+        args = ppo.Args(gamma=1.0, gae_lambda=gae_lambda)
+        A, _ = ppo.compute_advantages(rollout, critic[:, :-1].T, critic[:, 1:].T, args)
+        gradients = torch.einsum("ti,itw->iw", A, scores(THETA))
         mean = p @ gradients
         biases.append((mean - grad_J).norm() / grad_J.norm())
         variances.append(p @ gradients.square().sum(1) - mean @ mean)

@@ -32,8 +32,6 @@ def applied(*names, script="grpo_llm"):
     text = "\n" + (ROOT / f"{script}.py").read_text()
     title = f"{script}.py"
     for name in names:
-        if name not in BLOCKS:
-            sys.exit(f"there is no block {name}; blocks: {' '.join(BLOCKS)}")
         if any(added and f"\n{added}" in text for *_, added in hunks(name)):
             sys.exit(f"{name} is in {title} already")
         for place, before, after, _ in hunks(name):
@@ -50,7 +48,7 @@ def main(arguments):
     tests/tiny_model, and git ignores variant_*.py."""
     names = [argument.removesuffix(".py") for argument in arguments]
     script = names.pop(0) if names and names[0] not in BLOCKS else "grpo_llm"
-    if not names:
+    if not names or not BLOCKS.keys() >= {*names}:
         sys.exit(f"{__doc__}\n\nThe blocks: {' '.join(BLOCKS)}")
     start = [] if script == "grpo_llm" else [script.removeprefix("variant_")]
     path = ROOT / f"variant_{'_'.join([*start, *names])}.py"
