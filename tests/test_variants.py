@@ -267,23 +267,20 @@ def test_a_resumed_run_ends_like_one_in_a_single_piece(name, flags, short_run):
 @pytest.mark.slow
 def test_stale_rollouts_are_drawn_by_the_model_of_two_steps_ago(short_run, monkeypatch):
     """And the run goes on, however far π_old is then from π_s."""
-    module, states, samplers = variant("stale"), [], []
-    step, rollout = module.train_step, module.rollout
+    module, states = variant("stale"), []
+    step = module.train_step
 
     def watched_step(model, *rest):
         states.append(copy.deepcopy(model.state_dict()))
         return step(model, *rest) | {"sampling/sampling_logp_difference/mean": 1.0}
 
-    def watched_rollout(model, *rest):
-        samplers.append(copy.deepcopy(model.state_dict()))
-        return rollout(model, *rest)
-
     monkeypatch.setattr(module, "train_step", watched_step)
-    monkeypatch.setattr(module, "rollout", watched_rollout)
     monkeypatch.setattr(module, "evaluate", lambda *_: {"eval/pass@1": 0.0})
+    rollouts = calls_of(monkeypatch, module, "rollout")
     module.main(module.Args(**short_run | {"steps": 5, "stale": 2}))
-    expected = [states[max(0, i - 2)] for i in range(5)]
-    assert all(equal(*pair) for pair in zip(samplers, expected, strict=True))
+    for i, ((sampler, *_), _) in enumerate(rollouts):
+        assert equal(sampler.state_dict(), states[max(0, i - 2)])
+    assert len(rollouts) == 5
 
 
 def test_bf16_rounds_the_loss_s_passes_alone():
@@ -410,27 +407,15 @@ def compiled(monkeypatch):
 
 @pytest.mark.slow
 def test_layers_compiles_the_loss_s_passes_alone(compiled, short_run, monkeypatch):
-    """A layer of both models, with and without a gradient, and a last time for other sizes. Nothing
-    after that compiles again, and log-probs are as without the block."""
+    """A layer of both models, with and without a gradient, and a last time for other sizes."""
     module = variant("layers")
-    args = module.Args(micro_batch_size=4, beta=0.1, **short_run)
     steps = calls_of(monkeypatch, module, "train_step")
-    module.main(args)
+    module.main(module.Args(micro_batch_size=4, beta=0.1, **short_run | {"steps": 4}))
     ((model, reference, *_), _), *_ = steps
     for policy in (model, reference):
         parts = [part for part in policy.modules() if part._compiled_call_impl]
         assert len(parts) == model.config.num_hidden_layers
-    count = len(compiled)
-    assert 2 <= count <= 3
-    for width in (6, 9):
-        batch = module.generate(model, PROMPTS, 4, width, 1.0)
-        batch["old_logprobs"] = batch["ref_logprobs"] = module.batch_logprobs(model, batch, args)
-        plain = script("grpo_llm").batch_logprobs(copy.deepcopy(model), batch, args)
-        torch.testing.assert_close(batch["old_logprobs"], plain)  # the copy is not compiled
-        batch["advantages"] = torch.tensor([1.0, -1.0] * 6)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        module.train_minibatch(model, optimizer, batch, args)
-    assert len(compiled) == count
+    assert 2 <= len(compiled) <= 3
 
 
 # ------------------------------------------------------------------------ The page and variants.py

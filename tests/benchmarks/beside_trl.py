@@ -27,7 +27,6 @@ from typing import Literal
 import torch
 import tyro
 from bench import (
-    CPU,
     ROOT,
     Enough,
     Kept,
@@ -67,6 +66,8 @@ class Clock:
         self.start = time.perf_counter()
 
     def lap(self):
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         self.laps.append(time.perf_counter() - self.start)
         self.start = time.perf_counter()
         return len(self.laps)
@@ -121,19 +122,20 @@ def trl_settings(script, args):
     rate |= {"warmup_steps": args.warmup_steps * updates, "max_steps": args.steps * updates}
     sampling = {"num_generations": args.group_size, "temperature": args.temperature}
     sampling |= {"max_completion_length": args.max_new_tokens, "seed": args.seed}
-    machine = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+    machine = {"use_cpu": args.device == "cpu", "bf16": False, "gradient_checkpointing": False}
     quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True}
     quiet |= {"logging_steps": 10**6, "output_dir": tempfile.mkdtemp()}
     return more | sizes | rate | sampling | machine | quiet | {"beta": args.beta}
 
 
-def theirs(script, args, rollouts):
-    """So many rollouts by TRL."""
+def theirs(script, args, rollouts, **options):
+    """So many rollouts by TRL, with these options besides trl_settings."""
     import trl
     from datasets import Dataset
+    from datasets.table import InMemoryTable
     from transformers import TrainerCallback
 
-    model, tokenizer = script.load_policy(args, CPU)
+    model, tokenizer = script.load_policy(args, torch.device(args.device))
     tokenizer.pad_token = tokenizer.eos_token
     clock, (_, verify) = Clock(), script.load_task(args.task)
 
@@ -152,11 +154,14 @@ def theirs(script, args, rollouts):
         clock.trained += len(inputs["completion_ids"])
 
     name, _ = TRL[script.__name__]
+    rows = InMemoryTable.from_pylist(trl_rows(script, args, tokenizer, rollouts))
+    # Without a fingerprint datasets would hash them, which fails with a pyarrow that is small enough
+    # to be sent to a GPU.
     trainer = getattr(trl, f"{name}Trainer")(
         model=model,
         reward_funcs=reward,
-        args=getattr(trl, f"{name}Config")(**trl_settings(script, args)),
-        train_dataset=Dataset.from_list(trl_rows(script, args, tokenizer, rollouts)),
+        args=getattr(trl, f"{name}Config")(**trl_settings(script, args) | options),
+        train_dataset=Dataset(rows, fingerprint="rows"),
         processing_class=tokenizer,
         callbacks=[Note()],
     )

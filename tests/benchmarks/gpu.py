@@ -18,7 +18,6 @@ decode     milliseconds per token of generate
 train      the peak and the milliseconds of a training pass, by its rows and blocks
 """
 
-import contextlib
 import copy
 import functools
 import gc
@@ -29,7 +28,6 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections import defaultdict
@@ -38,6 +36,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import bench
+import beside_trl
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -85,21 +84,6 @@ def measure(function, *inputs):
 
 def seconds(function, *inputs):
     return measure(function, *inputs)[1]
-
-
-@contextlib.contextmanager
-def clock(script, *names):
-    """The seconds of each call of these functions of the script."""
-    took = defaultdict(list)
-
-    def timed(name, function, *inputs):
-        result, spent, _ = measure(function, *inputs)
-        took[name].append(spent)
-        return result
-
-    functions = {name: partial(timed, name, getattr(script, name)) for name in names}
-    with patch.multiple(script, **functions):
-        yield took
 
 
 def random_qwen(layers=SHAPE["num_hidden_layers"], device=DEVICE):
@@ -238,86 +222,57 @@ CHANGES = [  # name, flags, blocks
 ]
 
 
-def values_of_step(spent, rollout, mean_length):
-    values = {"s": spent, "completions_per_s": ROWS / spent, "mean_length": mean_length}
-    values |= {"rollout_s": rollout, "ms_per_token": 1e3 * rollout / NEW}
-    if GPU:  # by the process; measure resets the peak of what tensors hold
-        values["reserved_GB"] = torch.cuda.memory_reserved() / 1e9
-    return values
+def speed(spent):
+    """Of a step of so many seconds. GB are the process's."""
+    values = {"s": spent, "completions_per_s": ROWS / spent}
+    return values | ({"reserved_GB": torch.cuda.memory_reserved() / 1e9} if GPU else {})
 
 
 def step():
     train = [(text, "1") for text in texts_of(4 * GROUPS)]
 
     def one(flags, blocks):
-        args, script = settings(**flags), script_with(*blocks)
+        args, script, took = settings(**flags), script_with(*blocks), defaultdict(list)
+
+        def timed(name, function, *inputs):
+            result, spent, _ = measure(function, *inputs)
+            took[name].append(spent)
+            return result
+
+        names = "rollout", "batch_logprobs", "train_minibatch"
+        parts = {name: partial(timed, name, getattr(script, name)) for name in names}
         model, tokenizer = load(script, args)
         reference = load(script, args)[0] if args.beta > 0 else None
         inputs = (model, reference, tokenizer, adamw(model), train)
-        with patch.object(script, "load_task", lambda _: (None, reward)):
+        with patch.multiple(script, load_task=lambda _: (None, reward), **parts):
             for number in (1, 2):  # the first is to warm up
-                with clock(script, "rollout", "batch_logprobs", "train_minibatch") as took:
-                    metrics, spent, _ = measure(script.train_step, *inputs, number, args)
-        values = values_of_step(spent, took["rollout"][0], metrics["completions/mean_length"])
-        values |= {f"{name}_s": sum(times) for name, times in took.items()}
+                took.clear()
+                metrics, spent, _ = measure(script.train_step, *inputs, number, args)
+        values = speed(spent) | {f"{name}_s": sum(times) for name, times in took.items()}
+        values["ms_per_token"] = 1e3 * values["rollout_s"] / NEW
+        values["mean_length"] = metrics["completions/mean_length"]
         return values | {"gap_mean": metrics["sampling/sampling_logp_difference/mean"]}
 
     for name, flags, blocks in CHANGES:
         yield name, partial(one, flags, blocks)
 
 
-def timed_trainer(rows, trl, **options):
-    """TRL's GRPOTrainer with four optimizer steps per rollout, as ours has, and this many rows per
-    pass. And the dict where it notes the seconds of rollouts, when steps end, and lengths."""
-    from datasets import Dataset
-    from datasets.table import InMemoryTable
-
-    # With a name, or datasets would hash it, which fails with a pyarrow that is small enough.
-    prompts = InMemoryTable.from_pydict({"prompt": texts_of(4 * GROUPS)})
-    passes, noted = max(1, ROWS // 4 // rows), defaultdict(list)
-    options |= {"per_device_train_batch_size": rows, "gradient_accumulation_steps": passes}
-    options |= {"steps_per_generation": 4 * passes, "num_generations": SAMPLES}
-    options |= {"max_completion_length": NEW, "max_steps": 8, "use_cpu": not GPU}
-    options |= {"report_to": "none", "save_strategy": "no", "logging_steps": 10**6}
-    config = trl.GRPOConfig(output_dir=tempfile.mkdtemp(), disable_tqdm=True, **options)
-
-    def rewards(completions, completion_ids, **_):
-        noted["length"].append(sum(map(len, completion_ids)) / len(completion_ids))
-        return [reward(text) for text in completions]
-
-    class Note(transformers.TrainerCallback):
-        def on_step_end(self, args, state, control, **_):
-            seconds(lambda: None)  # waits for the GPU
-            noted["ends"].append(time.perf_counter())
-
-    named = {"args": config, "train_dataset": Dataset(prompts, fingerprint="prompts")}
-    named |= {"processing_class": words(), "callbacks": [Note()]}
-    trainer = trl.GRPOTrainer(random_qwen(), rewards, **named)
-    generate = trainer._generate
-
-    def timed(*inputs):
-        result, spent, _ = measure(generate, *inputs)
-        noted["rollout"].append(spent)
-        return result
-
-    trainer._generate = timed
-    return trainer, noted
-
-
 def trl():
-    if importlib.util.find_spec("trl") is None:
+    if not beside_trl.WITH_TRL:
         return print("TRL is not installed.", file=sys.stderr)
-    import trl
+    data = [(text, "1") for text in texts_of(4 * GROUPS)], None
+    replaced = {"load_data": lambda _: data, "load_task": lambda _: (None, reward)}
+    replaced["load_policy"] = lambda *_: (random_qwen(), words())
 
     def one(rows, **options):
-        trainer, noted = timed_trainer(rows, trl, **options)
-        trainer.train()
-        spent = noted["ends"][7] - noted["ends"][3]
-        return values_of_step(spent, noted["rollout"][1], noted["length"][1])
+        args = settings(micro_batch_size=rows, beta=0.0)
+        with patch.multiple(grpo_llm, **replaced):
+            clock = beside_trl.theirs(grpo_llm, args, 2, **options)
+        return speed(clock.laps[1])  # the first is to warm up
 
-    nearer = {"bf16": False, "gradient_checkpointing": False}
-    yield "TRL, its defaults, 8 rows per pass", partial(one, 8)
-    yield "TRL, float32, no checkpoints, 16 rows", partial(one, 16, **nearer)
+    defaults = {"bf16": True, "gradient_checkpointing": True}
+    yield "TRL, its defaults, 8 rows per pass", partial(one, 8, **defaults)
+    yield "TRL, float32, no checkpoints, 16 rows", partial(one, 16)
 
 
 def decode():

@@ -46,24 +46,20 @@ class Case:
     settings: dict = field(default_factory=dict)
     trainer: str = "GRPO"
 
-    def theirs(self):
-        settings = (f"{name} {value}" for name, value in self.settings.items())
-        return ", ".join([f"{self.trainer}Trainer", *settings]).replace(VLLM, "")
-
 
 VLLM = "vllm_importance_sampling_"
 SEQUENCE = {"importance_sampling_level": "sequence"}
 TIS = {f"{VLLM}mode": "token_truncate", f"{VLLM}clip_max": 2.0}
 DR_GRPO = {"scale_rewards": False, "length_norm": "constant", "beta": 0.0}
 CASES = [
-    # TRL's mean is over completions, ours over tokens (quotient). Its loss has a ratio of whole
+    # TRL's mean is over completions, ours over tokens (factor). Its loss has a ratio of whole
     # completions instead of log π, so only gradients at ratio 1 are equal.
     Case("rloo_llm", {"beta": 0.1}, {}, "RLOO"),
     # TRL's default weights k3 by the ratio, as unbiased_kl does.
     Case("grpo_llm", {"beta": 0.1}, {"use_bias_correction_kl": False}),
     Case("grpo_llm", {"beta": 0.0}),
     Case("grpo_llm", DR_GRPO, {"loss_type": "dr_grpo", "scale_rewards": "none"}),
-    # TRL's mean is over the rollout's tokens, ours over the minibatch's (quotient); its penalty for
+    # TRL's mean is over the rollout's tokens, ours over the minibatch's (factor); its penalty for
     # length falls to −1, ours to −0.5 (reward_weights).
     Case("dapo_llm", {"max_resample": 1}, {"loss_type": "dapo"}),
     Case("gspo_llm", {}, SEQUENCE),
@@ -215,7 +211,8 @@ def beside_trl(case, folder, smoke):
     move(reference, 0)
     start = flat(model.parameters())
     steps = our_steps(script, args, model, reference, tokenizer, data)
-    row = Row(command(case.name, case.flags), case.theirs())
+    settings = (f"{name} {value}".replace(VLLM, "") for name, value in case.settings.items())
+    row = Row(command(case.name, case.flags), ", ".join([f"{case.trainer}Trainer", *settings]))
     row.clipped.append(sum(step[-1] for step in steps) / len(steps))
     if smoke:
         return row
@@ -230,21 +227,16 @@ def beside_trl(case, folder, smoke):
         inputs = {k: value[rows] if value.dim() else value for k, value in scored.items()}
         theirs = trainer.compute_loss(model, inputs)
         theirs.backward()
-        factor = quotient(case, data[1]["mask"], rows)
+        factor, lengths = 1.0, data[1]["mask"].sum(1)  # our weight of a token over TRL's
+        if case.trainer == "RLOO":
+            factor = len(rows) / lengths[rows].sum()
+        elif case.settings.get("loss_type") in ("dapo", "cispo"):
+            factor = lengths.sum() / PARTS / lengths[rows].sum()
         expected = factor * flat([weight.grad for weight in model.parameters()])
         row.values.append(relative(gradient, expected))
         if case.trainer != "RLOO":
             row.losses.append(abs(loss - factor * theirs.item()))
     return row
-
-
-def quotient(case, mask, rows):
-    """Our weight of a token of these rows over TRL's, where the two are meant to differ."""
-    if case.trainer == "RLOO":
-        return len(rows) / mask[rows].sum()
-    if case.settings.get("loss_type") in ("dapo", "cispo"):
-        return mask.sum() / PARTS / mask[rows].sum()
-    return 1.0
 
 
 def tables(runs):
@@ -261,11 +253,9 @@ def kept(smoke=False):
     return [Kept("parity", "transformers", *packages, smoke=smoke)]
 
 
-def main(smoke: bool = False, only_tables: bool = False):
+def main(smoke: bool = False):
     """With --smoke the language-model scripts run without TRL, and nothing is written."""
     (runs,) = kept(smoke)
-    if only_tables:
-        return show(tables(runs))
     warnings.simplefilter("ignore")
     transformers.logging.disable_progress_bar()
     rows = []
