@@ -390,24 +390,18 @@ def test_graph_refuses_a_cache_that_counts_in_python(kind):
     assert line.startswith("--model: its sliding window or linear attention")
 
 
-@pytest.fixture
-def compiled(monkeypatch):
-    """The inputs of each graph that torch.compile makes. No kernels are made of it: this takes
-    minutes."""
-    graphs, compile_module = [], torch.nn.Module.compile
+@pytest.mark.slow
+def test_layers_compiles_the_loss_s_passes_alone(short_run, monkeypatch):
+    """A layer of both models, with and without a gradient, and a last time for other sizes. No
+    kernels are made of it: this takes minutes."""
+    graphs = []
 
     def backend(graph, inputs):
         graphs.append(inputs)
         return graph.forward
 
-    with_backend = functools.partialmethod(compile_module, backend=backend)
-    monkeypatch.setattr(torch.nn.Module, "compile", with_backend)
-    return graphs
-
-
-@pytest.mark.slow
-def test_layers_compiles_the_loss_s_passes_alone(compiled, short_run, monkeypatch):
-    """A layer of both models, with and without a gradient, and a last time for other sizes."""
+    compile_module = functools.partialmethod(torch.nn.Module.compile, backend=backend)
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_module)
     module = variant("layers")
     steps = calls_of(monkeypatch, module, "train_step")
     module.main(module.Args(micro_batch_size=4, beta=0.1, **short_run | {"steps": 4}))
@@ -415,7 +409,7 @@ def test_layers_compiles_the_loss_s_passes_alone(compiled, short_run, monkeypatc
     for policy in (model, reference):
         parts = [part for part in policy.modules() if part._compiled_call_impl]
         assert len(parts) == model.config.num_hidden_layers
-    assert 2 <= len(compiled) <= 3
+    assert 2 <= len(graphs) <= 3
 
 
 # ------------------------------------------------------------------------ The page and variants.py
@@ -431,12 +425,12 @@ def test_a_block_fits_and_leaves_no_flag_that_nothing_reads(name, parent):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [[name] for name in variants.BLOCKS] + [["stale", "tis"]])
-def test_two_steps(names, compiled, short_run):
-    module = variant(*names)
+@pytest.mark.parametrize("name", [name for name in variants.BLOCKS if name != "layers"])
+def test_two_steps(name, short_run):
+    """And the sampler's log-probs are near the loss's, or the run would stop."""
     flags = {"opd": {"teacher": str(ROOT / "tests/tiny_model")}, "pass_at_k": {"pass_k": 2}}
-    result = module.main(module.Args(**short_run, **flags.get(names[0], {})))
-    assert 0 <= result["eval/pass@1"] <= 1
+    module = variant(name)
+    module.main(module.Args(**short_run, **flags.get(name, {})))
 
 
 @pytest.fixture

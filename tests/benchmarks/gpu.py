@@ -100,10 +100,10 @@ def random_qwen(layers=SHAPE["num_hidden_layers"], device=DEVICE):
     return model
 
 
-def prompts_of(count, shortest=LONGEST // 3):
+def prompts_of(count):
     """Lists of token ids, the first of them of full length."""
     rng = random.Random(1)
-    lengths = [LONGEST, *(rng.randint(shortest, LONGEST) for _ in range(count - 1))]
+    lengths = [LONGEST, *(rng.randint(LONGEST // 3, LONGEST) for _ in range(count - 1))]
     return [[rng.randrange(6, 300) for _ in range(length)] for length in lengths]
 
 
@@ -163,16 +163,6 @@ def adamw(model):
 # Each part yields the name of a measurement and a function that makes it and returns values.
 
 
-def tiny_rollout():
-    """The tiny model, completions of it for prompts of different lengths, and rewards (8, 8). They
-    are drawn on the CPU, so that they are the same everywhere."""
-    model, _ = grpo_llm.load_policy(grpo_llm.Args(device="cpu"), bench.CPU)
-    torch.manual_seed(0)
-    prompts = [list(range(1, 4 + i)) for i in range(8)]
-    batch = grpo_llm.generate(model, prompts, 8, 24, 1.0)
-    return model, batch, (torch.arange(64) % 3 == 0).float().view(8, 8)
-
-
 def gradient_of(script, model, batch, rewards, device):
     """Log-probs and the gradient, on the CPU."""
     model = copy.deepcopy(model).to(device)
@@ -199,8 +189,11 @@ def compare(kind, name, model, batch, rewards):
 
 
 def right():
-    model, batch, rewards = tiny_rollout()
-    large = random_qwen(2, bench.CPU)
+    """Completions are drawn on the CPU, so that they are the same everywhere."""
+    model, _ = grpo_llm.load_policy(grpo_llm.Args(device="cpu"), bench.CPU)
+    large, rewards = random_qwen(2, bench.CPU), (torch.arange(64) % 3 == 0).float().view(8, 8)
+    prompts = [list(range(1, 4 + i)) for i in range(8)]
+    batch = grpo_llm.generate(model, prompts, 8, 24, 1.0)
     completions = grpo_llm.generate(large, prompts_of(8), 2, 16, 1.0)
     for kind in TOLERANCE:
         for name in bench.LLM:

@@ -48,9 +48,6 @@ class Case:
 
 
 VLLM = "vllm_importance_sampling_"
-SEQUENCE = {"importance_sampling_level": "sequence"}
-TIS = {f"{VLLM}mode": "token_truncate", f"{VLLM}clip_max": 2.0}
-DR_GRPO = {"scale_rewards": False, "length_norm": "constant", "beta": 0.0}
 CASES = [
     # TRL's mean is over completions, ours over tokens (factor). Its loss has a ratio of whole
     # completions instead of log π, so only gradients at ratio 1 are equal.
@@ -58,17 +55,21 @@ CASES = [
     # TRL's default weights k3 by the ratio, as unbiased_kl does.
     Case("grpo_llm", {"beta": 0.1}, {"use_bias_correction_kl": False}),
     Case("grpo_llm", {"beta": 0.0}),
-    Case("grpo_llm", DR_GRPO, {"loss_type": "dr_grpo", "scale_rewards": "none"}),
+    Case(
+        "grpo_llm",
+        {"scale_rewards": False, "length_norm": "constant", "beta": 0.0},
+        {"loss_type": "dr_grpo", "scale_rewards": "none"},
+    ),
     # TRL's mean is over the rollout's tokens, ours over the minibatch's (factor); its penalty for
     # length falls to −1, ours to −0.5 (reward_weights).
     Case("dapo_llm", {"max_resample": 1}, {"loss_type": "dapo"}),
-    Case("gspo_llm", {}, SEQUENCE),
+    Case("gspo_llm", {}, {"importance_sampling_level": "sequence"}),
     Case("cispo_llm", {}, {"loss_type": "cispo"}),  # its mean is as with dapo
     Case("cispo_llm", {"clip_high": 4.0}, {"loss_type": "cispo"}),
     Case("sapo", {"beta": 0.0}, {"loss_type": "sapo"}),
     Case("dual_clip", {"delta": 1.4, "beta": 0.0}, {"delta": 1.4}),
     Case("unbiased_kl", {"beta": 0.1}, {"use_bias_correction_kl": True}),
-    Case("tis", {"beta": 0.0}, TIS),
+    Case("tis", {"beta": 0.0}, {f"{VLLM}mode": "token_truncate", f"{VLLM}clip_max": 2.0}),
 ]
 
 
