@@ -155,8 +155,8 @@ def theirs(script, args, rollouts, **options):
 
     name, _ = TRL[script.__name__]
     rows = InMemoryTable.from_pylist(trl_rows(script, args, tokenizer, rollouts))
-    # Without a fingerprint datasets would hash them, which fails with the small pyarrow that travels
-    # to a GPU.
+    # Without a fingerprint datasets hashes them, which fails with the small pyarrow that travels to
+    # a GPU.
     trainer = getattr(trl, f"{name}Trainer")(
         model=model,
         reward_funcs=reward,
