@@ -4,57 +4,36 @@ them, refuses what it must."""
 
 import copy
 import functools
-import importlib.util
 import itertools
 import math
 import re
-import sys
+import shutil
 from pathlib import Path
 from unittest.mock import Mock
 
+import bench
 import pytest
 import torch
-import transformers
 import tyro
 import variants
 from conftest import batch_of, calls_of, equal, random_model, refused, script, weights
 from oracles import check_logprobs, row_by_row, single_rows
-from test_llm_architectures import COMMON, OTHERS, toy_decoder
+from test_llm_architectures import toy_decoder
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 ROOT = variants.ROOT
 PROMPTS, LENGTHS = [[3, 4], [5, 6, 7, 8], [9]], [8, 2, 5, 1, 3, 8, 8, 4, 1, 6, 7, 2]
-ROWS = re.findall(r"^\| \[(\w+)\]\(#(\S+)\) \| .+? \| (.+) \|$", variants.PAGE, re.M)
-FITS = [(name, f"{other}_llm") for name, _, others in ROWS for other in re.findall(r"\w+", others)]
+ROWS = re.findall(r"^\| \[(\w+)\]\(#\S+\) \| .+? \| (.+) \|$", variants.PAGE, re.M)
+FITS = [(name, f"{other}_llm") for name, others in ROWS for other in re.findall(r"\w+", others)]
 ALONE = [(name, "grpo_llm") for name in variants.BLOCKS]
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    """A folder for variants, with the scripts: those in the repository's are left alone."""
-    folder = tmp_path_factory.mktemp("variants")
-    for path in [ROOT / "tests", *ROOT.glob("*_llm.py")]:
-        if not path.name.startswith("variant_"):
-            (folder / path.name).symlink_to(path)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def variant(folder):
-    """Writes and imports a script with these blocks."""
-
-    @functools.cache
-    def module(*names, parent="grpo_llm"):
-        path = folder / f"{parent}_{'_'.join(names)}.py"
-        path.write_text(variants.applied(*names, script=parent))
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-
-    return module
+@functools.cache
+def variant(*names):
+    """The module of grpo_llm.py with these blocks."""
+    return bench.module_of("_".join(["variant", *names]), variants.applied(*names))
 
 
 # ------------------------------------------------------------------------ The push on each token
@@ -108,7 +87,7 @@ class Table(torch.nn.Module):
 
 
 @pytest.mark.parametrize("row", SLOPES.strip().splitlines())
-def test_a_token_is_pushed_as_in_the_source(row, variant, monkeypatch):
+def test_a_token_is_pushed_as_in_the_source(row, monkeypatch):
     name, *expected = row.split()
     module, model = variant(name), Table()
     args = module.Args(micro_batch_size=3, max_grad_norm=1e9, **SOURCES[name])
@@ -139,6 +118,14 @@ CREDIT = [
     # RUCAIBox/Passk_Training c3ba575, passk_adv.py
     ("pass_at_k", {"pass_k": 3}, [[1] + [0] * 7], [[1] * 8], [1.290992] + [-0.184427] * 7),
     ("pass_at_k", {}, [[1] * 5 + [0] * 3], [[1] * 8], [0.0] * 8),
+    # Its definition: a draw's reward is its best one, and not 1 for any above 0
+    (
+        "pass_at_k",
+        {"pass_k": 2},
+        [[0.2, 1, 0, 0.5]],
+        [[1] * 4],
+        [-0.42164, 0.94868, -0.42164, -0.10541],
+    ),
 ]
 
 
@@ -149,7 +136,7 @@ class Policy(int):
 def one_step(module, patch, args, lengths, rewards, old=None):
     """The minibatch of a train_step whose rollout has these lengths and rewards, and its record. A
     model is here a number, by which log π_old is multiplied: 1 for the policy, 2 for its critic, 3
-    for π_ref."""
+    for π_ref. There are two processes, which hold the same."""
     mask = (torch.arange(8) < torch.tensor(lengths).view(-1, 1)).double()
     logprobs = -mask if old is None else old
     batch = {"mask": mask, "sampled_logprobs": logprobs, "ended": mask[:, 0] > 0}
@@ -158,6 +145,7 @@ def one_step(module, patch, args, lengths, rewards, old=None):
     patch.setattr(module, "rollout", lambda *_: drawn)
     patch.setattr(module, "batch_logprobs", lambda model, *_: logprobs * model)
     patch.setattr(module, "global_means", lambda record: record)
+    patch.setattr(module, "sum_over_processes", lambda tensor: tensor.mul_(2))
     patch.setattr(module, "train_minibatch", lambda _, __, part, ___: minibatch.update(part) or {})
     minibatch = {}
     record = module.train_step(Policy(1), 3, None, None, [None], 1, args)
@@ -165,42 +153,12 @@ def one_step(module, patch, args, lengths, rewards, old=None):
 
 
 @pytest.mark.parametrize("name,flags,rewards,lengths,expected", CREDIT)
-def test_credit_is_that_of_the_source(
-    name, flags, rewards, lengths, expected, variant, monkeypatch
-):
+def test_credit_is_that_of_the_source(name, flags, rewards, lengths, expected, monkeypatch):
     module = variant(name)
     args = module.Args(**{"beta": 0, "num_minibatches": 1, "prompts_per_step": 1} | flags)
     batch, _ = one_step(module, monkeypatch, args, lengths, rewards)
     expected = torch.tensor(expected).double()
     torch.testing.assert_close(batch["advantages"], expected, rtol=1e-3, atol=1e-5)
-
-
-def test_reinforce_pp_counts_the_tokens_of_all_processes(variant, monkeypatch):
-    """Here of two processes that hold the same."""
-    module = variant("reinforce_pp")
-    args = module.Args(beta=0, num_minibatches=1, prompts_per_step=1)
-    monkeypatch.setattr(module, "sum_over_processes", lambda tensor: tensor.mul_(2))
-    batch, _ = one_step(module, monkeypatch, args, TOKENS, REWARDS)
-    torch.testing.assert_close(batch["advantages"], torch.tensor(WHITE).double(), rtol=1e-5, atol=0)
-
-
-def test_pass_at_k_takes_the_best_reward_of_each_draw(variant):
-    """By its definition, for rewards of any size: half a point is not a whole one."""
-    module, rewards = variant("pass_at_k"), [0.2, 1.0, 0.0, 0.5, 0.5]
-    draws = list(itertools.combinations(range(5), 3))
-    best = [max(rewards[i] for i in draw) for draw in draws]
-    mean = sum(best) / len(best)
-    std = math.sqrt(sum((value - mean) ** 2 for value in best) / len(best))
-    for i, advantage in enumerate(
-        module.compute_advantages(torch.tensor([rewards]).double(), module.Args(pass_k=3))[0]
-    ):
-        with_it = [value for value, draw in zip(best, draws, strict=True) if i in draw]
-        expected = (sum(with_it) / len(with_it) - mean) / (std + 1e-4)
-        assert advantage.item() == pytest.approx(expected)
-    with_all = module.Args(pass_k=5)
-    assert refused(module.compute_advantages, torch.rand(1, 5), with_all).startswith(
-        "--pass-k must"
-    )
 
 
 def mean_of_gradient(module, args, p, size):
@@ -214,25 +172,21 @@ def mean_of_gradient(module, args, p, size):
     return total
 
 
-@pytest.mark.parametrize("p,k,size", [(0.1, 3, 5), (0.3, 2, 6), (0.8, 4, 6), (0.5, 1, 4)])
-def test_pass_at_k_climbs_pass_at_k(p, k, size, variant):
-    """Without the std. The page has the proof."""
-    module = variant("pass_at_k")
-    args = module.Args(pass_k=k, scale_rewards=False)
-    gradient = k * (1 - p) ** (k - 1)  # of 1 − (1 − p)^k
-    assert mean_of_gradient(module, args, p, size) == pytest.approx((1 / k - 1 / size) * gradient)
-
-
-@pytest.mark.parametrize("p,size", [(0.1, 4), (0.4, 6), (0.9, 5)])
-def test_maxrl_climbs_the_first_terms_of_log_p(p, size, variant):
-    """G − 1 of them. The page has the proof."""
-    module = variant("maxrl")
-    gradient = sum((1 - p) ** n for n in range(size - 1))
+@pytest.mark.parametrize("p,size", [(0.1, 4), (0.8, 6)])
+def test_the_mean_gradient_is_that_of_the_page(p, size):
+    """MaxRL climbs the first G − 1 terms of log p, and pass@k, without the std, pass@k."""
+    module, terms = variant("maxrl"), sum((1 - p) ** n for n in range(size - 1))
     mean = mean_of_gradient(module, module.Args(), p, size)
-    assert mean == pytest.approx(gradient, rel=1e-3)
+    assert mean == pytest.approx(terms, rel=1e-3)
+    module, k = variant("pass_at_k"), 3
+    args, gradient = module.Args(pass_k=k, scale_rewards=False), k * (1 - p) ** (k - 1)
+    assert mean_of_gradient(module, args, p, size) == pytest.approx((1 / k - 1 / size) * gradient)
+    everything = module.Args(pass_k=size)
+    line = refused(module.compute_advantages, torch.rand(1, size), everything)
+    assert line.startswith("--pass-k must")
 
 
-def test_opd_s_credit_is_the_teacher_s_log_prob_minus_pi_old_s(variant, monkeypatch):
+def test_opd_s_credit_is_the_teacher_s_log_prob_minus_pi_old_s(monkeypatch):
     module = variant("opd")
     args = module.Args(teacher="", beta=0, num_minibatches=1, prompts_per_step=1)
     old = -torch.rand(12, 8).double() * (torch.arange(8) < torch.tensor(TOKENS).view(-1, 1))
@@ -241,24 +195,10 @@ def test_opd_s_credit_is_the_teacher_s_log_prob_minus_pi_old_s(variant, monkeypa
     torch.testing.assert_close(record["kl"].mean(), -2 * old[batch["mask"] > 0].mean())
 
 
-@pytest.mark.slow
-def test_opd_s_teacher_is_another_model(variant, short_run, monkeypatch):
-    """Here one whose head is random, so far from the student."""
-    module = variant("opd")
-    flags = short_run | {"teacher": short_run["output_dir"] + "/teacher", "steps": 1, "beta": 0}
-    teacher, _ = module.load_policy(module.Args(**flags), "cpu")
-    torch.nn.init.normal_(teacher.get_output_embeddings().weight, std=0.2)
-    teacher.save_pretrained(flags["teacher"])
-    steps = calls_of(monkeypatch, module, "train_step")
-    module.main(module.Args(**flags))
-    ((_, record),) = steps
-    assert record["kl"] > 0.5
-
-
 # -------------------------------------------------------------------------------------- A critic
 
 
-def test_ppo_s_advantages_and_targets_are_gae_s(variant, monkeypatch):
+def test_ppo_s_advantages_and_targets_are_gae_s(monkeypatch):
     """By its definition: R_i follows the last token, and what stands in the padding has no say."""
     module = variant("ppo")
     args = module.Args(beta=0, num_minibatches=1, prompts_per_step=1, gae_lambda=0.8)
@@ -283,7 +223,7 @@ def prepare(module, model, patch):
     module.main(module.Args(steps=0, beta=0))
 
 
-def test_ppo_s_step_has_the_gradient_of_both_losses(variant, monkeypatch):
+def test_ppo_s_step_has_the_gradient_of_both_losses(monkeypatch):
     """Through plain passes. The critic is a copy that says 0 at first and shares no weight with the
     policy, whose embeddings are here its head."""
     module, model = variant("ppo"), random_model("gpt2")
@@ -314,7 +254,7 @@ def test_ppo_s_step_has_the_gradient_of_both_losses(variant, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name,flags", [("stale", {"stale": 2}), ("ppo", {})])
-def test_a_resumed_run_ends_like_one_in_a_single_piece(name, flags, variant, short_run):
+def test_a_resumed_run_ends_like_one_in_a_single_piece(name, flags, short_run):
     """Also in the same process. And a checkpoint's model is the policy alone."""
     module = variant(name)
     flags = short_run | {"steps": 6, "eval_every": 3, "learning_rate": 5e-3} | flags
@@ -325,31 +265,25 @@ def test_a_resumed_run_ends_like_one_in_a_single_piece(name, flags, variant, sho
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stale", [0, 2])
-def test_stale_rollouts_are_drawn_by_the_model_of_so_many_steps_ago(stale, variant, short_run):
+def test_stale_rollouts_are_drawn_by_the_model_of_two_steps_ago(short_run, monkeypatch):
     """And the run goes on, however far π_old is then from π_s."""
-    module, states, samplers = variant("stale"), [], []
-    step, rollout = module.train_step, module.rollout
+    module, states = variant("stale"), []
+    step = module.train_step
 
     def watched_step(model, *rest):
         states.append(copy.deepcopy(model.state_dict()))
-        samplers.clear()
-        metrics = step(model, *rest)
-        assert equal(samplers[0], states[max(0, len(states) - 1 - stale)])
-        return metrics | {"sampling/sampling_logp_difference/mean": float(stale)}
+        return step(model, *rest) | {"sampling/sampling_logp_difference/mean": 1.0}
 
-    def watched_rollout(model, *rest):
-        samplers.append(copy.deepcopy(model.state_dict()))
-        return rollout(model, *rest)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "train_step", watched_step)
-        patch.setattr(module, "rollout", watched_rollout)
-        module.main(module.Args(**short_run | {"steps": 5, "stale": stale}))
-    assert len(states) == 5
+    monkeypatch.setattr(module, "train_step", watched_step)
+    monkeypatch.setattr(module, "evaluate", lambda *_: {"eval/pass@1": 0.0})
+    rollouts = calls_of(monkeypatch, module, "rollout")
+    module.main(module.Args(**short_run | {"steps": 5, "stale": 2}))
+    for i, ((sampler, *_), _) in enumerate(rollouts):
+        assert equal(sampler.state_dict(), states[max(0, i - 2)])
+    assert len(rollouts) == 5
 
 
-def test_bf16_rounds_the_loss_s_passes_alone(variant):
+def test_bf16_rounds_the_loss_s_passes_alone():
     """But not their softmax, nor the sampler's passes or the weights."""
     module, model = variant("bf16"), random_model("llama")
     batch = batch_of(model, PROMPTS, LENGTHS)
@@ -361,9 +295,6 @@ def test_bf16_rounds_the_loss_s_passes_alone(variant):
     rounded = (logits.float() / 0.7).log_softmax(-1).gather(2, batch["completion_ids"][:, :, None])
     torch.testing.assert_close(logprobs, rounded[:, :, 0] * batch["mask"])
     assert (logprobs - batch["old_logprobs"]).abs().max() > 1e-4, "nothing was rounded"
-    logprobs.sum().backward()
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
-    assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
     samples = []
     for sampler in (module, script("grpo_llm")):
         torch.manual_seed(0)
@@ -371,28 +302,12 @@ def test_bf16_rounds_the_loss_s_passes_alone(variant):
     assert torch.equal(*samples)
 
 
-DROPOUT = {
-    "gpt2": {"n_embd": 16, "attn_pdrop": 0.5, "resid_pdrop": 0.5},
-    "opt": {"word_embed_proj_dim": 16, "ffn_dim": 32, "dropout": 0.5},
-    "xglm": {"d_model": 16, "num_layers": 2, "attention_heads": 2, "ffn_dim": 32, "dropout": 0.5},
-    "biogpt": {"intermediate_size": 32, "hidden_dropout_prob": 0.5},
-}
-
-
-@pytest.mark.parametrize("kind", DROPOUT)
-def test_checkpointing_reads_each_layer_twice_and_changes_no_gradient(kind, variant, monkeypatch):
-    """Dropout stays off, wherever an architecture has it, and the sampler's cache works as before.
-    The passes are those of a model that main has prepared."""
+def test_checkpointing_reads_each_layer_twice_and_changes_no_gradient(monkeypatch):
+    """Dropout stays off, and the sampler's cache works as before. The passes are those of a model
+    that main has prepared."""
     module, calls, gradients = variant("checkpointing"), [], []
-    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 11}
-    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    config = transformers.AutoConfig.for_model(kind, **shape | ends | DROPOUT[kind])
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    model.generation_config.eos_token_id = [1]
-    layer_type = transformers.modeling_layers.GradientCheckpointingLayer
-    layer = next(part for part in model.modules() if isinstance(part, layer_type))
-    next(layer.children()).register_forward_hook(lambda *_: calls.append(kind))
+    model = random_model("gpt2", attn_pdrop=0.5, resid_pdrop=0.5)
+    model.transformer.h[0].attn.register_forward_hook(lambda *_: calls.append("a pass"))
     batch = batch_of(model, PROMPTS, LENGTHS)
     batch["advantages"] = torch.tensor([1.0, -1.0] * 6)
     for passes in (1, 2):
@@ -437,16 +352,7 @@ class Recording(TorchDispatchMode):
                     tensor.copy_(values)
 
 
-COUNT_IN_PYTHON = ["gemma3_text", "qwen3_5_text", "lfm2", "mistral", "gemma4_text", "gemma3n_text"]
-COUNT_IN_PYTHON += ["gpt_oss", "qwen3_next", "falcon_h1", "granitemoehybrid", "nemotron_h"]
-UNFIT = ["mpt", "bloom"]  # their positions come from the width of the mask
 LONG_PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [10, 11], [12], [3, 16, 5], [17, 2], [9, 8, 7, 20]]
-
-
-def quick_and_slow(kinds):
-    return [
-        kind if kind in COMMON else pytest.param(kind, marks=pytest.mark.slow) for kind in kinds
-    ]
 
 
 def record_on_cpu(module, monkeypatch):
@@ -460,11 +366,8 @@ def record_on_cpu(module, monkeypatch):
     monkeypatch.setattr(where, lambda: True)
 
 
-@pytest.mark.parametrize("records", [False, True])
-@pytest.mark.parametrize(
-    "kind", quick_and_slow([k for k in COMMON | OTHERS if k not in COUNT_IN_PYTHON + UNFIT])
-)
-def test_graph_s_sampler_writes_the_same_text(kind, records, variant, monkeypatch):
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
+def test_graph_s_sampler_writes_the_same_text(kind, monkeypatch):
     """Where the draw is certain. Prompts are padded, and rows end at different times. At a higher
     temperature its log-probs are those of single rows without a cache."""
     module, model, expected = variant("graph"), toy_decoder(kind), {}
@@ -473,8 +376,7 @@ def test_graph_s_sampler_writes_the_same_text(kind, records, variant, monkeypatc
         stops = [expected["completion_ids"][row, 2 * row].item() for row in stops]
         model.generation_config.eos_token_id = stops
         expected = script("grpo_llm").generate(model, LONG_PROMPTS, 1, 12, 1e-4)
-    if records:
-        record_on_cpu(module, monkeypatch)
+    record_on_cpu(module, monkeypatch)
     batch = module.generate(model, LONG_PROMPTS, 1, 12, 1e-4)
     for name in ("completion_ids", "mask", "ended"):
         assert torch.equal(batch[name], expected[name]), name
@@ -482,63 +384,32 @@ def test_graph_s_sampler_writes_the_same_text(kind, records, variant, monkeypatc
     check_logprobs(module, model, module.generate(model, LONG_PROMPTS, 2, 12, 1.5), 1.5)
 
 
-@pytest.mark.parametrize("kind", quick_and_slow(COUNT_IN_PYTHON))
-def test_graph_refuses_a_cache_that_counts_in_python(kind, variant):
+@pytest.mark.parametrize("kind", ["gemma3_text", "qwen3_5_text", "lfm2"])
+def test_graph_refuses_a_cache_that_counts_in_python(kind):
     line = refused(variant("graph").generate, toy_decoder(kind), LONG_PROMPTS, 2, 12, 1.0)
     assert line.startswith("--model: its sliding window or linear attention")
 
 
 @pytest.mark.slow
-def test_two_steps_with_recorded_tokens(variant, short_run, monkeypatch):
-    """The run checks the sampler's log-probs against the loss's."""
-    module = variant("graph")
-    record_on_cpu(module, monkeypatch)
-    module.main(module.Args(**short_run))
-
-
-@pytest.fixture
-def compiled(monkeypatch):
-    """The inputs of each graph that torch.compile makes. No kernels are made of it: this takes
-    minutes."""
-    graphs, compile_module = [], torch.nn.Module.compile
+def test_layers_compiles_the_loss_s_passes_alone(short_run, monkeypatch):
+    """A layer of both models, with and without a gradient, and a last time for other sizes. No
+    kernels are made of it: this takes minutes."""
+    graphs = []
 
     def backend(graph, inputs):
         graphs.append(inputs)
         return graph.forward
 
-    with_backend = functools.partialmethod(compile_module, backend=backend)
-    monkeypatch.setattr(torch.nn.Module, "compile", with_backend)
-    return graphs
-
-
-@pytest.mark.slow
-def test_layers_compiles_the_loss_s_passes_alone(variant, compiled, short_run, monkeypatch):
-    """A layer of both models, with and without a gradient, and a last time for other sizes. Nothing
-    after that compiles again, and log-probs and gradients are as without the block."""
-    module, plain = variant("layers"), script("grpo_llm")
-    args = module.Args(micro_batch_size=4, beta=0.1, **short_run)
+    compile_module = functools.partialmethod(torch.nn.Module.compile, backend=backend)
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_module)
+    module = variant("layers")
     steps = calls_of(monkeypatch, module, "train_step")
-    module.main(args)
+    module.main(module.Args(micro_batch_size=4, beta=0.1, **short_run | {"steps": 4}))
     ((model, reference, *_), _), *_ = steps
     for policy in (model, reference):
         parts = [part for part in policy.modules() if part._compiled_call_impl]
         assert len(parts) == model.config.num_hidden_layers
-    count = len(compiled)
-    assert 2 <= count <= 3
-    for width in (6, 9):
-        batch = module.generate(model, PROMPTS, 4, width, 1.0)
-        copied = copy.deepcopy(model)  # which is not compiled
-        for name in ("old_logprobs", "ref_logprobs"):
-            batch[name] = module.batch_logprobs(model, batch, args)
-        expected = plain.batch_logprobs(copied, batch, args)
-        torch.testing.assert_close(batch["old_logprobs"], expected)
-        batch["advantages"] = torch.tensor([1.0, -1.0] * 6)
-        for trainer, policy in ((module, model), (plain, copied)):
-            optimizer = torch.optim.SGD(policy.parameters(), lr=1e-3)
-            trainer.train_minibatch(policy, optimizer, batch, args)
-        gradients = [[p.grad for p in policy.parameters()] for policy in (model, copied)]
-        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
-    assert len(compiled) == count
+    assert 2 <= len(graphs) <= 3
 
 
 # ------------------------------------------------------------------------ The page and variants.py
@@ -554,78 +425,49 @@ def test_a_block_fits_and_leaves_no_flag_that_nothing_reads(name, parent):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [[name] for name in variants.BLOCKS] + [["stale", "tis"]])
-def test_two_steps(names, variant, compiled, short_run):
-    module = variant(*names)
+@pytest.mark.parametrize("name", [name for name in variants.BLOCKS if name != "layers"])
+def test_two_steps(name, short_run):
+    """And the sampler's log-probs are near the loss's, or the run would stop."""
     flags = {"opd": {"teacher": str(ROOT / "tests/tiny_model")}, "pass_at_k": {"pass_k": 2}}
-    result = module.main(module.Args(**short_run, **flags.get(names[0], {})))
-    assert 0 <= result["eval/pass@1"] <= 1
+    module = variant(name)
+    module.main(module.Args(**short_run, **flags.get(name, {})))
 
 
-def test_blocks_are_applied_in_order_each_to_what_the_one_before_has_made(
-    folder, monkeypatch, capsys
-):
-    monkeypatch.setattr(variants, "ROOT", folder)
-    variants.main(["stale", "tis"])
-    assert capsys.readouterr().out.startswith("variant_stale_tis.py is written.")
-    both = (folder / "variant_stale_tis.py").read_text()
-    assert both == variants.applied("stale", "tis") != variants.applied("tis", "stale")
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder that variants.py takes for the repository's."""
+    for name in ("grpo_llm.py", "rloo_llm.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    monkeypatch.setattr(variants, "ROOT", tmp_path)
+    return tmp_path
+
+
+def test_blocks_are_applied_in_order_and_an_edited_file_is_kept(folder):
     variants.main(["stale"])
-    assert variants.applied("tis", script="variant_stale") == both
-    variants.main(["variant_stale.py", "bf16"])
-    variants.main(["gspo_llm", "bf16"])
-    text = variants.applied("bf16", script="gspo_llm")
-    assert (folder / "variant_gspo_llm_bf16.py").read_text() == text
-    assert (folder / "variant_stale_bf16.py").exists()
+    variants.main(["variant_stale.py", "tis"])
+    path = folder / "variant_stale_tis.py"
+    assert path.read_text() == variants.applied("stale", "tis") != variants.applied("tis", "stale")
+    variants.main(["stale", "tis"])
+    path.write_text("mine")
+    assert refused(variants.main, ["stale", "tis"]).startswith("variant_stale_tis.py has other")
+    assert path.read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    "names,line",
-    [
-        ("tis tis", "tis is in grpo_llm.py with tis already"),
+def test_what_does_not_fit_is_refused_in_a_line_and_nothing_is_written(folder, monkeypatch):
+    twice = "@@ train_step\n-    if RANK == 0:\n+    if RANK == 0:  # mine\n"
+    monkeypatch.setitem(variants.BLOCKS, "twice", twice)  # these lines are there more than once
+    for names, line in [
         ("stale tis stale", "stale is in grpo_llm.py with stale with tis already"),
-        ("sapo dual_clip", "dual_clip does not fit grpo_llm.py with sapo: it looks for `"),
         ("rloo_llm dppo", "dppo does not fit rloo_llm.py: it looks for `clip_low: float = 0.2"),
-        ("nothing dppo", "there is neither a block nor a script nothing; blocks: "),
-        ("gspo_llm nothing", "there is no block nothing; blocks: "),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_a_line_and_nothing_is_written(
-    names, line, folder, monkeypatch
-):
-    monkeypatch.setattr(variants, "ROOT", folder)
-    before = {*folder.iterdir()}
-    assert refused(variants.main, names.split()).startswith(line)
-    assert {*folder.iterdir()} == before
+        ("twice", "twice does not fit grpo_llm.py"),
+    ]:
+        assert refused(variants.main, names.split()).startswith(line)
+    assert not [*folder.glob("variant_*")]
 
 
-def test_a_hunk_changes_only_lines_that_stand_there_once(monkeypatch):
-    """The first of these also occurs further to the right, which does not count."""
-    hunk = "@@ train_step\n-    if args.beta > 0:\n+    if args.beta > 0:  # mine\n"
-    monkeypatch.setitem(variants.BLOCKS, "once", hunk)
-    monkeypatch.setitem(variants.BLOCKS, "twice", hunk.replace("args.beta > 0", "RANK == 0"))
-    assert variants.applied("once").count("# mine") == 1
-    assert refused(variants.applied, "twice").startswith("twice does not fit")
-
-
-def test_an_edited_variant_is_not_overwritten_and_keeps_its_block(folder, monkeypatch):
-    monkeypatch.setattr(variants, "ROOT", folder)
-    path = folder / "variant_tis.py"
-    for _ in range(2):
-        variants.main(["tis"])  # a second time nothing changes
-    edited = path.read_text().replace("max_weight: float = 2.0", "max_weight: float = 3.0")
-    path.write_text(edited)
-    assert refused(variants.main, ["tis"]).startswith("variant_tis.py has other text")
-    again = refused(variants.main, ["variant_tis", "tis"])
-    assert again == "tis is in variant_tis.py already" and path.read_text() == edited
-
-
-def test_the_page_has_a_row_a_section_and_a_run_for_each_block(variant):
+def test_the_page_has_a_row_and_a_run_for_each_block():
     """The run's flags are those of its script."""
-    assert [name for name, *_ in ROWS] == [*variants.BLOCKS]
-    titles = re.findall(r"^## (.+)$", variants.PAGE, re.M)
-    anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
-    assert {anchor for _, anchor, _ in ROWS} <= anchors
+    assert [name for name, _ in ROWS] == [*variants.BLOCKS]
     runs = re.findall(r"`python variant_(\w+)\.py (--.+?)`", variants.PAGE)
     assert {*variants.BLOCKS} == {name.removeprefix("stale_") for name, _ in runs}
     for name, flags in runs:

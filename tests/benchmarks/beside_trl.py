@@ -15,7 +15,6 @@ position, those of the prompt included.
 """
 
 import importlib
-import os
 import random
 import tempfile
 import time
@@ -28,11 +27,9 @@ from typing import Literal
 import torch
 import tyro
 from bench import (
-    CPU,
     ROOT,
     Enough,
     Kept,
-    all_flags,
     in_processes,
     run_main,
     show,
@@ -69,6 +66,8 @@ class Clock:
         self.start = time.perf_counter()
 
     def lap(self):
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         self.laps.append(time.perf_counter() - self.start)
         self.start = time.perf_counter()
         return len(self.laps)
@@ -123,19 +122,20 @@ def trl_settings(script, args):
     rate |= {"warmup_steps": args.warmup_steps * updates, "max_steps": args.steps * updates}
     sampling = {"num_generations": args.group_size, "temperature": args.temperature}
     sampling |= {"max_completion_length": args.max_new_tokens, "seed": args.seed}
-    machine = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+    machine = {"use_cpu": args.device == "cpu", "bf16": False, "gradient_checkpointing": False}
     quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True}
     quiet |= {"logging_steps": 10**6, "output_dir": tempfile.mkdtemp()}
     return more | sizes | rate | sampling | machine | quiet | {"beta": args.beta}
 
 
-def theirs(script, args, rollouts):
-    """So many rollouts by TRL."""
+def theirs(script, args, rollouts, **options):
+    """So many rollouts by TRL, with these options besides trl_settings."""
     import trl
     from datasets import Dataset
+    from datasets.table import InMemoryTable
     from transformers import TrainerCallback
 
-    model, tokenizer = script.load_policy(args, CPU)
+    model, tokenizer = script.load_policy(args, torch.device(args.device))
     tokenizer.pad_token = tokenizer.eos_token
     clock, (_, verify) = Clock(), script.load_task(args.task)
 
@@ -154,11 +154,14 @@ def theirs(script, args, rollouts):
         clock.trained += len(inputs["completion_ids"])
 
     name, _ = TRL[script.__name__]
+    rows = InMemoryTable.from_pylist(trl_rows(script, args, tokenizer, rollouts))
+    # Without a fingerprint datasets hashes them, which fails with the small pyarrow that travels to
+    # a GPU.
     trainer = getattr(trl, f"{name}Trainer")(
         model=model,
         reward_funcs=reward,
-        args=getattr(trl, f"{name}Config")(**trl_settings(script, args)),
-        train_dataset=Dataset.from_list(trl_rows(script, args, tokenizer, rollouts)),
+        args=getattr(trl, f"{name}Config")(**trl_settings(script, args) | options),
+        train_dataset=Dataset(rows, fingerprint="rows"),
         processing_class=tokenizer,
         callbacks=[Note()],
     )
@@ -192,27 +195,19 @@ def measure(runs, what, flags, smoke):
     """Make the runs of a model, our scripts and TRL in turn, and keep a line for each row."""
     scripts, seeds, rollouts, micro = PLANS[what]
     rollouts, seeds = (2, seeds[:1]) if smoke else (rollouts, seeds)
-    keys, results = {}, defaultdict(list)
-    for name, side in product(scripts, SIDES):
-        chosen = flags | {"device": "cpu", "micro_batch_size": micro[side == "TRL"]}
-        args = importlib.import_module(name).Args(**chosen | {"seed": seeds[0]})
-        threads = os.environ.get("OMP_NUM_THREADS", "not set")
-        more = {"seeds": seeds, "rollouts": rollouts, "threads": threads}
-        keys[name, side] = chosen, all_flags(args) | more
-    if all(runs.find(f"{what}, {name}, {side}", keys[name, side][1]) for name, side in keys):
-        return
-    for seed, (name, side) in product(seeds, keys):
-        job = {"name": name, "side": side, "flags": keys[name, side][0] | {"seed": seed}}
-        ((_, values),) = in_processes(run, [job | {"rollouts": rollouts}])
+    results = defaultdict(list)
+    for seed, name, side in product(seeds, scripts, SIDES):
+        more = {"device": "cpu", "micro_batch_size": micro[side == "TRL"], "seed": seed}
+        job = {"name": name, "side": side, "flags": flags | more, "rollouts": rollouts}
+        ((_, values),) = in_processes(run, [job])
         results[name, side].append(values)
     for (name, side), values in results.items():
         pairs = zip(results[name, "ours"], values, strict=True)
-        ratio = {"times": three([a[RATE] / b[RATE] for a, b in pairs])}
+        cells = {key: three([run[key] for run in values]) for key in COLUMNS}
+        cells["times"] = three([ours[RATE] / other[RATE] for ours, other in pairs])
         row = f"{what}, {name}, {side}"
         runs.forget(row, [])
-        runs.add(
-            row, keys[name, side][1], {k: three([v[k] for v in values]) for k in COLUMNS} | ratio
-        )
+        runs.add(row, flags | {"seeds": seeds, "rollouts": rollouts}, cells)
 
 
 def tables(runs):

@@ -12,14 +12,12 @@ results/gpu.jsonl by hand. Each part is a process with a limit, so a crash loses
 that part. If a measurement fails, or is far from the CPU's ("ok" is false), the exit status is 1.
 
 right      log-probs and gradient on the GPU against the CPU, by all five scripts
-gaps       the distance between sampler and loss, and of a ratio from 1 before any step
 step       seconds of a training step at the default flags, then with VARIANTS.md's blocks
 trl        the same step by TRL's GRPOTrainer (if installed): at its defaults, and nearer to ours
 decode     milliseconds per token of generate
 train      the peak and the milliseconds of a training pass, by its rows and blocks
 """
 
-import contextlib
 import copy
 import functools
 import gc
@@ -30,7 +28,6 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections import defaultdict
@@ -39,17 +36,16 @@ from pathlib import Path
 from unittest.mock import patch
 
 import bench
+import beside_trl
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.utils import parameters_to_vector
-from torch.nn.utils.rnn import pad_sequence
 
 import grpo_llm
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GPU, SMOKE = DEVICE.type == "cuda", "--smoke" in sys.argv
-NO_STOPS = transformers.GenerationConfig()  # with it no completion ends early
 QWEN = {"vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864}
 QWEN |= {"num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2}
 TOY = {"vocab_size": 600, "hidden_size": 56, "intermediate_size": 64, "num_hidden_layers": 2}
@@ -62,7 +58,6 @@ PROMPT = 150  # tokens of a row to train on
 # The largest difference from the CPU's log-probs, in nats, and the largest relative error of a
 # gradient. They tell a wrong kernel from rounding, and no more.
 TOLERANCE = {"tf32": (0.1, 0.1), "float32": (1e-3, 1e-2)}
-KINDS = ("float32", "tf32", "bf16")
 
 
 # ------------------------------------------------------------------------------------------- Tools
@@ -91,21 +86,6 @@ def seconds(function, *inputs):
     return measure(function, *inputs)[1]
 
 
-@contextlib.contextmanager
-def clock(script, *names):
-    """The seconds of each call of these functions of the script."""
-    took = defaultdict(list)
-
-    def timed(name, function, *inputs):
-        result, spent, _ = measure(function, *inputs)
-        took[name].append(spent)
-        return result
-
-    functions = {name: partial(timed, name, getattr(script, name)) for name in names}
-    with patch.multiple(script, **functions):
-        yield took
-
-
 def random_qwen(layers=SHAPE["num_hidden_layers"], device=DEVICE):
     """A random model of Qwen2.5-0.5B's shape. A factor makes its distributions less flat, nearer to
     a trained model's. TRL looks for a single stop token, so it has only one. It hardly ever draws
@@ -120,10 +100,10 @@ def random_qwen(layers=SHAPE["num_hidden_layers"], device=DEVICE):
     return model
 
 
-def prompts_of(count, shortest=LONGEST // 3):
+def prompts_of(count):
     """Lists of token ids, the first of them of full length."""
     rng = random.Random(1)
-    lengths = [LONGEST, *(rng.randint(shortest, LONGEST) for _ in range(count - 1))]
+    lengths = [LONGEST, *(rng.randint(LONGEST // 3, LONGEST) for _ in range(count - 1))]
     return [[rng.randrange(6, 300) for _ in range(length)] for length in lengths]
 
 
@@ -179,26 +159,8 @@ def adamw(model):
     return torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
 
 
-@contextlib.contextmanager
-def precision(kind):
-    """float32: products are not rounded to TF32, as the scripts do on CUDA."""
-    torch.backends.cuda.matmul.fp32_precision = "ieee" if kind == "float32" else "tf32"
-    yield
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
-
-
 # ------------------------------------------------------------------------------- GPU against CPU
 # Each part yields the name of a measurement and a function that makes it and returns values.
-
-
-def tiny_rollout():
-    """The tiny model, completions of it for prompts of different lengths, and rewards (8, 8). They
-    are drawn on the CPU, so that they are the same everywhere."""
-    model, _ = grpo_llm.load_policy(grpo_llm.Args(device="cpu"), bench.CPU)
-    torch.manual_seed(0)
-    prompts = [list(range(1, 4 + i)) for i in range(8)]
-    batch = grpo_llm.generate(model, prompts, 8, 24, 1.0)
-    return model, batch, (torch.arange(64) % 3 == 0).float().view(8, 8)
 
 
 def gradient_of(script, model, batch, rewards, device):
@@ -214,11 +176,12 @@ def gradient_of(script, model, batch, rewards, device):
 
 
 def compare(kind, name, model, batch, rewards):
-    """The GPU against the CPU."""
+    """The GPU against the CPU. float32: products are not rounded to TF32, as start_device lets CUDA
+    do it."""
+    torch.backends.cuda.matmul.fp32_precision = "ieee" if kind == "float32" else "tf32"
     script, (largest_gap, largest_error) = importlib.import_module(name), TOLERANCE[kind]
     expected, expected_gradient = gradient_of(script, model, batch, rewards, bench.CPU)
-    with precision(kind):
-        logprobs, gradient = gradient_of(script, model, batch, rewards, DEVICE)
+    logprobs, gradient = gradient_of(script, model, batch, rewards, DEVICE)
     gap = (logprobs - expected).abs().max().item()
     error = ((gradient - expected_gradient).norm() / expected_gradient.norm()).item()
     right = gap < largest_gap and error < largest_error
@@ -226,33 +189,17 @@ def compare(kind, name, model, batch, rewards):
 
 
 def right():
-    model, batch, rewards = tiny_rollout()
-    large = random_qwen(2, bench.CPU)
+    """Completions are drawn on the CPU, so that they are the same everywhere."""
+    model, _ = grpo_llm.load_policy(grpo_llm.Args(device="cpu"), bench.CPU)
+    large, rewards = random_qwen(2, bench.CPU), (torch.arange(64) % 3 == 0).float().view(8, 8)
+    prompts = [list(range(1, 4 + i)) for i in range(8)]
+    batch = grpo_llm.generate(model, prompts, 8, 24, 1.0)
     completions = grpo_llm.generate(large, prompts_of(8), 2, 16, 1.0)
     for kind in TOLERANCE:
         for name in bench.LLM:
             yield f"tiny, {name}, {kind}", partial(compare, kind, name, model, batch, rewards)
         inputs = ("grpo_llm", large, completions, rewards[:, :2])
         yield f"2 layers of Qwen, grpo_llm, {kind}", partial(compare, kind, *inputs)
-
-
-def gaps():
-    def one(kind):
-        args, script = settings(), script_with(*[kind] * (kind == "bf16"))
-        model, _ = load(script, args)
-        with precision(kind):
-            batch = script.generate(model, prompts_of(8), 8, NEW // 4, 1.0)
-            real = batch["mask"] > 0
-            old = batch["old_logprobs"] = script.batch_logprobs(model, batch, args)
-            gap = (old - batch["sampled_logprobs"])[real].abs()
-            mixed = script.take_rows(batch, torch.randperm(len(real)))
-            ratio = (script.batch_logprobs(model, mixed, args) - mixed["old_logprobs"]).exp()
-            values = {"sampler_gap_mean": gap.mean(), "sampler_gap_max": gap.max()}
-            values |= {"ratio_gap_max": (ratio - 1).abs().max(), "entropy": -old[real].mean()}
-        return {name: value.item() for name, value in values.items()}
-
-    for kind in KINDS:
-        yield kind, partial(one, kind)
 
 
 # ------------------------------------------------------------------------------- Seconds and memory
@@ -268,126 +215,76 @@ CHANGES = [  # name, flags, blocks
 ]
 
 
-def values_of_step(spent, rollout, mean_length):
-    values = {"s": spent, "completions_per_s": ROWS / spent, "mean_length": mean_length}
-    values |= {"rollout_s": rollout, "ms_per_token": 1e3 * rollout / NEW}
-    if GPU:  # by the process; measure resets the peak of what tensors hold
-        values["reserved_GB"] = torch.cuda.memory_reserved() / 1e9
-    return values
+def speed(spent):
+    """Of a step of so many seconds. GB are the process's."""
+    values = {"s": spent, "completions_per_s": ROWS / spent}
+    return values | ({"reserved_GB": torch.cuda.memory_reserved() / 1e9} if GPU else {})
 
 
 def step():
     train = [(text, "1") for text in texts_of(4 * GROUPS)]
 
     def one(flags, blocks):
-        args, script = settings(**flags), script_with(*blocks)
+        args, script, took = settings(**flags), script_with(*blocks), defaultdict(list)
+
+        def timed(name, function, *inputs):
+            result, spent, _ = measure(function, *inputs)
+            took[name].append(spent)
+            return result
+
+        names = "rollout", "batch_logprobs", "train_minibatch"
+        parts = {name: partial(timed, name, getattr(script, name)) for name in names}
         model, tokenizer = load(script, args)
         reference = load(script, args)[0] if args.beta > 0 else None
         inputs = (model, reference, tokenizer, adamw(model), train)
-        with patch.object(script, "load_task", lambda _: (None, reward)):
+        with patch.multiple(script, load_task=lambda _: (None, reward), **parts):
             for number in (1, 2):  # the first is to warm up
-                with clock(script, "rollout", "batch_logprobs", "train_minibatch") as took:
-                    metrics, spent, _ = measure(script.train_step, *inputs, number, args)
-        values = values_of_step(spent, took["rollout"][0], metrics["completions/mean_length"])
-        values |= {f"{name}_s": sum(times) for name, times in took.items()}
+                took.clear()
+                metrics, spent, _ = measure(script.train_step, *inputs, number, args)
+        values = speed(spent) | {f"{name}_s": sum(times) for name, times in took.items()}
+        values["ms_per_token"] = 1e3 * values["rollout_s"] / NEW
+        values["mean_length"] = metrics["completions/mean_length"]
         return values | {"gap_mean": metrics["sampling/sampling_logp_difference/mean"]}
 
     for name, flags, blocks in CHANGES:
         yield name, partial(one, flags, blocks)
 
 
-def timed_trainer(rows, trl, **options):
-    """TRL's GRPOTrainer with four optimizer steps per rollout, as ours has, and this many rows per
-    pass. And the dict where it notes the seconds of rollouts, when steps end, and lengths."""
-    from datasets import Dataset
-    from datasets.table import InMemoryTable
-
-    # With a name, or datasets would hash it, which fails with a pyarrow that is small enough.
-    prompts = InMemoryTable.from_pydict({"prompt": texts_of(4 * GROUPS)})
-    passes, noted = max(1, ROWS // 4 // rows), defaultdict(list)
-    options |= {"per_device_train_batch_size": rows, "gradient_accumulation_steps": passes}
-    options |= {"steps_per_generation": 4 * passes, "num_generations": SAMPLES}
-    options |= {"max_completion_length": NEW, "max_steps": 8, "use_cpu": not GPU}
-    options |= {"report_to": "none", "save_strategy": "no", "logging_steps": 10**6}
-    config = trl.GRPOConfig(output_dir=tempfile.mkdtemp(), disable_tqdm=True, **options)
-
-    def rewards(completions, completion_ids, **_):
-        noted["length"].append(sum(map(len, completion_ids)) / len(completion_ids))
-        return [reward(text) for text in completions]
-
-    class Note(transformers.TrainerCallback):
-        def on_step_end(self, args, state, control, **_):
-            seconds(lambda: None)  # waits for the GPU
-            noted["ends"].append(time.perf_counter())
-
-    named = {"args": config, "train_dataset": Dataset(prompts, fingerprint="prompts")}
-    named |= {"processing_class": words(), "callbacks": [Note()]}
-    trainer = trl.GRPOTrainer(random_qwen(), rewards, **named)
-    generate = trainer._generate
-
-    def timed(*inputs):
-        result, spent, _ = measure(generate, *inputs)
-        noted["rollout"].append(spent)
-        return result
-
-    trainer._generate = timed
-    return trainer, noted
-
-
 def trl():
-    if importlib.util.find_spec("trl") is None:
+    if not beside_trl.WITH_TRL:
         return print("TRL is not installed.", file=sys.stderr)
-    import trl
+    data = [(text, "1") for text in texts_of(4 * GROUPS)], None
+    replaced = {"load_data": lambda _: data, "load_task": lambda _: (None, reward)}
+    replaced["load_policy"] = lambda *_: (random_qwen(), words())
 
-    def one(rows, cudnn=True, **options):
-        torch.backends.cuda.enable_cudnn_sdp(cudnn)
-        trainer, noted = timed_trainer(rows, trl, **options)
-        trainer.train()
-        spent = noted["ends"][7] - noted["ends"][3]
-        return values_of_step(spent, noted["rollout"][1], noted["length"][1])
+    def one(rows, **options):
+        args = settings(micro_batch_size=rows, beta=0.0)
+        with patch.multiple(grpo_llm, **replaced):
+            clock = beside_trl.theirs(grpo_llm, args, 2, **options)
+        return speed(clock.laps[1])  # the first is to warm up
 
-    nearer = {"bf16": False, "gradient_checkpointing": False}
-    yield "TRL, its defaults, 8 rows per pass", partial(one, 8)
-    yield "TRL, without cuDNN's attention", partial(one, 8, cudnn=False)
-    yield "TRL, float32, no checkpoints, 16 rows", partial(one, 16, **nearer)
-
-
-def by_transformers(model, new):
-    """transformers' own generate, as trainers call it."""
-    rows = [torch.tensor(prompt) for prompt in prompts_of(GROUPS)]
-    ids = pad_sequence(rows, batch_first=True, padding_side="left").to(DEVICE)
-    ids = ids.repeat_interleave(SAMPLES, 0)
-    options = {"do_sample": True, "top_k": 0, "top_p": 1.0, "pad_token_id": 0}
-    model.generate(ids, attention_mask=(ids > 0).long(), max_new_tokens=new, **options)
-
-
-def per_token(sample):
-    """Milliseconds per token, without reading the prompts."""
-    few, many = max(3, NEW // 8), NEW
-    sample(few)
-    return {"ms_per_token": 1e3 * (seconds(sample, many) - seconds(sample, few)) / (many - few)}
+    defaults = {"bf16": True, "gradient_checkpointing": True}
+    yield "TRL, its defaults, 8 rows per pass", partial(one, 8, **defaults)
+    yield "TRL, float32, no checkpoints, 16 rows", partial(one, 16)
 
 
 def decode():
-    model = random_qwen()
-    model.generation_config = NO_STOPS
+    model, prompts = random_qwen(), prompts_of(GROUPS)
+    model.generation_config = transformers.GenerationConfig()  # so no completion ends early
 
-    def ours(prompts, *blocks):
-        script = script_with(*blocks)
-        values = per_token(lambda new: script.generate(model, prompts, SAMPLES, new, 1.0))
+    def one(prompts, *blocks):
+        script, few = script_with(*blocks), max(3, NEW // 8)
+        sample = partial(script.generate, model, prompts, SAMPLES)
+        sample(few, 1.0)
+        spent = seconds(sample, NEW, 1.0) - seconds(sample, few, 1.0)  # so no prompt is counted
         batch = script.generate(model, prompts[:8], SAMPLES, NEW // 4, 1.0)
         logprobs = script.batch_logprobs(model, batch, settings())
         gap = (logprobs - batch["sampled_logprobs"]).abs().mean().item()
-        return values | {"gap_mean": gap, "ok": gap < 0.1}
+        return {"ms_per_token": 1e3 * spent / (NEW - few), "gap_mean": gap, "ok": gap < 0.1}
 
-    prompts = prompts_of(GROUPS)
-    yield f"{ROWS} rows", partial(ours, prompts)
-    yield f"{ROWS // 8} rows", partial(ours, prompts[: GROUPS // 8])
-    equal = prompts_of(GROUPS, LONGEST)
-    yield f"{ROWS} rows, one length", partial(ours, equal)
-    yield f"{ROWS} rows, graph", partial(ours, prompts, "graph")
-    theirs = partial(by_transformers, model)
-    yield f"{ROWS} rows, transformers' generate", partial(per_token, theirs)
+    yield f"{ROWS} rows", partial(one, prompts)
+    yield f"{ROWS // 8} rows", partial(one, prompts[: GROUPS // 8])
+    yield f"{ROWS} rows, graph", partial(one, prompts, "graph")
 
 
 PASSES = (1, 2) if SMOKE else (1, 2, 4, 8, 16)  # rows of a training pass
@@ -415,8 +312,7 @@ def train():
 
 
 # -------------------------------------------------------------------------------- Table and command
-PARTS = [right, gaps, step, trl, decode, train]
-PARTS = {part.__name__: part for part in PARTS}
+PARTS = {part.__name__: part for part in (right, step, trl, decode, train)}
 LIMITS = {"step": 240, "trl": 200, "train": 200}  # seconds; of other parts 120
 
 
@@ -425,23 +321,20 @@ def digits(value):
     return f"{value:.3g}" if value >= 0.001 or value == 0 else f"{value:.0e}"
 
 
-def largest(lines, part, key, end):
-    """The largest value of a part's measurements whose name ends so, or a dash."""
-    values = [line[key] for line in lines if line["part"] == part and line["name"].endswith(end)]
-    return digits(max(values)) if values else "–"
-
-
 def right_table(lines):
-    kinds = [kind for kind in KINDS if largest(lines, "gaps", "entropy", kind) != "–"]
+    """The largest value of each kind. (The last two rows were measured until dce9051.)"""
     rows = []
-    for part, key, words in [
-        ("right", "logprob_gap_max", "log-probs, GPU and CPU: largest difference, nats"),
-        ("right", "gradient_error", "gradient, GPU and CPU: relative difference"),
-        ("gaps", "sampler_gap_mean", "log-probs, sampler and loss: mean difference, nats"),
-        ("gaps", "ratio_gap_max", "ratio before any step: largest distance from 1"),
+    for key, words in [
+        ("logprob_gap_max", "log-probs, GPU and CPU: largest difference, nats"),
+        ("gradient_error", "gradient, GPU and CPU: relative difference"),
+        ("sampler_gap_mean", "log-probs, sampler and loss: mean difference, nats"),
+        ("ratio_gap_max", "ratio before any step: largest distance from 1"),
     ]:
-        rows.append([words, *(largest(lines, part, key, kind) for kind in kinds)])
-    return bench.table(["", *kinds], rows)
+        values = {kind: [0.0] for kind in ("float32", "tf32")}
+        for line in lines:
+            values[line["name"].split(", ")[-1]].append(line.get(key, 0.0))
+        rows.append([words, *(digits(max(column)) for column in values.values())])
+    return bench.table(["", "float32", "tf32"], rows)
 
 
 def table_of(columns, lines):
@@ -463,17 +356,12 @@ COLUMNS = {"step": STEP, "decode": {"ms_per_token": "ms per token"}, "train": TR
 
 def tables(lines):
     """{name: lines} of RESULTS.md's blocks. TRL's steps stand in the table of ours."""
-    blocks = {}
-    for name, parts in {
-        "right": "right gaps",
-        "step": "step trl",
-        "decode": "",
-        "train": "",
-    }.items():
-        used = [line for line in lines if line["part"] in (parts.split() or [name])]
-        rows = right_table(used) if name == "right" else table_of(COLUMNS[name], used)
-        blocks[f"gpu_{name}"] = bench.with_footer(rows, used)
-    return blocks
+    of = defaultdict(list)
+    for line in lines:
+        of[{"gaps": "right", "trl": "step"}.get(line["part"], line["part"])].append(line)
+    rows = {name: table_of(columns, of[name]) for name, columns in COLUMNS.items()}
+    rows["right"] = right_table(of["right"])
+    return {f"gpu_{name}": bench.with_footer(rows[name], of[name]) for name in rows}
 
 
 def kept():

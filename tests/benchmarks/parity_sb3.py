@@ -17,26 +17,20 @@ from torch import nn
 
 @dataclass
 class Row:
+    """A row of the table, whose cells show the largest of these numbers."""
+
     ours: str
     theirs: str
     losses: list[float] = field(default_factory=list)  # absolute differences
     values: list[float] = field(default_factory=list)  # relative ones, of gradients and values
-    clipped: str = "–"  # the share of tokens or steps that a clip has acted on
-    meant: str = ""  # what is meant to differ, and how it is taken out
-
-    def differences(self):
-        return [*self.losses, *self.values]
-
-    def agrees(self, limit):
-        """Whether there is a comparison, and all are within the limit. (NaN is not.)"""
-        differences = self.differences()
-        return differences != [] and all(difference <= limit for difference in differences)
+    clipped: list[float] = field(default_factory=list)  # shares of tokens or steps
 
     def cells(self):
-        """What is kept of it: the number of comparisons and the largest differences."""
+        """What is kept of it."""
         loss, values = (f"{max(d):.0e}" if d else "–" for d in (self.losses, self.values))
-        cells = {"theirs": self.theirs, "n": len(self.differences()), "loss": loss}
-        return cells | {"values": values, "clipped": self.clipped, "meant": self.meant}
+        clipped = f"{max(self.clipped):.0%}" if self.clipped else "–"
+        cells = {"theirs": self.theirs, "n": len(self.losses + self.values), "loss": loss}
+        return cells | {"values": values, "clipped": clipped}
 
 
 def command(name, flags):
@@ -65,7 +59,6 @@ class Peer:
     flags: dict
     algorithm: str
     settings: dict
-    meant: str
 
 
 FLOATS = ("rewards", "values", "advantages", "returns", "log_probs", "episode_starts")
@@ -76,20 +69,19 @@ FREE = {"max_grad_norm": 1e30, "ent_coef": 0.01}
 SEARCH = {"line_search_shrinking_factor": 0.5, "line_search_max_iter": 10}
 TRUST = {"target_kl": 0.01, "cg_damping": 0.1, "cg_max_steps": 10, "n_critic_updates": 1}
 GAE = {"gae_lambda": 0.95}
-MEAN = "our update subtracts the mean of A, which SB3 is given"
-HALF = MEAN + "; sb3-contrib's loss of the critic is twice ours: halved, and so is its rate"
-ONCE = "our actor takes one step on the sum over episodes, so only Ψ and targets are compared; its "
-ONCE += "rollout is whole episodes"
 PEERS = [
-    Peer("reinforce", {}, "A2C", {"gae_lambda": 1.0}, ONCE),
-    Peer("actor_critic", {"ent_coef": 0.01}, "A2C", {"gae_lambda": 0.0} | FREE, MEAN),
-    Peer("trpo", GAE | {"max_kl": 0.01}, "TRPO", GAE | SEARCH | TRUST | {"batch_size": 256}, HALF),
+    # Our actor takes one step on the sum over episodes, so only Ψ and targets are compared, of a
+    # rollout of whole episodes.
+    Peer("reinforce", {}, "A2C", {"gae_lambda": 1.0}),
+    # Our update subtracts the mean of A. SB3 is given these advantages, here and below.
+    Peer("actor_critic", {"ent_coef": 0.01}, "A2C", {"gae_lambda": 0.0} | FREE),
+    # sb3-contrib's loss of the critic is twice ours. So it is halved, and so is its rate.
+    Peer("trpo", GAE | {"max_kl": 0.01}, "TRPO", GAE | SEARCH | TRUST | {"batch_size": 256}),
     Peer(
         "ppo",
         GAE | {"update_epochs": 4, "ent_coef": 0.01},
         "PPO",
         GAE | {"n_epochs": 4, "batch_size": 256} | FREE,
-        MEAN,
     ),
 ]
 
@@ -172,21 +164,6 @@ def make_agent(script, model):
     return agent
 
 
-def our_weights(agent):
-    return flat([*agent.actor.parameters(), *agent.critic.parameters()])
-
-
-def our_update(script, agent, batch, args, rate):
-    """The script's own update. Returns its loss, what it has to log, and the weights' movement."""
-    before = our_weights(agent)
-    optimizer = torch.optim.SGD(agent.parameters(), lr=rate)
-    stats = script.update(agent, optimizer, batch, 1.0, args)
-    loss = stats["policy_loss"] + stats["value_loss"]
-    if hasattr(args, "ent_coef"):
-        loss -= args.ent_coef * stats["entropy"]
-    return loss, stats, our_weights(agent) - before
-
-
 def their_update(model):
     """SB3's own train: its loss at the last step, and the weights' movement."""
     model.rollout_buffer.advantages -= model.rollout_buffer.advantages.mean()
@@ -203,39 +180,39 @@ def their_update(model):
     return loss, after - before
 
 
-def beside_sb3(peer, env_id):
-    """A row of the table."""
+def beside_sb3(row, peer, env_id):
+    """Add the comparisons in this environment to the row."""
     script, rate = load(peer.script), RATES[env_id]
     flags = FLAGS | {"learning_rate": rate} | peer.flags
     names = script.Args.__dataclass_fields__
     args = script.Args(**{name: value for name, value in flags.items() if name in names})
-    # sb3-contrib's loss of the critic is twice ours; its actor does not use the rate.
+    # sb3-contrib's actor does not use the rate.
     model, rollout = collect(peer, env_id, rate / 2 if peer.algorithm == "TRPO" else rate)
     agent = make_agent(script, model)
     if peer.script == "reinforce":
         rollout["done"][-1] = True
-    title = command(f"{peer.script}.py", peer.flags | {"env_id": env_id})
-    lambda_ = f"{peer.algorithm}, gae_lambda {peer.settings['gae_lambda']}"
-    row = Row(title, lambda_, meant=peer.meant)
     values, next_values = agent.value(rollout["obs"]), agent.value(rollout["next_obs"])
     credit = script.compute_advantages(rollout, values, next_values, args)
     buffer = model.rollout_buffer
     for ours, theirs in zip(credit, (buffer.advantages, buffer.returns), strict=True):
         row.values.append(relative(ours.detach(), torch.as_tensor(theirs)))
     if peer.script == "reinforce":
-        return row
+        return
     batch = script.prepare(agent, rollout, args)
-    loss, stats, moved = our_update(script, agent, batch, args, rate)
+    weights = [*agent.actor.parameters(), *agent.critic.parameters()]
+    before, optimizer = flat(weights), torch.optim.SGD(agent.parameters(), lr=rate)
+    stats = script.update(agent, optimizer, batch, 1.0, args)
+    entropy = getattr(args, "ent_coef", 0.0) * stats.get("entropy", 0.0)
+    loss, moved = stats["policy_loss"] + stats["value_loss"] - entropy, flat(weights) - before
     their_loss, they_moved = their_update(model)
     row.losses.append(abs(loss - their_loss) / max(1.0, abs(their_loss)))
     row.values.append(relative(moved, they_moved))
     if "clipfrac" in stats:
-        row.clipped = f"{stats['clipfrac']:.0%}"
-    return row
+        row.clipped.append(stats["clipfrac"])
 
 
 def beside_solver():
-    """A row of the table: conjugate gradients on a random symmetric, positive matrix."""
+    """The row of conjugate gradients on a random symmetric, positive matrix."""
     from sb3_contrib.common.utils import conjugate_gradient_solver
 
     root = torch.randn(30, 30, generator=torch.Generator().manual_seed(1))
@@ -249,6 +226,9 @@ def beside_solver():
 def rows():
     """All rows, one by one."""
     for peer in PEERS:
+        title = command(f"{peer.script}.py", peer.flags)
+        row = Row(title, f"{peer.algorithm}, gae_lambda {peer.settings['gae_lambda']}")
         for env_id in RATES:
-            yield beside_sb3(peer, env_id)
+            beside_sb3(row, peer, env_id)
+        yield row
     yield beside_solver()

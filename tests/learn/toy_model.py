@@ -104,21 +104,18 @@ def trained(theta, until):
     return theta
 
 
-def gae(critic, gae_lambda):
-    """ppo.py's GAE of each token, (15, 3), with γ = 1: completions are episodes, critic is as V."""
+def gae_bias_and_noise(critic, lambdas):
+    """Of the gradient of one completion with the advantages of ppo.py's GAE, with γ = 1: the errors
+    of its mean, relative to ‖∇J‖, and its variances, one of each for every λ. Completions are
+    episodes, and critic is as V."""
     last = (torch.arange(LIMIT) == LENGTHS[:, None] - 1).T
     rollout = {"rewards": R * last, "done": last, "terminated": last}
-    args = ppo.Args(gamma=1.0, gae_lambda=gae_lambda)
-    return ppo.compute_advantages(rollout, critic[:, :-1].T, critic[:, 1:].T, args)[0].T
-
-
-def gae_bias_and_noise(critic, lambdas):
-    """Of the gradient of one completion with GAE's advantages: the errors of its mean, relative to
-    ‖∇J‖, and its variances, one of each for every λ."""
     p, grad_J = probs(THETA), grad(J, THETA)
     biases, variances = [], []
     for gae_lambda in lambdas:
-        gradients = torch.einsum("it,itw->iw", gae(critic, gae_lambda), scores(THETA))
+        args = ppo.Args(gamma=1.0, gae_lambda=gae_lambda)
+        A, _ = ppo.compute_advantages(rollout, critic[:, :-1].T, critic[:, 1:].T, args)
+        gradients = torch.einsum("ti,itw->iw", A, scores(THETA))
         mean = p @ gradients
         biases.append((mean - grad_J).norm() / grad_J.norm())
         variances.append(p @ gradients.square().sum(1) - mean @ mean)
@@ -178,26 +175,6 @@ def kl_pulls(k, ref):
     return whole, grad(lambda x: p @ k(logprobs(x), logprobs(ref)).sum(1), THETA)
 
 
-def ratio_errors(model, theta, right, mask, far, way=None):
-    """How far the gradient from the old policy's completions is from the true one, relative to its
-    length, with the weights 1, r, s and r_1 ⋯ r_t, (4,). The policy has moved from theta by a KL of
-    far, along a way: if None, along its ∇J."""
-    p, before = model(theta).sum(1).exp(), model(theta)
-    reward = lambda x: model(x).sum(1).exp() @ right  # noqa: E731
-    way = grad(reward, theta) if way is None else way
-    low, high = 0.0, 200.0 / way.norm()
-    for _ in range(30):
-        middle = (low + high) / 2
-        near = p @ (before - model(theta + middle * way)).sum(1) < far
-        low, high = (middle, high) if near else (low, middle)
-    to = theta + low * way
-    log_r, credit, truth = model(to) - before, p * (right - p @ right), grad(reward, to)
-    s = (log_r.sum(1, keepdim=True) / mask.sum(1, keepdim=True)).expand_as(mask)
-    logs = log_r * 0, log_r, s, log_r.cumsum(1)
-    estimates = [grad(lambda x, w=w: credit @ (w.exp() * model(x)).sum(1), to) for w in logs]
-    return torch.stack([(x - truth).norm() / truth.norm() for x in estimates])
-
-
 def tree(T):
     """A second model: two tokens, T of them in each of 2^T completions, and a weight for each text.
     θ, 2^T numbers of which the first is unused → log π of the tokens, (2^T, T)."""
@@ -207,21 +184,36 @@ def tree(T):
 
 
 def median_errors(own_gradient, T=None):
-    """Medians of ratio_errors over a hundred policies that have moved by a KL of 0.05, along their
-    own ∇J or in a random direction. T=None: this model. Else of trees whose
-    completions are right at random, one half of them."""
+    """How far the gradient from the old policy's completions is from the true one, relative to its
+    length, with the weights 1, r, s and r_1 ⋯ r_t, (4,): medians over a hundred policies that have
+    moved by a KL of 0.05, along their own ∇J or in a random direction. T=None: this model. Else of
+    trees whose completions are right at random, one half of them."""
     generator = torch.Generator().manual_seed(0)
     normal = lambda n: 0.7 * torch.randn(n, generator=generator).double()  # noqa: E731
     model, right, mask, size = logprobs, R, MASK, len(THETA)
     if T:
         model, mask, size = tree(T), torch.ones(2**T, T), 2**T
+    reward = lambda x: model(x).sum(1).exp() @ right  # noqa: E731
     errors = []
     for _ in range(100):
         if T:
             right = torch.randperm(2**T, generator=generator).double() % 2
-        theta, way = normal(size), None if own_gradient else normal(size)
-        errors.append(ratio_errors(model, theta, right, mask, 0.05, way))
-    return torch.stack(errors).quantile(0.5, dim=0)
+        theta = normal(size)
+        p, before = model(theta).sum(1).exp(), model(theta)
+        way = grad(reward, theta) if own_gradient else normal(size)
+        low, high = 0.0, 200.0 / way.norm()
+        for _ in range(30):
+            middle = (low + high) / 2
+            near = p @ (before - model(theta + middle * way)).sum(1) < 0.05
+            low, high = (middle, high) if near else (low, middle)
+        to = theta + low * way
+        log_r, credit, truth = model(to) - before, p * (right - p @ right), grad(reward, to)
+        s = (log_r.sum(1, keepdim=True) / mask.sum(1, keepdim=True)).expand_as(mask)
+        for log_w in (log_r * 0, log_r, s, log_r.cumsum(1)):
+            weights = credit[:, None] * log_w.exp()
+            gradient = grad(lambda x, w=weights: (w * model(x)).sum(), to)
+            errors.append((gradient - truth).norm() / truth.norm())
+    return torch.stack(errors).view(100, 4).quantile(0.5, dim=0)
 
 
 def cosine(a, b):

@@ -43,28 +43,19 @@ def applied(*names, script="grpo_llm"):
     return text[1:]
 
 
-def write(*names, script="grpo_llm"):
-    """Write the script with these blocks; returns its path. It lies in the repository's folder, as
-    it looks for tests/tiny_model, and git ignores variant_*.py."""
-    start = () if script == "grpo_llm" else (script.removeprefix("variant_"),)
+def main(arguments):
+    """Write the script with these blocks. It lies in the repository's folder, as it looks for
+    tests/tiny_model, and git ignores variant_*.py."""
+    names = [argument.removesuffix(".py") for argument in arguments]
+    script = names.pop(0) if names and names[0] not in BLOCKS else "grpo_llm"
+    if not names or not BLOCKS.keys() >= {*names}:
+        sys.exit(f"{__doc__}\n\nThe blocks: {' '.join(BLOCKS)}")
+    start = [] if script == "grpo_llm" else [script.removeprefix("variant_")]
     path = ROOT / f"variant_{'_'.join([*start, *names])}.py"
     text = applied(*names, script=script)
     if path.exists() and path.read_text() != text:
         sys.exit(f"{path.name} has other text, so it is not overwritten: rename or delete it")
     path.write_text(text)
-    return path
-
-
-def main(arguments):
-    names = [argument.removesuffix(".py") for argument in arguments]
-    script = names.pop(0) if names and names[0] not in BLOCKS else "grpo_llm"
-    if not (ROOT / f"{script}.py").exists():
-        sys.exit(f"there is neither a block nor a script {script}; blocks: {' '.join(BLOCKS)}")
-    if unknown := [name for name in names if name not in BLOCKS]:
-        sys.exit(f"there is no block {unknown[0]}; blocks: {' '.join(BLOCKS)}")
-    if not names:
-        sys.exit(f"{__doc__}\n\nThe blocks: {' '.join(BLOCKS)}")
-    path = write(*names, script=script)
     print(f"{path.name} is written. See its changes: diff -U2 {script}.py {path.name}")
 
 
