@@ -72,7 +72,9 @@ SIGNS = {
     "cut_off": lambda faulty, well: (
         faulty.mean("clipped_ratio") > 0.4 > 10 * well.mean("clipped_ratio")
     ),
-    "cold": lambda faulty, well: faulty.mean("entropy") < 0.4 * well.mean("entropy"),
+    "cold": lambda faulty, well: (
+        faulty.mean("entropy") < well.mean("entropy") / 2
+    ),  # the page says so
     "form": lambda faulty, well: (
         faulty.last("reward") > 1 and faulty.last("right") < well.last("right") / 2
     ),
