@@ -370,12 +370,17 @@ def record_on_cpu(module, monkeypatch):
 def test_graph_s_sampler_writes_the_same_text(kind, monkeypatch):
     """Where the draw is certain. Prompts are padded, and rows end at different times. At a higher
     temperature its log-probs are those of single rows without a cache."""
-    module, model, expected = variant("graph"), toy_decoder(kind), {}
-    for stops in ([], [1, 2]):
-        # Two tokens that a first run without them has written end completions of the second.
-        stops = [expected["completion_ids"][row, 2 * row].item() for row in stops]
-        model.generation_config.eos_token_id = stops
-        expected = script("grpo_llm").generate(model, LONG_PROMPTS, 1, 12, 1e-4)
+    module, model, generate = variant("graph"), toy_decoder(kind), script("grpo_llm").generate
+    model.generation_config.eos_token_id = []
+    rows = generate(model, LONG_PROMPTS, 1, 12, 1e-4)["completion_ids"].tolist()
+
+    def lengths(stops):
+        return {next((t for t, token in enumerate(row) if token in stops), 12) for row in rows}
+
+    # The two tokens that end these rows at the most different times.
+    stops = max(itertools.combinations({*sum(rows, [])}, 2), key=lambda stops: len(lengths(stops)))
+    model.generation_config.eos_token_id = list(stops)
+    expected = generate(model, LONG_PROMPTS, 1, 12, 1e-4)
     record_on_cpu(module, monkeypatch)
     batch = module.generate(model, LONG_PROMPTS, 1, 12, 1e-4)
     for name in ("completion_ids", "mask", "ended"):
