@@ -34,7 +34,7 @@ Barto, Sutton & Anderson 1983, doi:10.1109/TSMC.1983.6313077; Sutton & Barto 201
 import random
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import gymnasium as gym
@@ -169,7 +169,7 @@ def rollouts(envs, agent, args):
 # From here on, all scripts of this family are the same, byte for byte.
 # ------------------------------------------------------------------------------------------ Agent
 class RunningMeanStd(nn.Module):
-    """Scales to mean 0 and std 1 over all rows so far (in float64: a mean may be a date)."""
+    """Scales to mean 0 and std 1 over all rows so far (in float64: a mean may dwarf the std)."""
 
     def __init__(self, shape):
         super().__init__()
@@ -275,7 +275,6 @@ def train(envs, agent, folder, args):
 
 def main(args):
     """Train, save, evaluate. Returns the score, a mean return, and the path of the saved agent."""
-    args = replace(args)  # a copy, as ppo.py changes args.beta
     torch.set_num_threads(1)  # more would only slow down networks this small
     torch.manual_seed(args.seed)
     np.random.seed(args.seed)  # some environments draw from this, or from random

@@ -17,15 +17,15 @@ What changes from trpo.py                        Where
     a clip, not a bound on the KL                surrogate, --clip-coef
     many steps of Adam, not a single step        update, --update-epochs, --num-minibatches
     actor and critic step together               update (--ent-coef is back, 0 by default)
-    or a penalty on KL(π_old ‖ π), not a clip    kl_k3, surrogate, update, --beta, --target-kl
+    or a penalty on KL(π_old ‖ π), not a clip    kl_k3, surrogate, --beta
 
 Why: TRPO needs conjugate gradients and a line search for a single step per rollout. PPO takes many,
 but after the first one the samples come from an older policy. r_t corrects for its actions but not
-for its states. So L can be trusted only near π_old: the clip stops pushing at 1 ± ε.
+for its states. So L can be trusted only near π_old: the clip ends the push at 1 ± ε.
 Weakness: a clipped sample no longer pushes its own ratio, but Adam's momentum and other samples
 may. And if A_t < 0, a ratio above 1 + ε is not clipped, and its gradient grows with it.
-Differs from the paper: k3 estimates the KL, rewards are rescaled, A_t loses its mean. (Many also
-clip the critic's loss: Huang et al. 2022, The 37 Implementation Details of PPO.)
+Differs from the paper: k3 estimates the KL, β is fixed, rewards are rescaled, A_t loses its mean.
+(Many also clip the critic's loss: Huang et al. 2022, The 37 Implementation Details of PPO.)
     python ppo.py --env-id Pendulum-v1 --gamma 0.95 --total-timesteps 300000   # continuous actions
     python ppo.py --clip-coef inf --beta 1       # the other form: L = mean_t r_t A_t − β KL
 Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
@@ -34,7 +34,7 @@ Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
 import random
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import gymnasium as gym
@@ -53,8 +53,7 @@ from torch.utils.tensorboard import SummaryWriter
 @dataclass
 class Args:
     clip_coef: float = 0.2  # ε: the ratio is clipped to 1 ± ε; inf: no clipping
-    beta: float = 0.0  # β, weight of a KL penalty; adapted after each rollout, unless 0
-    target_kl: float = 0.01  # the KL that β aims for. It never ends the epochs early
+    beta: float = 0.0  # β, weight of a KL penalty
     update_epochs: int = 4  # epochs: passes over each rollout
     num_minibatches: int = 4  # optimizer steps per epoch
     ent_coef: float = 0.0  # weight of an entropy bonus, to keep π random; decays to 0
@@ -106,7 +105,7 @@ def prepare(agent, rollout, args):
 
 def kl_k3(logprobs, other_logprobs):
     """Schulman's k3 for each action, an estimate of KL(π ‖ other) if π drew the actions. It is −d,
-    with d = log(other / π), whose mean is the KL, plus e^d − 1, whose mean is Σ_a other − 1 = 0. As
+    d = log(other / π), which has the KL as its mean, plus e^d − 1, which has Σ_a other − 1 = 0. As
     d ≤ e^d − 1, it is never negative. (Here π_old drew them, and the other is the policy since.)"""
     d = other_logprobs - logprobs
     return d.expm1() - d
@@ -152,18 +151,12 @@ def update(agent, optimizer, batch, progress_remaining, args):
 
     with torch.no_grad():
         kl = kl_k3(old_logprobs, agent.policy(obs).log_prob(actions)).mean().item()
-    # The paper's rule: double β if the policy moved too far, halve it if it hardly moved.
-    if kl > 1.5 * args.target_kl:
-        args.beta *= 2
-    elif kl < args.target_kl / 1.5:
-        args.beta /= 2
     return {
         "policy_loss": policy_loss.item(),
         "value_loss": value_loss.item(),
         "entropy": entropy.item(),
         "approx_kl": kl,
         "clipfrac": clipped.float().mean().item(),
-        "beta": args.beta,
     }
 
 
@@ -208,7 +201,7 @@ def rollouts(envs, agent, args):
 # From here on, all scripts of this family are the same, byte for byte.
 # ------------------------------------------------------------------------------------------ Agent
 class RunningMeanStd(nn.Module):
-    """Scales to mean 0 and std 1 over all rows so far (in float64: a mean may be a date)."""
+    """Scales to mean 0 and std 1 over all rows so far (in float64: a mean may dwarf the std)."""
 
     def __init__(self, shape):
         super().__init__()
@@ -314,7 +307,6 @@ def train(envs, agent, folder, args):
 
 def main(args):
     """Train, save, evaluate. Returns the score, a mean return, and the path of the saved agent."""
-    args = replace(args)  # a copy, as ppo.py changes args.beta
     torch.set_num_threads(1)  # more would only slow down networks this small
     torch.manual_seed(args.seed)
     np.random.seed(args.seed)  # some environments draw from this, or from random

@@ -18,7 +18,7 @@ the larger an action's credit, what was earned with it, the more likely this ste
 Let γ be 1, and two episodes return 380 and 400. With the first credit all their actions are pushed
 up, by nearly the same amount. If V expects 390 at the start, the first actions have advantages of
 −10 and 10. Yet each credit gives ∇J on average, usually with less noise than the one above it: let
-b be what is left out, the rewards before a_t, or subtracted, V(s_t). It was fixed before a_t was
+b be what it leaves out (the rewards before a_t) or subtracts (V(s_t)). It was fixed before a_t was
 drawn, so the mean of b ∇log π over all actions is Σ_a π b ∇log π = b Σ_a ∇π = b ∇1 = 0.
 
 Why: it is the simplest estimate of ∇J. A step of θ changes p, so the next one needs new episodes.
@@ -34,7 +34,7 @@ Williams 1992, doi:10.1007/BF00992696; without γ^t: Nota & Thomas 2020, arXiv:1
 import random
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -78,9 +78,9 @@ def compute_advantages(rollout, values, next_values, args):
     """Ψ_t (with a baseline: the advantage) and the critic's targets, for a rollout (see
     `rollouts`): all (T, N). Only --psi baseline trains and uses the critic.
 
-    There V(s_{t+1}) stands in for the rewards that a time limit cut off, and its errors add a bias.
-    Without it G_t would shrink near the limit, which V cannot foresee, because s_t contains no
-    clock. (The other choices of --psi treat a time limit as the end.)
+    With it V(s_{t+1}) stands in for the rewards that a time limit cut off, and its errors add a
+    bias. Without it G_t would shrink near the limit, which V cannot foresee, because s_t contains
+    no clock. (The other choices of --psi treat a time limit as the end.)
     """
     rewards = rollout["rewards"]
     if args.psi == "baseline":
@@ -112,20 +112,20 @@ def update(agent, optimizer, batch, progress_remaining, args):
     """One step of the policy, then several epochs of the critic. Returns what to log."""
     advantages = batch["advantages"]
     if args.psi == "baseline":  # while V is too low everywhere, every action looks good
-        # The mean contains what followed a_t, so the proof above fails: a bias, of order 1/N.
+        # The mean contains what followed a_t, so the docstring's proof fails: a bias, of order 1/N.
         advantages = advantages - advantages.mean()
     policy = agent.policy(batch["obs"])
-    entropy = policy.entropy().mean()
+    entropy = policy.entropy()
     logprobs = policy.log_prob(batch["actions"])
-    # A sum over an episode's steps, and a mean over the episodes, one per environment.
+    # Sums over an episode's steps, and means over the episodes, one per environment.
     policy_loss = -(advantages * logprobs).sum() / args.num_envs
-    loss = policy_loss - args.ent_coef * progress_remaining * entropy
+    bonus = args.ent_coef * progress_remaining * entropy.sum() / args.num_envs
     optimizer.zero_grad()
-    loss.backward()
-    # No clipping: Adam divides by the size of past gradients. Clipping would shorten the long ones
-    # of early training, and so lengthen the steps that later, noisy gradients make.
+    (policy_loss - bonus).backward()
+    # Not clipped: early gradients are long, and Adam, which divides by the size of past ones, then
+    # keeps later, noisier steps short.
     optimizer.step()
-    stats = {"policy_loss": policy_loss.item(), "entropy": entropy.item()}
+    stats = {"policy_loss": policy_loss.item(), "entropy": entropy.mean().item()}
     if args.psi == "baseline":  # for the next rollout; in this one's V would know what followed a_t
         stats["value_loss"] = fit_critic(agent, optimizer, batch, args)
     return stats
@@ -187,7 +187,7 @@ def rollouts(envs, agent, args):
 # From here on, all scripts of this family are the same, byte for byte.
 # ------------------------------------------------------------------------------------------ Agent
 class RunningMeanStd(nn.Module):
-    """Scales to mean 0 and std 1 over all rows so far (in float64: a mean may be a date)."""
+    """Scales to mean 0 and std 1 over all rows so far (in float64: a mean may dwarf the std)."""
 
     def __init__(self, shape):
         super().__init__()
@@ -293,7 +293,6 @@ def train(envs, agent, folder, args):
 
 def main(args):
     """Train, save, evaluate. Returns the score, a mean return, and the path of the saved agent."""
-    args = replace(args)  # a copy, as ppo.py changes args.beta
     torch.set_num_threads(1)  # more would only slow down networks this small
     torch.manual_seed(args.seed)
     np.random.seed(args.seed)  # some environments draw from this, or from random

@@ -20,8 +20,8 @@ What changes from actor_critic.py                Where
     targets computed once; no entropy bonus      fit_critic, update (the critic's rate now falls)
 
 The step (ppo.py does not need it): the best short step follows the natural gradient x, the solution
-of F x = ∇L. F, the Fisher matrix, is the Hessian of the KL at π_old (THEORY.md, 9). A
-line search halves the step until L has grown and the KL is at most δ.
+of F x = ∇L. F, the Fisher matrix, is the Hessian of the KL at π_old (THEORY.md, 9). A line search
+halves the step until L has grown and the KL is at most δ.
 Why: Adam's learning rate roughly bounds how much each weight changes, but of two equally long steps
 one may hardly change the policy and the other ruin it. TRPO bounds the mean KL of its step instead.
 Weakness: one step takes some twenty passes over a rollout, and L can be trusted only near π_old,
@@ -34,7 +34,7 @@ Schulman et al. 2015, arXiv:1502.05477; GAE: Schulman et al. 2015, arXiv:1506.02
 import random
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import gymnasium as gym
@@ -171,12 +171,12 @@ def update(agent, optimizer, batch, progress_remaining, args):
         return flat_gradient(kl_gradient @ v, parameters) + args.damping * v
 
     # x = (F + damping I)⁻¹ g: damping keeps weights that hardly affect π from moving far. step_size
-    # makes ½ dᵀ(F + damping I) d equal to δ, so the KL's estimate, ½ dᵀF d, is below δ.
+    # makes ½ sᵀ(F + damping I) s equal to δ for the step s, so the KL's estimate, ½ sᵀF s, is less.
     search_direction = conjugate_gradient(fisher_vector_product, g, args.cg_steps)
     curvature = search_direction @ fisher_vector_product(search_direction)
     step_size = (2 * args.max_kl / (curvature + 1e-20)).sqrt()
     kl, backtracks = line_search(measure, parameters, step_size * search_direction, args)
-    objective, _ = measure()  # before the step L is 0, the mean advantage
+    objective, _ = measure()  # before the step L was 0, as the advantages' mean is
     stats = {"policy_loss": -objective.item(), "entropy": old_policy.entropy().mean().item()}
     stats |= {"kl": kl, "backtracks": backtracks}
     return stats | {"value_loss": fit_critic(agent, optimizer, batch, args)}
@@ -237,7 +237,7 @@ def rollouts(envs, agent, args):
 # From here on, all scripts of this family are the same, byte for byte.
 # ------------------------------------------------------------------------------------------ Agent
 class RunningMeanStd(nn.Module):
-    """Scales to mean 0 and std 1 over all rows so far (in float64: a mean may be a date)."""
+    """Scales to mean 0 and std 1 over all rows so far (in float64: a mean may dwarf the std)."""
 
     def __init__(self, shape):
         super().__init__()
@@ -343,7 +343,6 @@ def train(envs, agent, folder, args):
 
 def main(args):
     """Train, save, evaluate. Returns the score, a mean return, and the path of the saved agent."""
-    args = replace(args)  # a copy, as ppo.py changes args.beta
     torch.set_num_threads(1)  # more would only slow down networks this small
     torch.manual_seed(args.seed)
     np.random.seed(args.seed)  # some environments draw from this, or from random
