@@ -63,7 +63,7 @@ class Guess(gym.Env):
 
 class Spaces(gym.Env):
     """Whatever spaces a test asks for; an observation is any of its space. A point for every step,
-    for ever."""
+    for ever, or until a time limit."""
 
     def __init__(self, observation=None, action=None):
         self.observation_space = observation or gym.spaces.Box(-1, 1, (1,), np.float32)
@@ -83,3 +83,4 @@ gym.register("Diary-v0", Diary, max_episode_steps=6)
 gym.register("Mirror-v0", Mirror, max_episode_steps=5)
 gym.register("Guess-v0", Guess)
 gym.register("Spaces-v0", Spaces)
+gym.register("Points-v0", Spaces, max_episode_steps=10)

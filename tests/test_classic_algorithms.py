@@ -40,12 +40,12 @@ def make_rollout(module, T=8, N=20):
 
 
 def make_batch(agent, B=64):
-    """What any of the four updates reads, in one-step episodes, so that returns are rewards."""
+    """What any of the four updates reads."""
     torch.manual_seed(1)
-    obs, advantages, returns = torch.randn(B, 2).double(), torch.randn(B), torch.randn(B)
+    obs, advantages, targets = (torch.randn(B, *shape).double() for shape in ((2,), (), ()))
     batch = {"obs": obs, "actions": agent.policy(obs).sample(), "next_obs": obs + 100}
-    batch |= {"advantages": 100 * advantages.double() + 3, "targets": 100 * returns.double() + 3}
-    return batch | {"rewards": batch["targets"], "terminated": torch.ones(B).bool()}
+    batch |= {"advantages": 100 * advantages + 3, "targets": 100 * targets + 3}
+    return batch | {"rewards": 100 * torch.randn(B).double(), "terminated": torch.rand(B) < 0.5}
 
 
 class Recorder(torch.optim.SGD):
@@ -203,7 +203,13 @@ def test_gradients_of_every_optimizer_step_by_hand(module, baseline):
     A = batch["advantages"] - (batch["advantages"].mean() if baseline else 0)
     policy = agent.policy(batch["obs"])
     log_prob, entropy = policy.log_prob(batch["actions"]), policy.entropy().mean()
-    value_loss = (0.5 * (agent.value(batch["obs"]) - batch["targets"]) ** 2).mean()
+    args = module.Args(num_envs=4, update_epochs=2, num_minibatches=1, max_grad_norm=most)
+    targets = batch["targets"]
+    if module is actor_critic:  # its targets are made anew, from rewards and V
+        next_values = agent.value(batch["next_obs"]).detach() * ~batch["terminated"]
+        targets = batch["rewards"] + args.gamma * next_values
+        batch["targets"] = targets * float("nan")
+    value_loss = (0.5 * (agent.value(batch["obs"]) - targets) ** 2).mean()
     policy_loss = -(A * log_prob).sum() / (4 if module is reinforce else 64)
 
     def clipped(loss, network, most):
@@ -216,19 +222,15 @@ def test_gradients_of_every_optimizer_step_by_hand(module, baseline):
     critic = clipped(value_loss, agent.critic, most)
     expected = [(actor, None)] + [(None, critic)] * 2 * baseline
     expected = {trpo: [(None, critic)] * 2, ppo: [(actor, critic)] * 2}.get(module, expected)
-    args = module.Args(num_envs=4, update_epochs=2, num_minibatches=1, max_grad_norm=most)
     args.ent_coef, optimizer = 0.5, Recorder(agent)
     if not baseline:
         args.psi = "return"
-    if module is actor_critic:  # its targets are made anew, from rewards and V
-        batch["targets"] = batch["targets"] * float("nan")
-    old_logprobs = log_prob.detach()
     stats = module.update(agent, optimizer, batch, 0.4, args)
     assert len(optimizer.gradients) == len(expected)
     for step, wanted in zip(optimizer.gradients, expected, strict=True):
         for g, exact in zip(step, wanted, strict=True):
             assert g is None if exact is None else torch.allclose(g, exact, atol=1e-5)
-    ratio = (agent.policy(batch["obs"]).log_prob(batch["actions"]) - old_logprobs).exp()
+    ratio = (agent.policy(batch["obs"]).log_prob(batch["actions"]) - log_prob).exp()
     logged = -(ratio * A).mean() if module in (trpo, ppo) else policy_loss  # after TRPO's step
     losses = {"policy_loss": logged, "value_loss": value_loss, "entropy": entropy}
     for key in losses.keys() & stats.keys():

@@ -141,7 +141,7 @@ def test_rewards_of_any_size_train_the_same_agent(tmp_path, monkeypatch):
     """To the last bit, from the first rollout on, which is trained on. The log and the evaluation
     have what the environment pays. Scaled rewards are divided by the standard deviation of the
     discounted sums, and of 0 once."""
-    results, make_envs = [], ppo.make_envs
+    agents, make_envs = [], ppo.make_envs
     for factor in (1.0, 2.0**-10, 2.0**20):
 
         def scaled(*args, factor=factor):
@@ -150,14 +150,15 @@ def test_rewards_of_any_size_train_the_same_agent(tmp_path, monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr(ppo, "make_envs", scaled)
             batches = calls_of(patched, ppo, "prepare")
-            result = run("ppo", tmp_path, True, num_envs=5, total_timesteps=1000)
-        returns = [value / factor for _, value in scalars(result)["charts/episodic_return"]]
-        results.append((saved(result), returns, result["eval/return"] / factor))
+            flags = {"env_id": "Points-v0", "num_envs": 5, "total_timesteps": 1000}
+            result = run("ppo", tmp_path, True, **flags)
+        agents.append(saved(result))
+        returns = [value for _, value in scalars(result)["charts/episodic_return"]]
+        assert {*returns, result["eval/return"]} == {10 * factor}
         _, rollout, _ = batches[0][0]
         std = np.std([0, *rollout["earned"][rollout["mask"]]])
         assert np.allclose(rollout["rewards"][0], rollout["earned"][0] / std)
-    for agent, *scores in results[1:]:
-        assert equal(agent, results[0][0]) and tuple(scores) == results[0][1:]
+    assert equal(agents[0], agents[1]) and equal(agents[0], agents[2])
 
 
 @pytest.mark.parametrize("place", [0, 1])
