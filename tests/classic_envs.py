@@ -6,7 +6,7 @@ import numpy as np
 
 class Diary(gym.Env):
     """Says in every observation which episode and which step of it this is; ends at random, or
-    after 6 steps by TimeLimit."""
+    after 6 steps by TimeLimit. Its infos have an "episode" that is something else."""
 
     episode = -1
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -20,7 +20,8 @@ class Diary(gym.Env):
     def step(self, action):
         self.t += 1
         obs, reward = np.array([self.episode, self.t], np.float32), self.np_random.normal()
-        return obs, float(reward), bool(self.np_random.random() < 0.2), False, {}
+        terminated = bool(self.np_random.random() < 0.2)
+        return obs, float(reward), terminated, False, {"episode": "something else"}
 
 
 class Mirror(gym.Env):
@@ -40,16 +41,10 @@ class Mirror(gym.Env):
 
 
 class Guess(gym.Env):
-    """A point for the action whose sign or number is that of the coin just shown, and `more` for
-    any action; a new coin in each of `steps` steps."""
+    """A point for an action whose sign is that of the coin just shown; a new coin in each of 8
+    steps."""
 
-    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, continuous=False, more=0.0, steps=8):
-        self.more, self.steps = more, steps
-        if continuous:
-            self.action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    observation_space = action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
 
     def _coin(self):
         self.coin = int(self.np_random.integers(2))
@@ -62,13 +57,13 @@ class Guess(gym.Env):
 
     def step(self, action):
         self.t += 1
-        reward = float((float(np.ravel(action)[0]) > 0) == bool(self.coin))
-        return self._coin(), self.more + reward, self.t == self.steps, False, {}
+        reward = float((action[0] > 0) == bool(self.coin))
+        return self._coin(), reward, self.t == 8, False, {}
 
 
 class Spaces(gym.Env):
-    """Whatever spaces a test asks for; an observation is any of its space. Every episode has one
-    step."""
+    """Whatever spaces a test asks for; an observation is any of its space. A point for every step,
+    for ever, or until a time limit."""
 
     def __init__(self, observation=None, action=None):
         self.observation_space = observation or gym.spaces.Box(-1, 1, (1,), np.float32)
@@ -81,22 +76,11 @@ class Spaces(gym.Env):
         return self.observed, {}
 
     def step(self, action):
-        return self.reset()[0], 0.0, True, False, {}
-
-
-class Endless(Spaces):
-    """A point for every step, for ever; only the time limit, 10 steps, cuts it off. Its infos have
-    an "episode" that is something else."""
-
-    def step(self, action):
-        return self.reset()[0], 1.0, False, False, {"episode": "something else"}
+        return self.reset()[0], 1.0, False, False, {}
 
 
 gym.register("Diary-v0", Diary, max_episode_steps=6)
 gym.register("Mirror-v0", Mirror, max_episode_steps=5)
 gym.register("Guess-v0", Guess)
-gym.register("GuessBox-v0", Guess, kwargs={"continuous": True})
-gym.register("Offset-v0", Guess, kwargs={"more": 100.0, "steps": 1})
-gym.register("Endless-v0", Endless, max_episode_steps=10)
-gym.register("Forever-v0", Endless)
 gym.register("Spaces-v0", Spaces)
+gym.register("Points-v0", Spaces, max_episode_steps=10)
