@@ -52,11 +52,11 @@ def test_a_forward_pass_reads_no_more_than_it_must(monkeypatch):
     torch.manual_seed(0)
     batch = grpo.generate(model, PROMPTS, 8, 12, 1.0)
     grpo.token_logprobs(model, batch, 1.0)
-    lengths, width = batch["mask"].sum(1), batch["mask"].shape[1]
-    writing = [(int((lengths > t).sum()), 1) for t in range(1, width)]
-    writing.append((int((~batch["ended"]).sum()), 1))  # the last pass is one too many
-    assert writing[0] > writing[-1] > (0, 1)
-    assert [output.logits.shape[:2] for _, output in calls] == [(3, 1), *writing, (24, width)]
+    prompts, *writing, loss = [tuple(output.logits.shape[:2]) for _, output in calls]
+    assert prompts == (3, 1) and loss == (24, batch["mask"].shape[1])
+    running = batch["mask"].sum(0).int().tolist()[1:]
+    assert writing[:-1] == [(rows, 1) for rows in running]  # the last pass is one too many
+    assert running[0] > running[-1] > 0
 
 
 def test_rewards_are_those_of_their_completions(monkeypatch):
