@@ -1,5 +1,8 @@
 """The sampler: what it draws, where a completion ends, what it reads; and the rewards."""
 
+from itertools import count
+from unittest.mock import Mock
+
 import pytest
 import torch
 from conftest import Characters, calls_of, random_model, reward_by, script
@@ -62,19 +65,14 @@ def test_a_forward_pass_reads_no_more_than_it_must(monkeypatch):
 def test_rewards_are_those_of_their_completions(monkeypatch):
     """Question by question, each G times; text by text, and rewards of any size. The answer reaches
     the verifier as it is, here a list."""
-    judged, tokenizer = [], Characters()
-
-    def verify(*pair):
-        judged.append(pair)
-        return len(judged)
-
+    verify, tokenizer = Mock(side_effect=count(1)), Characters()
     reward_by(monkeypatch, grpo, verify)
     problems = [(f"{i}+{10**i}", [i]) for i in range(5)]
     torch.manual_seed(0)
     rollout = grpo.rollout(random_model(), tokenizer, problems, 3, 1.0, grpo.Args())
     batch, completions, rewards = rollout
-    assert [completion for completion, _ in judged] == completions and len(set(completions)) == 3
-    assert [answer for _, answer in judged] == [[i] for i in range(5) for _ in range(3)]
+    scored = [(text, [i // 3]) for i, text in enumerate(completions)]
+    assert [call.args for call in verify.call_args_list] == scored and len(set(completions)) == 3
     assert rewards.tolist() == torch.arange(1.0, 16).view(5, 3).tolist()
     prompts = tokenizer([prompt for prompt, _ in problems])["input_ids"]
     for i, text in enumerate(completions):

@@ -12,11 +12,11 @@ LENGTHS = [8, 2, 5, 1, 3, 8, 8, 4, 1, 6, 7, 2]
 LOG_RATIOS = torch.tensor([-0.4, -0.4, 0.4, 0.4, 0.0, 0.0] * 2)
 
 
-def stepped_model(name, model=None, **flags):
+def stepped_model(name, **flags):
     """A random model that has moved since a batch was drawn; the batch, with invented advantages,
     and with a reference where the KL is in the loss; and the script's flags, of which these differ
     from the defaults."""
-    model = model or random_model("llama")
+    model = random_model("gpt2").double()
     args = script(name).Args(**{"temperature": 0.7, "group_size": 4, "max_grad_norm": 1e9} | flags)
     g = torch.Generator().manual_seed(3)
     batch = batch_of(model, PROMPTS, LENGTHS, args.temperature)
@@ -45,8 +45,7 @@ def test_gradient_of_a_step_is_the_oracles_through_plain_passes(name, beta, monk
     """The micro-batches tear groups. Five rows have no advantage: only a KL in the loss gives them
     a gradient, and without one they are not even read. approx_kl and clipfrac count the tokens of
     the other rows."""
-    flags = {"beta": beta, "micro_batch_size": 5}
-    model, batch, args = stepped_model(name, random_model("gpt2").double(), **flags)
+    model, batch, args = stepped_model(name, beta=beta, micro_batch_size=5)
     batch["advantages"][:5] = 0.0
     calls = calls_of(monkeypatch, model, "forward")
     gradient, stats = step(name, model, batch, args)
