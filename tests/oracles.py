@@ -72,7 +72,6 @@ ORACLES = {
     "cispo_llm": Oracle(z_scores, token_mean, clipped_weight),
     "dapo_llm": Oracle(z_scores, token_mean, clipped_token),
 }
-KL_IN_REWARD = ("rloo_llm",)
 
 
 def oracle(name):

@@ -9,14 +9,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import (
-    LLM_SCRIPTS,
-    Characters,
-    batch_of,
-    random_model,
-    reward_by,
-    script,
-)
+from conftest import LLM_SCRIPTS, Characters, batch_of, random_model, reward_by, script
 from launch import flags, run, side_by_side
 
 # The second of two processes has every other one; DAPO keeps three.
