@@ -1,6 +1,7 @@
-"""How the scripts are written: what is the same in all scripts of a family, help texts,
-dependencies; and README's numbers of lines."""
+"""How the scripts are written: what is the same in all scripts of a family, short functions, help
+texts, dependencies; and README's numbers of lines."""
 
+import ast
 import re
 import tomllib
 
@@ -44,8 +45,12 @@ def test_every_script_at_the_top_is_known():
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_flags_have_their_help(name):
+def test_functions_fit_on_a_screen_and_flags_have_their_help(name):
     """A flag's help is a comment of four words or more, above the flag or behind it."""
+    functions = [n for n in ast.walk(ast.parse(source(name))) if isinstance(n, ast.FunctionDef)]
+    lengths = {node.name: node.end_lineno - node.lineno + 1 for node in functions}
+    for function, length in lengths.items():
+        assert length <= 45, f"`{function}` has {length} lines; at most 45"
     for field, text in parts(source(name)).items():
         if field.startswith("Args.") and field != "Args.__post_init__":
             words = len(" ".join(re.findall("# (.+)", text)).split())
