@@ -3,6 +3,7 @@ a rollout without a signal moves nothing."""
 
 import copy
 import itertools
+import math
 
 import pytest
 import torch
@@ -97,18 +98,22 @@ def test_equal_rewards_move_nothing(monkeypatch, name, value):
     assert not {"loss", "grad_norm", "approx_kl", "clipfrac"} & set(metrics)
 
 
-def test_the_kl_is_in_the_reward_of_rloo(monkeypatch):
-    """The verifier rewards nothing, and the reference is 0.2 nats away on each token."""
-    rloo, model = script("rloo_llm"), random_model()
+@pytest.mark.parametrize("name", ["rloo_llm", "grpo_llm"])
+def test_the_kl_is_in_the_reward_of_rloo_and_not_of_grpo(name, monkeypatch):
+    """The verifier rewards nothing, and the reference is 0.2 nats away on each token. So RLOO takes
+    a step. GRPO takes none, and logs k3 of log π_ref − log π = −0.2."""
+    module, model = script(name), random_model()
 
     def batch_logprobs(policy, batch, args):
         return batch["sampled_logprobs"] - 0.2 * batch["mask"] * (policy is None)
 
-    calls = calls_of(monkeypatch, rloo, "compute_advantages")
-    monkeypatch.setattr(rloo, "batch_logprobs", batch_logprobs)
+    calls = calls_of(monkeypatch, module, "compute_advantages")
+    monkeypatch.setattr(module, "batch_logprobs", batch_logprobs)
     start = (lambda *_: 0.0, model, None, torch.optim.SGD(model.parameters(), lr=0.0))
-    metrics = take_step("rloo_llm", monkeypatch, *start, beta=0.5)
-    (((rewards, _), _),) = calls
-    expected = -0.5 * 0.2 * torch.tensor(LENGTHS).view(6, 4)
+    metrics = take_step(name, monkeypatch, *start, beta=0.5)
+    ((rewards, _), _), *_ = calls
+    in_reward = name == "rloo_llm"
+    expected = -0.5 * 0.2 * torch.tensor(LENGTHS).view(6, 4) * in_reward
     torch.testing.assert_close(rewards, expected, rtol=1e-4, atol=1e-5)
-    assert metrics["kl"] == pytest.approx(0.2, rel=1e-3) and metrics["grad_norm"] > 0
+    kl = 0.2 if in_reward else math.exp(-0.2) + 0.2 - 1
+    assert metrics["kl"] == pytest.approx(kl, rel=1e-3) and ("grad_norm" in metrics) == in_reward

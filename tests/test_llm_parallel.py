@@ -1,5 +1,5 @@
-"""Two processes and one: the same step, one log. And devices: the model is on the CPU, and what is
-made without `device=` lands on "meta", whose tensors hold no numbers."""
+"""Two processes and one: the same step and scores, one log. And devices: the model is on the CPU,
+and what is made without `device=` lands on "meta", whose tensors hold no numbers."""
 
 from functools import partial
 from itertools import cycle
@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from conftest import LLM_SCRIPTS, Characters, batch_of, random_model, reward_by, script
 from launch import flags, run, side_by_side
+from torch.utils.tensorboard import SummaryWriter
 
 # The second of two processes has every other one; DAPO keeps three.
 PROBLEMS = [("1+2", "live"), ("1+2+3+4", "live"), ("9+9", "live"), ("5+5+5", "dead")]
@@ -22,8 +23,12 @@ def verify(completion, answer):
     return float(completion == "#1") if answer == "live" else 0.5
 
 
+ASKED = []  # the prompts that generate has completed in this process
+
+
 def generate(model, prompts, num_samples, *_):
     """Used instead of the script's: completions that follow from the prompt alone."""
+    ASKED.extend(prompts)
     parts = []
     for prompt in prompts:
         lengths = [1 + sum(prompt) * n % 9 for n in range(1, num_samples + 1)]
@@ -31,9 +36,9 @@ def generate(model, prompts, num_samples, *_):
     return script("dapo_llm").join(parts)
 
 
-def trained(name):
+def trained(name, folder):
     """Weights and metrics after two epochs with a KL, and where one of two processes has nothing to
-    do."""
+    do. And scores on three problems, and on one."""
     module, results = script(name), {}
     module.generate = generate
     in_order = SimpleNamespace(sample=lambda problems, count: problems[:count])
@@ -47,11 +52,13 @@ def trained(name):
         model, reference = random_model("qwen2").double(), random_model("qwen2", seed=1).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
         stats = module.train_step(model, reference, Characters(), optimizer, problems, 0, args)
-        if name == "dapo_llm":  # logged as of one process
-            stats["discarded_groups"] *= module.WORLD
+        stats.pop("discarded_groups", None)  # each process counts its own
         parameters = torch.cat([p.detach().flatten() for p in model.parameters()])
         results[beta] = parameters, stats
-    return results
+    writer = SummaryWriter(folder) if module.RANK == 0 else None
+    ASKED.clear()
+    scores = [module.evaluate(model, Characters(), PROBLEMS[:n], args, writer, 0) for n in (3, 1)]
+    return results, scores, len(ASKED)
 
 
 def save_steps(folder):
@@ -59,8 +66,9 @@ def save_steps(folder):
     grpo = script("grpo_llm")
     if grpo.WORLD > 1:
         dist.init_process_group("gloo")
-    results = {name: trained(name) for name in LLM_SCRIPTS}
-    torch.save(results, folder / f"{grpo.RANK}-of-{grpo.WORLD}.pt")
+    process = f"{grpo.RANK}-of-{grpo.WORLD}"
+    results = {name: trained(name, folder / process) for name in LLM_SCRIPTS}
+    torch.save(results, folder / f"{process}.pt")
 
 
 @pytest.fixture(scope="module")
@@ -75,26 +83,26 @@ def steps(tmp_path_factory):
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
 def test_two_processes_take_the_step_of_one(steps, name):
     """The same weights and metrics, also where one process has no row to train on."""
-    one, first, second = (step[name] for step in steps)
-    for beta, (weights, stats) in one.items():
-        for parameters, metrics in (first[beta], second[beta]):
+    (one, scores, asked), first, second = (step[name] for step in steps)
+    for results, their_scores, _ in (first, second):
+        for beta, (weights, stats) in one.items():
+            parameters, metrics = results[beta]
             torch.testing.assert_close(parameters, weights, rtol=0, atol=1e-6)
-            assert metrics == pytest.approx(stats, rel=1e-4, abs=1e-6)
-        assert torch.equal(first[beta][0], second[beta][0]), "drifted apart"
-        assert stats["grad_norm"] > 0
+            assert metrics == pytest.approx(stats, rel=1e-4, abs=1e-6) and "grad_norm" in metrics
+            assert torch.equal(parameters, first[0][beta][0]), "drifted apart"
+        assert their_scores == [pytest.approx(expected, abs=1e-6) for expected in scores]
+    assert first[-1] + second[-1] == asked == 3 + 1
 
 
 def test_two_processes_make_one_run(tmp_path, short_run):
-    """One result, one folder, one log. The second process prints nothing. Of three held-out
-    problems the first asks two. With DAPO each process draws until it has enough."""
-    run_flags = {"num_minibatches": 2, "update_epochs": 2, "eval_problems": 3, "max_resample": 3}
+    """One result, one folder, one log. The second process prints nothing. With DAPO each process
+    draws until it has enough."""
+    run_flags = {"num_minibatches": 2, "update_epochs": 2, "eval_problems": 1, "max_resample": 3}
     first, second = side_by_side("dapo_llm.py", *flags(short_run | run_flags))
     for line in ("Args(", "step 0: eval/pass@1", "step 2: eval/pass@1", "logs in"):
         assert first.stdout.count(line) == 1
     (folder,) = (tmp_path / "runs").iterdir()
     assert second.stdout == "" and len(list(folder.glob("events*"))) == 1
-    kept = (folder / "completions.jsonl").read_text()
-    assert kept.count("\n") == 2 * 2 * 8, "two evaluations, with eight completions of two problems"
 
 
 def on_meta(function):
