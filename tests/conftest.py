@@ -96,16 +96,15 @@ def refused(function, *args):
 
 @pytest.fixture(scope="session")
 def pretrained(tmp_path_factory):
-    """The folder of a random Qwen2 with dropout and a BPE tokenizer with a chat template."""
+    """The folder of a random Qwen2 with dropout, whose tokens are bytes, with a chat template."""
     folder = tmp_path_factory.mktemp("qwen")
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate([*special, *alphabet])}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges=[]))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    options = {"special_tokens": special, "initial_alphabet": alphabet}
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, **options)
-    backend.train_from_iterator(["What is 12 + 34? End with #### and the number."] * 9, trainer)
+    backend.add_special_tokens(special)
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )

@@ -72,7 +72,6 @@ ORACLES = {
     "cispo_llm": Oracle(z_scores, token_mean, clipped_weight),
     "dapo_llm": Oracle(z_scores, token_mean, clipped_token),
 }
-KL_IN_REWARD = ("rloo_llm",)
 
 
 def oracle(name):
@@ -117,20 +116,20 @@ def clipped_tokens(name, logprobs, old, advantages, mask, args):
     return clipped
 
 
-def same(what, found, expected, **facts):
-    """Fails if found is not expected, but for rounding: says first what is wrong, at how many
+def same(what, computed, expected, **facts):
+    """Fails if computed is not expected, but for rounding: says first what is wrong, at how many
     places, and what is known of the first of them, and then shows both tensors."""
     __tracebackhide__ = True
-    if found.shape != expected.shape:
-        shapes = tuple(found.shape), tuple(expected.shape)
-        pytest.fail("{} has the shape {}, and should have {}".format(what, *shapes), pytrace=False)
-    wrong = ~torch.isclose(found.double(), expected.double(), rtol=1e-9, atol=1e-12)
+    shapes = tuple(computed.shape), tuple(expected.shape)
+    assert shapes[0] == shapes[1], f"{what} has the shape {shapes[0]}, and should have {shapes[1]}"
+    wrong = ~torch.isclose(computed.double(), expected.double(), rtol=1e-9, atol=1e-12)
     if wrong.any():
         first = tuple(wrong.nonzero()[0].tolist())
-        known = {"found": found, "expected": expected, **facts}
-        known = "".join(f"\n    {name:9} {known[name][first].item():.5g}" for name in known)
+        facts = {"computed": computed, "expected": expected, **facts}
+        lines = [f"\n    {name:9} {tensor[first].item():.5g}" for name, tensor in facts.items()]
         text = f"{what} is wrong at {wrong.sum()} of {wrong.numel()} places. At {list(first)}:"
-        pytest.fail(f"{text}{known}\n\nfound {found}\n\nexpected {expected}", pytrace=False)
+        text += "".join(lines)
+        pytest.fail(f"{text}\n\ncomputed {computed}\n\nexpected {expected}", pytrace=False)
 
 
 # ------------------------------------------------------------------------------------ whole models

@@ -3,7 +3,6 @@
 import json
 import re
 import runpy
-import shutil
 
 import pytest
 from conftest import ROOT, script
@@ -37,13 +36,16 @@ CASES = {
 }
 
 
-def verifier(name):
-    return runpy.run_path(str(EXAMPLES / f"{name}.py"))["verify"]
+def blocks(word):
+    """The Python blocks of the page that have this word in them."""
+    page = (EXAMPLES / "README.md").read_text()
+    texts = re.findall(r"^```python\n(.*?)^```$", page, re.S | re.M)
+    return [text for text in texts if word in text]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_right_and_wrong_completions(name):
-    verify = verifier(name)
+    verify = runpy.run_path(str(EXAMPLES / f"{name}.py"))["verify"]
     for answer, reward, completions in CASES[name]:
         for completion in completions.split("~"):
             assert verify(completion, answer) == reward, (completion, answer)
@@ -55,37 +57,21 @@ def rows(start):
         yield json.dumps({"question": f"{i} + 1?", "answer": f"So:\n#### {i + 1:,}"}) + "\n"
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, "clock"])
 def test_each_task_checks_itself_and_can_be_trained_on(name, tmp_path, capsys):
+    """clock is the page's."""
     for split, start in (("train", 990), ("test", 2000)):
         (tmp_path / f"{split}.jsonl").write_text("".join(rows(start)))
-    path = shutil.copy(EXAMPLES / f"{name}.py", tmp_path)
-    source = (EXAMPLES / f"{name}.py").read_text()
-    (tmp_path / f"{name}.py").write_text(source.replace("SECONDS = 5", "SECONDS = 1"))
-    runpy.run_path(path, run_name="__main__")
-    grpo = script("grpo_llm")
-    train, held_out = grpo.load_data(grpo.Args(task=path))
-    numbers = f"{len(train)} problems to train on, {len(held_out)} to evaluate on."
-    assert capsys.readouterr().out.startswith(numbers)
-    assert len(train) >= 30 and len(held_out) >= 12
-    assert not dict(train).keys() & dict(held_out).keys()
-
-
-def blocks(word):
-    """The Python blocks of the page that have this word in them."""
-    page = (EXAMPLES / "README.md").read_text()
-    texts = re.findall(r"^```python\n(.*?)^```$", page, re.S | re.M)
-    return [text for text in texts if word in text]
-
-
-def test_the_task_of_the_page_checks_itself_and_can_be_trained_on(tmp_path):
-    (source,) = blocks("def verify")
-    path = tmp_path / "clock.py"
-    path.write_text(source)
+    (source,) = blocks("def verify") if name == "clock" else [(EXAMPLES / f"{name}.py").read_text()]
+    path = tmp_path / f"{name}.py"
+    path.write_text(source.replace("SECONDS = 5", "SECONDS = 1"))
     runpy.run_path(str(path), run_name="__main__")
     grpo = script("grpo_llm")
     train, held_out = grpo.load_data(grpo.Args(task=str(path)))
-    assert len(train) == 250 and len(held_out) == 50
+    numbers = f"{len(train)} problems to train on, {len(held_out)} to evaluate on."
+    assert name == "clock" or capsys.readouterr().out.startswith(numbers)
+    assert len(train) >= 30 and len(held_out) >= 12
+    assert not dict(train).keys() & dict(held_out).keys()
 
 
 def test_the_environment_of_the_page_is_learned_and_its_agent_used(tmp_path, monkeypatch):

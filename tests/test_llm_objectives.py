@@ -75,7 +75,7 @@ def test_value_and_gradient_against_the_oracle(name, flags):
     assert set(clipped) == ({False} if name == "rloo_llm" else {False, True})
 
 
-@pytest.mark.parametrize("name", LLM_SCRIPTS)
+@pytest.mark.parametrize("name", ["rloo_llm", "grpo_llm"])
 def test_k3_is_never_negative(name):
     """In float32, where e^d − d − 1 would be −6e-8: where |d| is small it is d²/2."""
     d = torch.linspace(-2e-3, 2e-3, 100_001)

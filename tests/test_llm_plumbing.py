@@ -6,10 +6,8 @@ import pickle
 import re
 import shutil
 import sys
-import zlib
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -17,11 +15,9 @@ import tokenizers
 import torch
 import transformers
 from conftest import (
-    LLM_SCRIPTS,
     Characters,
     batch_of,
     calls_of,
-    last_checkpoint,
     random_model,
     refused,
     reward_by,
@@ -29,7 +25,6 @@ from conftest import (
     script,
 )
 from launch import Launched, flags, run
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
 grpo = script("grpo_llm")
@@ -39,13 +34,11 @@ CPU = torch.device("cpu")
 
 
 def test_sums_are_right_and_none_is_in_both_splits():
-    train, held_out = grpo.load_data(grpo.Args(eval_problems=5_000))
-    assert len(set(train)) > 3_000 and len(set(held_out)) > 800
-    for is_held_out, problems in enumerate((train, held_out)):
-        for prompt, answer in problems:
-            terms = prompt.removesuffix("=").split("+")
-            assert 2 <= len(terms) <= 6 and sum(map(int, terms)) == int(answer)
-            assert (zlib.crc32(prompt.encode()) % 10 == 0) == is_held_out
+    train, held_out = (grpo.load_problems(split) for split in ("train", "test"))
+    assert len(set(train)) > 3_000 and len(set(held_out)) > 800 and not set(train) & set(held_out)
+    for prompt, answer in train + held_out:
+        terms = prompt.removesuffix("=").split("+")
+        assert 2 <= len(terms) <= 6 and sum(map(int, terms)) == int(answer)
 
 
 @pytest.mark.parametrize("reward,completions", [(1, "#16~11,16#16"), (0, "#15~16~~#~#16 ~#161")])
@@ -77,91 +70,66 @@ def task_file(tmp_path, monkeypatch):
 
 
 def test_the_file_that_is_named_is_the_task(task_file):
-    """And no namesake: a script, a module of Python, another task, a neighbour."""
-    for name in ("grpo_llm.py", "math.py", "my.task-1.py"):
-        for folder in "ab":
-            path = task_file(TASK.replace("split}", f"split}} of {folder}"), f"{folder}/{name}")
-            _, held_out = grpo.load_data(grpo.Args(task=path))
-            assert sorted(held_out)[0] == (f"test of {folder} 0", [0, None])
-    with pytest.raises(AttributeError):
-        grpo.load_data(grpo.Args(task=task_file("{}", "a/math.jsonl")))
+    """And not a module of Python, nor another task of this name."""
+    for folder in "ab":
+        path = task_file(TASK.replace("split}", f"split}} of {folder}"), f"{folder}/math.py")
+        load_problems, _ = grpo.load_task(path)
+        assert load_problems("test")[0] == (f"test of {folder} 0", [0, None])
 
 
 def test_a_task_s_neighbour_comes_before_a_package_and_its_functions_can_be_pickled(
     task_file, tmp_path
 ):
     """But it hides no module beside the script. A pool of processes pickles functions."""
-    script_folder = sys.path[0]
     sys.path.append(str(tmp_path / "site-packages"))
     task_file("HALF = 0.1\n", "site-packages/beside_the_task.py")
     task_file("HALF = 0.5\n", "beside_the_task.py")
     source = TASK.replace("return 1.0", "return HALF") + "from beside_the_task import HALF"
     _, verify = grpo.load_task(task_file(source, "task_with_a_neighbour.py"))
     assert pickle.loads(pickle.dumps(verify))("#3", "3") == 0.5
-    assert sys.path[:2] == [script_folder, str(tmp_path)]
+    assert sys.path[1] == str(tmp_path)
 
 
-@pytest.mark.parametrize("source", [TASK.replace("return 1.0", "exit()"), TASK + "exit(0)"])
-def test_exit_in_a_task_does_not_look_like_a_success(source, task_file, short_run):
-    path = task_file(source)
+def test_exit_in_a_task_does_not_look_like_a_success(task_file, short_run):
+    path = task_file(TASK.replace("return 1.0", "exit()"))
     process = Launched("grpo_llm.py", *flags(short_run | {"task": path, "max_new_tokens": 4}))
     assert process.wait() == 1
     assert process.stderr.splitlines()[-1] == f"--task {path} has called exit()"
 
 
-def test_a_task_s_mistake_shows_before_the_model_is_loaded(task_file, short_run, monkeypatch):
-    monkeypatch.delattr(grpo, "load_policy")
-    with pytest.raises(ZeroDivisionError):
-        grpo.main(grpo.Args(**short_run, task=task_file(TASK + "1 / 0")))
-
-
-def test_splits_that_a_task_shuffles(task_file):
-    """Every process and every resumed run gets the same problems, though the task sets no seed."""
+def test_held_out_problems_are_drawn_from_all_and_not_trained_on(task_file):
+    """The first ones of a file may be the easiest. A prompt that is in both splits is not trained
+    on, whatever its answer and the blanks at its ends. Every process and every resumed run gets the
+    same problems, though this task shuffles without a seed."""
     source = """
 import random, numpy
 
 def load_problems(split):
-    problems = [(str(i), i) for i in range(99)]
-    random.shuffle(problems)
-    numpy.random.shuffle(problems)
-    return problems[:9] if split == "test" else problems
-
-verify = print
-"""
-    args, splits = grpo.Args(task=task_file(source)), []
-    for seed in range(2):
-        grpo.load_task.cache_clear()
-        transformers.set_seed(seed)
-        splits.append(grpo.load_data(args))
-    assert splits[0] == splits[1]
-
-
-def test_held_out_problems_are_drawn_from_all_and_not_trained_on(task_file):
-    """The first ones of a file may be the easiest. A prompt that is in both splits is not trained
-    on, whatever its answer and the blanks at its ends."""
-    source = """
-def load_problems(split):
     if split == "test":
         return [(f" {i}\\n", split) for i in range(100)]
-    return [(str(i), split) for i in range(300)]
+    problems = [(str(i), split) for i in range(300)]
+    random.shuffle(problems)
+    numpy.random.shuffle(problems)
+    return problems
 
 verify = print
 """
-    train, held_out = grpo.load_data(grpo.Args(task=task_file(source), eval_problems=40))
+    args, splits = grpo.Args(task=task_file(source), eval_problems=40), []
+    for seed in range(2):
+        transformers.set_seed(seed)
+        splits.append(grpo.load_data(args))
+    train, held_out = splits[0]
+    assert splits[0] == splits[1]
     held_out = {int(prompt) for prompt, _ in held_out}
     assert len(held_out) == 40 and held_out < set(range(100)) and max(held_out) > 80
-    assert [int(prompt) for prompt, _ in train] == list(range(100, 300))
+    assert sorted(int(prompt) for prompt, _ in train) == list(range(100, 300))
 
 
-def test_an_exception_in_verify_names_the_completion(monkeypatch):
-    """And the answer: the first one that the verifier cannot read may come after an hour."""
-    verify = Mock(side_effect=[1, 1, ZeroDivisionError])
-    reward_by(monkeypatch, grpo, verify)
+def test_an_exception_in_verify_ends_the_run_and_names_the_answer(monkeypatch):
+    reward_by(monkeypatch, grpo, Mock(side_effect=ZeroDivisionError))
     with pytest.raises(ZeroDivisionError) as caught:
         grpo.rollout(random_model(), Characters(), [("1+2", "3!")], 4, 1.0, grpo.Args())
-    (note,) = caught.value.__notes__
-    completion, answer = verify.call_args.args
-    assert repr(completion) in note and repr(answer) in note and answer == "3!"
+    assert "'3!'" in caught.value.__notes__[0]
 
 
 def test_which_problems_a_step_asks(monkeypatch):
@@ -195,8 +163,7 @@ def test_no_dropout_and_no_special_tokens(pretrained, monkeypatch):
 # How a template writes a message behind its role; the eos token that the generation config names,
 # beside the tokenizer's <|endoftext|>, 0; and what else ends a completion.
 TURNS = {
-    "Phi's chat ends with eos": ("{{ text }}<|end|>\n<|endoftext|>", 0, ["<|end|>"]),
-    "blanks that are an added token": ("{{ text }}\n  <|im_end|>", 0, ["<|im_end|>"]),
+    "blanks, the end, eos": ("{{ text }}\n  <|im_end|>\n<|endoftext|>", 0, ["<|im_end|>"]),
     "GLM's turn ends where the next begins": ("{{ text }}", 0, ["<|im_start|>"]),
     "text alone": ("{{ text }} Next:", 0, []),
     "gpt-oss also ends thoughts like this": ("{{ text }}<|end|>", 2, ["<|im_end|>"]),
@@ -206,38 +173,20 @@ TURNS = {
 @pytest.mark.parametrize("turn,eos,ends", TURNS.values(), ids=TURNS)
 def test_the_token_that_ends_a_turn_stops_a_base_model_too(turn, eos, ends, pretrained, tmp_path):
     """A base model's files name <|endoftext|> alone; its chat template ends a turn otherwise. Where
-    the files name two ends, the template adds nothing."""
+    the files name two ends, the template adds nothing. A hub's settings of sampling are gone."""
     shutil.copytree(pretrained, tmp_path, dirs_exist_ok=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
-    tokenizer.add_tokens(["\n", "  ", "<end_of_turn>"])
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
+    tokenizer.add_tokens(["\n", "  ", "<|end|>"])
     tokenizer.eos_token = "<|endoftext|>"
     turn = "<|im_start|>{{ m['role'] }}\n" + turn.replace("text", "m['content']")
-    system = "<|im_start|>system\nYou help!<end_of_turn>\n"  # it has such tokens, too
+    system = "<|im_start|>system\nYou help!<|end|>\n"  # it has such tokens, too
     tokenizer.chat_template = system + "{% for m in messages %}" + turn + "{% endfor %}"
     tokenizer.save_pretrained(tmp_path)
-    transformers.GenerationConfig(eos_token_id=eos).save_pretrained(tmp_path)
+    settings = transformers.GenerationConfig(eos_token_id=eos, do_sample=True, top_k=7)
+    settings.save_pretrained(tmp_path)
     model, _ = grpo.load_policy(grpo.Args(model=str(tmp_path)), CPU)
     stops = tokenizer.convert_ids_to_tokens(model.generation_config.eos_token_id)
-    assert stops == ["<|endoftext|>", *ends]
-
-
-def test_a_checkpoint_stops_in_transformers_where_it_stopped_here(pretrained, tmp_path, short_run):
-    """A hub's settings of sampling are gone: training never used them, and transformers refuses to
-    save some."""
-    shutil.copytree(pretrained, tmp_path / "model")
-    file = tmp_path / "model/generation_config.json"
-    settings = {"temperature": 0.0, "top_p": 0.9, "early_stopping": True, "do_sample": False}
-    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
-    run_flags = {"model": str(tmp_path / "model"), "steps": 1, "max_new_tokens": 4}
-    path = last_checkpoint(grpo.main(grpo.Args(**short_run | run_flags))["folder"])
-    kept = json.loads((path / "generation_config.json").read_text())
-    assert kept["eos_token_id"] == [0, 2] and not kept.keys() & settings.keys()
-    saved = transformers.AutoModelForCausalLM.from_pretrained(path)
-    for stop in (0, 2):
-        options = {"max_new_tokens": 3, "prefix_allowed_tokens_fn": lambda *_, stop=stop: [stop]}
-        ids = saved.generate(torch.tensor([[5, 6]]), **options)
-        assert ids.tolist() == [[5, 6, stop]]
+    assert stops == ["<|endoftext|>", *ends] and model.generation_config.top_k != 7
 
 
 # ------------------------------------------------------------------------------------ The prompts
@@ -267,76 +216,62 @@ def test_bos_comes_once_and_no_end(pretrained):
 # ---------------------------------------------------------------------------------- An evaluation
 
 
-def test_scores_are_means_of_any_reward(short_run, monkeypatch, capsys, tmp_path):
-    """pass@1 is of all samples, pass@8 of each problem's best. --steps 0 prints and logs every
-    score, and saves nothing. No more problems are asked at once than in training. The shell leaves
-    the ~ of --output-dir=~/runs as it is."""
+def test_scores_are_means_of_any_reward(short_run, monkeypatch, tmp_path):
+    """pass@1 is of all samples, pass@8 of each problem's best. --steps 0 logs every score, and
+    saves nothing. No more problems are asked at once than in training. The shell leaves the ~ of
+    --output-dir=~/runs as it is."""
     monkeypatch.setenv("HOME", str(tmp_path))
     reward_by(monkeypatch, grpo, lambda completion, answer: len(completion) ** 2 / -7)
     rollouts = calls_of(monkeypatch, grpo, "rollout")
     run_flags = {"steps": 0, "temperature": 1.5, "output_dir": "~/runs"}
     result = grpo.main(grpo.Args(**short_run | run_flags))
     assert Path(result["folder"]).parent == tmp_path / "runs"
-    assert {args[3:5] for args, _ in rollouts} == {(8, 1.5)}
-    assert max(len(problems) for (_, _, problems, *_), _ in rollouts) <= 4
-    values = [len(text) ** 2 / -7 for _, (_, completions, _) in rollouts for text in completions]
-    assert len(set(values)) > 5
-    assert result["eval/pass@1"] == pytest.approx(sum(values) / 64)
-    best = [max(values[i : i + 8]) for i in range(0, 64, 8)]
-    assert result["eval/pass@8"] == pytest.approx(sum(best) / 8)
-    printed = capsys.readouterr().out
-    for name in ("pass@1", "pass@8", "mean_length", "clipped_ratio"):
-        score = result[f"eval/{name}"]
-        assert f"eval/{name} {score:.3f}" in printed
-        assert scalars(result["folder"], f"eval/{name}") == [pytest.approx(score)]
+    assert [(len(args[2]), *args[3:5]) for args, _ in rollouts] == [(4, 8, 1.5)] * 2
+    rewards = torch.cat([rewards for _, (_, _, rewards) in rollouts])
+    assert len(rewards.unique()) > 5
+    assert result["eval/pass@1"] == pytest.approx(rewards.mean().item())
+    assert result["eval/pass@8"] == pytest.approx(rewards.amax(1).mean().item())
+    for name in ("eval/pass@1", "eval/pass@8", "eval/mean_length", "eval/clipped_ratio"):
+        assert scalars(result["folder"], name) == [pytest.approx(result[name])]
     assert not list(Path(result["folder"]).glob("step-*"))
 
 
-SHOWN = "    '<1+1", "      reward 1.50: '#10", "      reward -0.50: '#13"
-HOSTILE = "\x1b[2J\x1b]0;title\x07\r\n\t\x00\u202e\x9b31m\ud800\u2028" + 10_000 * "x"
-
-
 def test_what_is_shown_of_an_evaluation(monkeypatch, capsys, tmp_path):
-    """Of the problem whose rewards differ most, in whichever part it was asked: the prompt as the
-    model sees it, the right answer, the best and the worst completion. At most 400 characters of
-    each, and none that moves, colours or rings a terminal."""
-    problems = [(f"1+{i}{HOSTILE}", f"{1 + i}{HOSTILE}") for i in range(3)]
+    """Of the problem whose rewards differ most, in whichever part it was asked: the right answer,
+    the best and the worst completion. At most 400 characters of each, and none that moves, colours
+    or rings a terminal."""
+    hostile = "\x1b[2J\x1b]0;title\x07\r\n\t\x00\u202e\x9b31m\ud800\u2028" + 10_000 * "x"
+    problems = [(f"1+{i}", f"{1 + i}{hostile}") for i in range(3)]
     rewards = torch.zeros(3, 8)
     rewards[1, 2], rewards[1, 5], rewards[2, 0] = 1.5, -0.5, 1.0
 
     def rollout(model, tokenizer, part, *_):  # one problem at a time
         i = problems.index(part[0])
         batch = {"mask": torch.ones(8, 1), "ended": torch.ones(8) > 0}
-        return batch, [f"#{8 * i + j}{HOSTILE}" for j in range(8)], rewards[i : i + 1]
+        return batch, [f"#{8 * i + j}{hostile}" for j in range(8)], rewards[i : i + 1]
 
     monkeypatch.setattr(grpo, "rollout", rollout)
-    monkeypatch.setattr(grpo, "encode_prompts", lambda problems, *_: [f"<{problems[0][0]}>"])
-    tokenizer = SimpleNamespace(decode=str)
-    writer = SummaryWriter(tmp_path)
-    grpo.evaluate(None, tokenizer, problems, grpo.Args(prompts_per_step=1), writer, 3)
-    lines = capsys.readouterr().out.split("\n")
-    assert all(line.isprintable() and len(line) < 850 for line in lines) and len(lines) == 5
-    assert lines[0].startswith("step 3: ") and ", right answer '2" in lines[1]
-    assert all(line.startswith(begins) for line, begins in zip(lines[1:4], SHOWN, strict=True))
-    kept = [json.loads(line) for line in (tmp_path / "completions.jsonl").open()]
-    assert [row["completion"] for row in kept] == [f"#{i}{HOSTILE}" for i in range(24)]
+    args, writer = grpo.Args(prompts_per_step=1), SummaryWriter(tmp_path)
+    grpo.evaluate(None, Characters(), problems, args, writer, 3)
+    scores, problem, best, worst, end = lines = capsys.readouterr().out.split("\n")
+    assert all(line.isprintable() and len(line) < 850 for line in lines) and end == ""
+    assert scores.startswith("step 3: ") and ", right answer '2" in problem
+    assert best.startswith("      reward 1.50: '#10") and worst.startswith(
+        "      reward -0.50: '#13"
+    )
 
 
 def test_what_a_run_says_and_keeps(task_file, short_run):
-    """It prints its flags, how many problems there are, each evaluation, the reward, the result and
-    its folder; it keeps every completion of its evaluations, and its flags. This terminal knows
-    ASCII alone. A notebook or a cluster may have set RANK, which counts only beside WORLD_SIZE."""
-    source = TASK.replace("range(20)", "range(37 if split == 'train' else 13)")
-    path = task_file(source + "print('loaded')")
-    run_flags = short_run | {"task": path, "steps": 1, "max_new_tokens": 4}
+    """It prints its flags, how many problems there are, each evaluation, the result and its folder;
+    it keeps every completion of its evaluations, and its flags. This terminal knows ASCII alone. A
+    notebook or a cluster may have set RANK, which counts only beside WORLD_SIZE."""
+    run_flags = short_run | {"task": task_file(), "steps": 1, "max_new_tokens": 4}
     environment = os.environ | {"PYTHONIOENCODING": "ascii", "RANK": "3"}
     process = run("grpo_llm.py", *flags(run_flags), environment=environment)
-    args, lines = grpo.Args(**run_flags), process.stdout.splitlines()
-    counts = "37 questions to train on, 8 to evaluate on"
-    assert lines[:3] == ["loaded", str(args), counts] and lines.count("loaded") == 1
+    args, lines = str(grpo.Args(**run_flags)), process.stdout.splitlines()
+    assert lines[:2] == [args, "20 questions to train on, 8 to evaluate on"]
     evaluations = [line.partition(":")[0] for line in lines if ": eval/" in line]
     assert evaluations == ["step 0", "step 1"]
-    assert re.search(r"reward=\d", process.stderr)
     (folder,) = Path(short_run["output_dir"]).iterdir()
     result = re.fullmatch(r"pass@1 (\S+) \? (\S+); \d+ s; model and logs in (.*)", lines[-1])
     logged = scalars(folder, "eval/pass@1")
@@ -344,34 +279,25 @@ def test_what_a_run_says_and_keeps(task_file, short_run):
     kept = [json.loads(line) for line in (folder / "completions.jsonl").open()]
     assert [row["step"] for row in kept] == [0] * 64 + [1] * 64
     assert all(row["prompt"] == f"test {row['answer'][0]}" for row in kept)
-    assert len({row["prompt"] for row in kept}) == 8
     means = [sum(row["reward"] for row in part) / 64 for part in (kept[:64], kept[64:])]
     assert means == pytest.approx(logged)
-    (tag,) = (log := EventAccumulator(str(folder)).Reload()).Tags()["tensors"]
-    assert str(args) in log.Tensors(tag)[0].tensor_proto.string_val[0].decode()
-
-
-def test_a_script_that_is_copied_alone_says_where_the_tiny_model_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(grpo, "TINY_MODEL", tmp_path / "tiny_model")
-    assert str(tmp_path / "tiny_model") in refused(grpo.load_policy, grpo.Args(), CPU)
+    (log,) = folder.glob("events*")
+    assert args.encode() in log.read_bytes()
 
 
 # -------------------------------------------------------------------------------------- The flags
 
 
-@pytest.mark.parametrize("name", LLM_SCRIPTS)
-def test_values_that_would_be_wrong_in_silence_are_refused(name):
-    for flag, value in {"max_grad_norm": 0, "temperature": -1, "group_size": 1}.items():
-        line = refused(partial(script(name).Args, **{flag: value}))
-        assert f"--{flag.replace('_', '-')}" in line
+@pytest.mark.parametrize("flag", [{"max_grad_norm": 0}, {"temperature": -1}, {"group_size": 1}])
+def test_values_that_would_be_wrong_in_silence_are_refused(flag):
+    refused(partial(grpo.Args, **flag))
 
 
-@pytest.mark.parametrize("name", LLM_SCRIPTS)
-def test_defaults_follow_from_model_and_task_unless_given(name):
+def test_defaults_follow_from_model_and_task_unless_given():
     """5e-4 would ruin a real model in silence."""
 
     def chosen(**change):
-        args = script(name).Args(**change)
+        args = grpo.Args(**change)
         return args.learning_rate, args.max_new_tokens, args.micro_batch_size
 
     assert chosen() == (5e-4, 32, 256)

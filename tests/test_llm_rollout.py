@@ -1,5 +1,8 @@
 """The sampler: what it draws, where a completion ends, what it reads; and the rewards."""
 
+from itertools import count
+from unittest.mock import Mock
+
 import pytest
 import torch
 from conftest import Characters, calls_of, random_model, reward_by, script
@@ -52,39 +55,27 @@ def test_a_forward_pass_reads_no_more_than_it_must(monkeypatch):
     torch.manual_seed(0)
     batch = grpo.generate(model, PROMPTS, 8, 12, 1.0)
     grpo.token_logprobs(model, batch, 1.0)
-    lengths, width = batch["mask"].sum(1), batch["mask"].shape[1]
-    writing = [(int((lengths > t).sum()), 1) for t in range(1, width)]
-    writing.append((int((~batch["ended"]).sum()), 1))  # the last pass is one too many
-    assert writing[0] > writing[-1] > (0, 1)
-    assert [output.logits.shape[:2] for _, output in calls] == [(3, 1), *writing, (24, width)]
+    prompts, *writing, loss = [tuple(output.logits.shape[:2]) for _, output in calls]
+    assert prompts == (3, 1) and loss == (24, batch["mask"].shape[1])
+    running = batch["mask"].sum(0).int().tolist()[1:]
+    assert writing[:-1] == [(rows, 1) for rows in running]  # the last pass is one too many
+    assert running[0] > running[-1] > 0
 
 
 def test_rewards_are_those_of_their_completions(monkeypatch):
     """Question by question, each G times; text by text, and rewards of any size. The answer reaches
     the verifier as it is, here a list."""
-    judged, tokenizer = [], Characters()
-
-    def verify(*pair):
-        judged.append(pair)
-        return len(judged)
-
+    verify, tokenizer = Mock(side_effect=count(1)), Characters()
     reward_by(monkeypatch, grpo, verify)
     problems = [(f"{i}+{10**i}", [i]) for i in range(5)]
     torch.manual_seed(0)
     rollout = grpo.rollout(random_model(), tokenizer, problems, 3, 1.0, grpo.Args())
     batch, completions, rewards = rollout
-    assert [completion for completion, _ in judged] == completions and len(set(completions)) == 3
-    assert [answer for _, answer in judged] == [[i] for i in range(5) for _ in range(3)]
+    scored = [(text, [i // 3]) for i, text in enumerate(completions)]
+    assert [call.args for call in verify.call_args_list] == scored and len(set(completions)) == 3
     assert rewards.tolist() == torch.arange(1.0, 16).view(5, 3).tolist()
     prompts = tokenizer([prompt for prompt, _ in problems])["input_ids"]
     for i, text in enumerate(completions):
         ids = batch["completion_ids"][i][batch["mask"][i] > 0]
         assert text == f"#{int(ids[ids != 1].sum()) % 3}", "without the stop token"
         assert batch["prompt_ids"][i][batch["prompt_mask"][i] > 0].tolist() == prompts[i // 3]
-
-
-def test_which_groups_are_equal():
-    """By comparison: torch's standard deviation of eight rewards of 100.1, alone, is 8e-6."""
-    rewards = torch.tensor([[100.1] * 8, [100.1] * 7 + [100.2], [0.0] * 8, [0.0] * 7 + [1e-5]])
-    assert grpo.are_equal(rewards).tolist() == [True, False, True, False]
-    assert grpo.are_equal(rewards[:1]).item()

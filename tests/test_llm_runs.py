@@ -2,7 +2,7 @@
 
 import importlib
 from dataclasses import replace
-from itertools import count
+from itertools import chain, cycle, islice, repeat
 from pathlib import Path
 
 import pytest
@@ -40,10 +40,10 @@ def test_make_py_teaches_the_form_of_an_answer(tmp_path, monkeypatch):
     model, tokenizer = make.untrained(0)
     make.train(model, tokenizer, 0)
     for part in (model, tokenizer):
-        part.save_pretrained(tmp_path / "made")
+        part.save_pretrained(tmp_path)
     for name in ("config.json", "tokenizer.json", "generation_config.json"):
-        assert (tmp_path / "made" / name).read_text() == (grpo.TINY_MODEL / name).read_text()
-    flags = {"model": str(tmp_path / "made"), "steps": 0, "micro_batch_size": 256}
+        assert (tmp_path / name).read_text() == (grpo.TINY_MODEL / name).read_text()
+    flags = {"model": str(tmp_path), "steps": 0, "micro_batch_size": 256}
     scores = grpo.main(grpo.Args(**flags, output_dir=str(tmp_path)))
     assert scores["eval/clipped_ratio"] < 0.1 and scores["eval/pass@1"] > 0
 
@@ -54,12 +54,9 @@ def test_same_seed_same_run(short_run, monkeypatch):
     reward_by(monkeypatch, grpo, lambda text, _: sum(map(ord, text)) % 7)
     seeded = calls_of(monkeypatch, torch, "manual_seed")
     args = grpo.Args(**short_run, max_new_tokens=6)
-    runs = [grpo.main(args), grpo.main(args), grpo.main(replace(args, seed=2))]
-    first, second, other = runs
-    a, b, c = (weights(run["folder"]) for run in runs)
+    first, again, other = grpo.main(args), grpo.main(args), grpo.main(replace(args, seed=2))
+    a, b, c = (weights(run["folder"]) for run in (first, again, other))
     assert equal(a, b) and not equal(a, c)
-    for name in ("loss", "reward", "clipfrac", "kl", "eval/pass@1"):
-        assert scalars(first["folder"], name) == scalars(second["folder"], name)
     assert first["eval/pass@1_initial"] == other["eval/pass@1_initial"]
     seeds = {seed for (seed,), _ in seeded} - {0}
     assert len(seeds) == 2 * 2, "each seed's steps; 0 is for problems and evaluations"
@@ -71,13 +68,9 @@ def test_same_seed_same_run(short_run, monkeypatch):
 
 def test_what_is_not_finite_ends_the_run_and_keeps_the_model(short_run, monkeypatch):
     """A verifier may give NaN, or a number that float32 cannot hold."""
-    draws = count()
-
-    def verify(completion, answer):
-        n = next(draws)  # 64 evaluate, 16 train, 64 evaluate, 16 train
-        return 1e39 if n == 150 else n % 3
-
-    reward_by(monkeypatch, grpo, verify)
+    # 64 rewards of an evaluation, 16 of a step, 64 and 16 more; those of the second step overflow.
+    rewards = chain(islice(cycle([0, 1, 2]), 150), repeat(1e39))
+    reward_by(monkeypatch, grpo, lambda *_: next(rewards))
     with pytest.raises(RuntimeError, match="non-finite"):
         grpo.main(grpo.Args(**short_run | {"steps": 4, "eval_every": 1}))
     (folder,) = Path(short_run["output_dir"]).iterdir()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import LLM_SCRIPTS, batch_of, calls_of, random_model, script
-from oracles import KL_IN_REWARD, clipped_tokens, gradient_of_step, row_by_row
+from oracles import clipped_tokens, gradient_of_step, row_by_row
 
 # Of three questions, four completions each. Each log ratio is one of these and a little more, so
 # that tokens and whole completions lie on both sides of every clip, with advantages of both signs.
@@ -12,11 +12,11 @@ LENGTHS = [8, 2, 5, 1, 3, 8, 8, 4, 1, 6, 7, 2]
 LOG_RATIOS = torch.tensor([-0.4, -0.4, 0.4, 0.4, 0.0, 0.0] * 2)
 
 
-def stepped_model(name, model=None, **flags):
+def stepped_model(name, **flags):
     """A random model that has moved since a batch was drawn; the batch, with invented advantages,
     and with a reference where the KL is in the loss; and the script's flags, of which these differ
     from the defaults."""
-    model = model or random_model("llama")
+    model = random_model("gpt2").double()
     args = script(name).Args(**{"temperature": 0.7, "group_size": 4, "max_grad_norm": 1e9} | flags)
     g = torch.Generator().manual_seed(3)
     batch = batch_of(model, PROMPTS, LENGTHS, args.temperature)
@@ -24,7 +24,7 @@ def stepped_model(name, model=None, **flags):
     drift = LOG_RATIOS[:, None] + 0.1 * torch.randn(mask.shape, generator=g)
     batch["old_logprobs"] = batch["old_logprobs"] - drift * mask
     batch["advantages"] = torch.tensor([1.0, -1.0] * 6) * (0.5 + torch.rand(12, generator=g))
-    if args.beta > 0 and name not in KL_IN_REWARD:
+    if args.beta > 0 and name != "rloo_llm":
         drift = 0.1 * torch.rand(mask.shape, generator=g)
         batch["ref_logprobs"] = (batch["old_logprobs"] - drift) * mask
     for parameter in model.parameters():
@@ -45,12 +45,11 @@ def test_gradient_of_a_step_is_the_oracles_through_plain_passes(name, beta, monk
     """The micro-batches tear groups. Five rows have no advantage: only a KL in the loss gives them
     a gradient, and without one they are not even read. approx_kl and clipfrac count the tokens of
     the other rows."""
-    flags = {"beta": beta, "micro_batch_size": 5}
-    model, batch, args = stepped_model(name, random_model("gpt2").double(), **flags)
+    model, batch, args = stepped_model(name, beta=beta, micro_batch_size=5)
     batch["advantages"][:5] = 0.0
     calls = calls_of(monkeypatch, model, "forward")
     gradient, stats = step(name, model, batch, args)
-    left_out = 0 if beta > 0 and name not in KL_IN_REWARD else 5
+    left_out = 0 if beta > 0 and name != "rloo_llm" else 5
     assert sum(len(input_ids) for (input_ids,), _ in calls) == 12 - left_out
     loss, expected = gradient_of_step(name, model, batch, args)
     assert expected.abs().max() > 1e-2

@@ -26,7 +26,7 @@ def test_below_the_marker_all_scripts_are_the_same(scripts):
 
 
 GRPO = ["grpo_llm", "gspo_llm", "cispo_llm"]
-SAME = [("main", ["rloo_llm", "dapo_llm", *GRPO]), ("train_step", GRPO)]
+SAME = [("Args.__post_init__", LLM_SCRIPTS), ("main", LLM_SCRIPTS), ("train_step", GRPO)]
 SAME += [("train_minibatch", ["dapo_llm", *GRPO]), ("kl_k3", ["dapo_llm", *GRPO])]
 SAME += [("prepare", CLASSIC_SCRIPTS), ("rollouts", CLASSIC_SCRIPTS[1:])]
 SAME += [("compute_advantages", CLASSIC_SCRIPTS[2:])]
