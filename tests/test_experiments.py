@@ -74,7 +74,7 @@ def test_the_words_follow_the_rules(pairs, sign, size):
 def test_the_page_has_a_row_and_a_section_for_each_experiment():
     assert sorted(SECTIONS) == NAMES
     rows = [line for line in HEAD.splitlines() if re.search(r"\]\(#\w+\) \|", line)]
-    assert sorted(rows) == sorted(each.row() for each in EXPERIMENTS.values())
+    assert sorted(rows) == sorted(experiment.row() for experiment in EXPERIMENTS.values())
 
 
 @pytest.mark.parametrize("name", NAMES)

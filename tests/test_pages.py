@@ -92,15 +92,15 @@ FLAGS_READ += [name for name in PAGES if name.startswith("tests/learn/")]
 def test_every_flag_named_is_in_the_help_of_a_script():
     """Or it is a field that a block on the page adds to Args. The terminal knows ASCII alone."""
     ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
-    asked = [Launched(path, "--help", environment=ascii_only) for path in PATHS.values()]
-    assert [process.wait() for process in asked] == [0] * len(asked)
+    helps = [Launched(path, "--help", environment=ascii_only) for path in PATHS.values()]
+    assert [process.wait() for process in helps] == [0] * len(helps)
     flag = r"(?<![\w-])--(?:no-)?([a-z][a-z-]+)"
-    known = set(re.findall(flag, "".join(process.stdout for process in asked))) | FOREIGN
+    flags = set(re.findall(flag, "".join(process.stdout for process in helps))) | FOREIGN
     unknown = []
     for name in FLAGS_READ:
         added = re.findall(r"^\+    (\w+): ", PAGES[name], re.M)
         words = set(re.findall(flag, PAGES[name]))
-        unknown += [(name, word) for word in words - known if word.replace("-", "_") not in added]
+        unknown += [(name, word) for word in words - flags if word.replace("-", "_") not in added]
     assert unknown == [], "no script has this flag"
 
 

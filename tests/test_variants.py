@@ -2,6 +2,7 @@
 repository, on the completions below), or that its definition gives. And variants.py, which applies
 them, refuses what it must."""
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -19,8 +20,6 @@ from conftest import batch_of, calls_of, equal, random_model, refused, script, w
 from oracles import check_logprobs, row_by_row, single_rows
 from test_llm_architectures import toy_decoder
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 ROOT = variants.ROOT
 PROMPTS, LENGTHS = [[3, 4], [5, 6, 7, 8], [9]], [8, 2, 5, 1, 3, 8, 8, 4, 1, 6, 7, 2]
@@ -285,53 +284,22 @@ def test_checkpointing_reads_each_layer_twice_and_changes_no_gradient(monkeypatc
     assert module.generate(model, PROMPTS, 4, 8, 1.0)["mask"].sum() > 12
 
 
-class Recording(TorchDispatchMode):
-    """A CUDA graph on a CPU. It keeps the operations without the Python around them, and replays
-    them in the same memory. What it records has no effect before that."""
-
-    def __init__(self):
-        super().__init__()
-        self.operations, self.before = [], []
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        name = operation.overloadpacket.__name__
-        assert name not in ("_local_scalar_dense", "nonzero", "is_nonzero", "equal"), "Python reads"
-        for argument, value in zip(operation._schema.arguments, args, strict=False):
-            if argument.is_write:
-                self.before.append((value, value.clone()))
-        result = operation(*args, **(kwargs or {}))
-        self.operations.append((operation, args, kwargs or {}, result))
-        return result
-
-    def __exit__(self, *error):
-        super().__exit__(*error)
-        for tensor, values in reversed(self.before):
-            tensor.copy_(values)
-
-    def replay(self):
-        for operation, args, kwargs, result in self.operations:
-            again = tree_leaves(operation(*args, **kwargs))
-            for tensor, values in zip(tree_leaves(result), again, strict=True):
-                if tensor.data_ptr() != values.data_ptr():  # equal for views and changes in place
-                    tensor.copy_(values)
-
-
 LONG_PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [10, 11], [12], [3, 16, 5], [17, 2], [9, 8, 7, 20]]
 
 
-def record_on_cpu(module, monkeypatch):
-    """Let the block graph record, as on CUDA."""
-    recorded = module.recorded
-    monkeypatch.setattr(module, "recorded", lambda read, _: recorded(read, torch.device("cuda")))
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph: graph)
-    # In a recording transformers does not look into a mask, to see whether it can go without.
-    where = "transformers.utils.import_utils.is_cuda_stream_capturing"
-    monkeypatch.setattr(where, lambda: True)
+def test_graph_s_recording_is_computed_by_each_replay(monkeypatch):
+    """On a GPU a wrong replay is loud: log-probs are not those of the loss, and the run stops."""
+    recording, function = Mock(), Mock()
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: recording)
+    monkeypatch.setattr(torch.cuda, "graph", lambda _: contextlib.nullcontext())
+    replay = variant("graph").recorded(function, torch.device("cuda"))
+    for count in (1, 2):
+        assert replay() == function.return_value and recording.replay.call_count == count
+    function.assert_called_once()
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
-def test_graph_s_sampler_writes_the_same_text(kind, monkeypatch):
+def test_graph_s_sampler_writes_the_same_text(kind):
     """Where the draw is certain. Prompts are padded, and rows end at different times. At a higher
     temperature its log-probs are those of single rows without a cache."""
     module, model, generate = variant("graph"), toy_decoder(kind), script("grpo_llm").generate
@@ -345,7 +313,6 @@ def test_graph_s_sampler_writes_the_same_text(kind, monkeypatch):
     stops = max(itertools.combinations({*sum(rows, [])}, 2), key=lambda stops: len(lengths(stops)))
     model.generation_config.eos_token_id = list(stops)
     expected = generate(model, LONG_PROMPTS, 1, 12, 1e-4)
-    record_on_cpu(module, monkeypatch)
     batch = module.generate(model, LONG_PROMPTS, 1, 12, 1e-4)
     for name in ("completion_ids", "mask", "ended"):
         assert torch.equal(batch[name], expected[name]), name
