@@ -148,9 +148,7 @@ class Experiment:
         with multiprocessing.get_context("spawn").Pool(2) as pool:
             for run in tqdm(pool.imap_unordered(self.work, missing), self.name, len(missing)):
                 runs.append(run)
-                unfinished = self.kept.with_suffix(".tmp")
-                unfinished.write_text("[\n" + ",\n".join(map(json.dumps, runs)) + "\n]\n")
-                unfinished.rename(self.kept)
+                self.kept.write_text("[\n" + ",\n".join(map(json.dumps, runs)) + "\n]\n")
 
     def findings(self):
         """[(contrast, pairs, (word, p) of the sign, (word, p) of the size), …]"""
