@@ -3,6 +3,7 @@ runs, and each fault shows the sign that the page gives it, on two seeds (slow).
 
 import functools
 import re
+from statistics import mean
 
 import curves
 import pytest
@@ -24,10 +25,8 @@ def test_the_page_names_all_that_the_scripts_log_and_nothing_else():
     assert logged - {"step", "right", "eval/right"} == NAMES
 
 
-def test_the_page_shows_each_picture_and_they_are_small():
+def test_the_page_shows_each_picture():
     assert re.findall(r"\]\(curves/(\w+)\.png\)", PAGE) == list(FAULTS)
-    sizes = [(curves.FOLDER / f"{name}.png").stat().st_size for name in FAULTS]
-    assert max(sizes) < 30_000 and sum(sizes) < 150_000
 
 
 def test_the_page_has_the_tables_of_the_runs(tmp_path):
@@ -44,51 +43,33 @@ def test_the_kept_runs_have_the_flags_and_defaults_of_today():
     assert {who: run["flags"] for who, run in curves.load_runs().items()} == flags
 
 
-class Log:
-    """Of a curve that a run has logged: the values, their mean, the largest, the last."""
-
-    def __init__(self, logged):
-        self.logged = logged
-
-    def values(self, curve):
-        return [value for _, value in curves.points(self.logged, curve)]
-
-    def mean(self, curve):
-        return sum(self.values(curve)) / len(self.values(curve))
-
-    def top(self, curve):
-        return max(self.values(curve))
-
-    def last(self, curve):
-        return self.values(curve)[-1]
-
-
 SMALL = "--steps 12 --prompts-per-step 16 --eval-problems 16 --warmup-steps 3"
 MORE = dict.fromkeys(["cut_off", "cold", "alike", "stale"], "--steps 6")  # enough to show them
 MORE |= dict.fromkeys(["kl_sign", "healthy_held"], "--learning-rate 2e-3")  # or it needs luck
+# Of the values of a run with the fault, and of one without it.
 SIGNS = {
-    "rate_high": lambda faulty, well: faulty.last("kl") > 5 * well.last("kl"),
-    "rate_low": lambda faulty, well: faulty.mean("approx_kl") < 0.05 * well.mean("approx_kl"),
+    "rate_high": lambda faulty, well: faulty("kl")[-1] > 5 * well("kl")[-1],
+    "rate_low": lambda faulty, well: mean(faulty("approx_kl")) < 0.05 * mean(well("approx_kl")),
     "cut_off": lambda faulty, well: (
-        faulty.mean("clipped_ratio") > 0.4 > 10 * well.mean("clipped_ratio")
+        mean(faulty("clipped_ratio")) > 0.4 > 10 * mean(well("clipped_ratio"))
     ),
-    "cold": lambda faulty, well: (
-        faulty.mean("entropy") < well.mean("entropy") / 2
-    ),  # the page says so
+    "cold": lambda faulty, well: mean(faulty("entropy")) < mean(well("entropy")) / 2,
     "form": lambda faulty, well: (
-        faulty.last("reward") > 1 and faulty.last("right") < well.last("right") / 2
+        faulty("reward")[-1] > 1 and faulty("right")[-1] < well("right")[-1] / 2
     ),
-    "alike": lambda faulty, well: faulty.mean("zero_std") == 1 and not faulty.values("grad_norm"),
+    "alike": lambda faulty, well: mean(faulty("zero_std")) == 1 and not faulty("grad_norm"),
     "stale": lambda faulty, well: (
-        faulty.last("difference/mean") > 1e4 * well.top("difference/mean")
+        faulty("difference/mean")[-1] > 1e4 * max(well("difference/mean"))
     ),
-    "kl_sign": lambda faulty, well: faulty.top("kl") > 20 * well.top("kl"),
+    "kl_sign": lambda faulty, well: max(faulty("kl")) > 20 * max(well("kl")),
 }
 
 
 @functools.cache
 def short_run(name, seed):
-    return Log(curves.run(ALL[name], seed + SEED_SHIFT, f"{SMALL} {MORE.get(name, '')}"))
+    """A function from a curve's name to its values."""
+    logged = curves.run(ALL[name], seed + SEED_SHIFT, f"{SMALL} {MORE.get(name, '')}")
+    return lambda curve: [value for _, value in curves.points(logged, curve)]
 
 
 @pytest.mark.slow

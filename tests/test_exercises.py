@@ -128,12 +128,3 @@ def test_the_log_is_that_of_the_newest_run_which_has_one(tmp_path, monkeypatch, 
     exercise.show_log()
     title, _, reward = capsys.readouterr().out.splitlines()
     assert title == "trained" and reward.split() == ["reward", "0.25", "0.5", "0.75", "0.75"]
-
-
-ASCII = ["tests/learn/exercise.py --cause 9", "tests/learn/rollout_page.py --help", "ppo.py --help"]
-
-
-@pytest.mark.parametrize("command", ASCII)
-def test_tools_print_where_stdout_is_ascii(command):
-    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    assert "?" in launch(*command.split(), environment=environment).stdout

@@ -1,7 +1,6 @@
 """The experiments' statistics, rules and designs; what they measure; and their page."""
 
 import importlib
-import random
 import re
 from itertools import product
 from types import SimpleNamespace
@@ -37,13 +36,6 @@ def test_p_value_is_that_of_all_signs(pairs):
     assert stats.p_value(pairs) == stats.p_value(-pairs) == pytest.approx(as_far.mean())
 
 
-def test_p_value_of_many_pairs_is_that_of_a_coin():
-    """P(14 or more heads of 20) = 0.0577, as for tails; 40 pairs of one sign are two of 2^40."""
-    heads = np.array([1.0] * 14 + [-1.0] * 6)
-    assert stats.p_value(heads) == pytest.approx(2 * 60_460 / 2**20)
-    assert stats.p_value(np.linspace(1, 2, 40)) == pytest.approx(2 * 2**-40)
-
-
 SPREAD = np.tile([-1.0, 1.0], 8)  # 16 pairs
 
 
@@ -62,10 +54,8 @@ def test_interval_is_student_s():
         (-4 + SPREAD, OPPOSITE, OF_INTEREST),
         (SPREAD / 2, NOT_SEEN, TOO_SMALL),
         (0.5 + SPREAD / 4, CLAIMED, TOO_SMALL),
-        (-0.5 + SPREAD / 4, OPPOSITE, TOO_SMALL),
         (3 + 8 * SPREAD, NOT_SEEN, OPEN),
         (2.1 + SPREAD, CLAIMED, OPEN),
-        (1.9 + SPREAD, CLAIMED, OPEN),
         (-1.9 + SPREAD, OPPOSITE, OPEN),
         (4 + SPREAD[:8], NOT_SEEN, OPEN),  # eight pairs are too few for the line
     ],
@@ -77,21 +67,11 @@ def test_the_words_follow_the_rules(pairs, sign, size):
     assert (p_sign < lab.LINE, p_size < lab.LINE) == (sign != NOT_SEEN, size != OPEN)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_contrast_has_sixteen_pairs(name):
-    """With fewer, hardly any sign could be certain."""
-    experiment = EXPERIMENTS[name]
-    for contrast in experiment.contrasts:
-        columns = {arm[1]: 0.0 for arm in contrast[1:3] if arm}
-        runs = [{"settings": job, "result": columns} for job in experiment.jobs]
-        assert len(lab.differences(runs, contrast)) >= 16, contrast.name
-
-
 # ---------------------------------------------------------------------------------------- The page
 def test_the_page_has_a_row_and_a_section_for_each_experiment():
     assert sorted(SECTIONS) == NAMES
     rows = [line for line in HEAD.splitlines() if re.search(r"\]\(#\w+\) \|", line)]
-    assert sorted(rows) == sorted(each.row() for each in EXPERIMENTS.values())
+    assert sorted(rows) == sorted(experiment.row() for experiment in EXPERIMENTS.values())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -116,53 +96,40 @@ def test_the_square_of_a_mean_is_unbiased():
 
 
 def test_plus_signs_are_those_of_samples(monkeypatch):
-    """A model that seldom begins with +, and then says + with the probability p, says on average
-    1 / (1 − p) of them once it has begun with one."""
+    """A model that seldom begins with +, and then says + with the probability 3/4, says on average
+    1 / (1 − 3/4) of them once it has begun with one."""
     grpo = script("grpo_llm")
     model, tokenizer = grpo.load_policy(grpo.Args(), torch.device("cpu"))
-    plus = tokenizer.convert_tokens_to_ids("+")
-    p = 0.75
 
     def token_logprobs(model, batch, temperature):
-        assert (batch["completion_ids"] == plus).all() and temperature == 1
-        probabilities = torch.full(batch["mask"].shape, p)
-        probabilities[:, 0] = 0.1
-        return probabilities.log()
+        assert {*batch["completion_ids"].flatten().tolist()} == {tokenizer.vocab["+"]}
+        return torch.tensor([0.1] + [0.75] * 59).log().expand_as(batch["mask"])
 
     monkeypatch.setattr(grpo, "token_logprobs", token_logprobs)
     mean = length.plus_signs(model, tokenizer, [("1+2=", "3"), ("4+5+6=", "15")])
-    assert mean == pytest.approx(1 / (1 - p), rel=1e-4)
+    assert mean == pytest.approx(4, rel=1e-4)
 
 
 def test_the_corridor_pays_for_the_right_door_alone():
     """Right door 1, wrong door 0, except for the noise; later actions change nothing."""
-    env, dice = gae_lambda.Corridor(), random.Random(0)
+    env = gae_lambda.Corridor()
     env.noise = 0.0
-    for seed in range(20):
+    for seed, right in product(range(4), (0, 1)):
         obs, _ = env.reset(seed=seed)
-        cue, right = int(obs[22]), bool(dice.getrandbits(1))
-        total, end, action = 0.0, False, cue if right else 1 - cue
-        while not end:
-            obs, reward, end, _, _ = env.step(action)
-            assert obs[23:].tolist() == [not right, right]
-            total, action = total + reward, dice.randrange(2)
-        assert total == right
+        cue = int(obs[22])
+        steps = [env.step(cue if right else 1 - cue), *[env.step(time % 2) for time in range(19)]]
+        assert all(obs[23:].tolist() == [1 - right, right] for obs, *_ in steps)
+        assert [reward for _, reward, *_ in steps] == [0] * 19 + [right]
+        assert [end for _, _, end, *_ in steps] == [False] * 19 + [True]
 
 
 def test_a_learning_curve_has_the_mean_return_of_each_part():
     """The mean return of the episodes that ended in each of its parts; where none ended, the part
     before counts. A rollout belongs to the part in which its last step lies."""
-    ended = [[], [4.0, 6.0], [], [10.0]] * 10
-
-    def rollouts(envs, agent, args):
-        for returns in ended:
-            yield {"mask": torch.ones(args.total_timesteps // 40).bool()}, returns
-
-    def main(args):
-        for _ in stub.rollouts(None, None, args):
-            pass
-
+    returns = [[], [4.0, 6.0], [], [10.0]] * 10  # of the episodes that ended in each rollout
+    rollouts = [{"mask": torch.ones(10).bool()}] * 40
     args = script("actor_critic").Args
-    stub = SimpleNamespace(Args=args, rollouts=rollouts, update=None, main=main)
+    stub = SimpleNamespace(Args=args, rollouts=lambda *_: zip(rollouts, returns, strict=True))
+    stub.update, stub.main = None, lambda args: list(stub.rollouts(None, None, args))
     run = classic_parts.train(stub, total_timesteps=400)
     assert run.curve[:6] == [0.0, 0.0, 5.0, 5.0, 10.0, 10.0]

@@ -2,10 +2,10 @@
 repository, on the completions below), or that its definition gives. And variants.py, which applies
 them, refuses what it must."""
 
+import contextlib
 import copy
 import functools
 import itertools
-import math
 import re
 import shutil
 from pathlib import Path
@@ -20,8 +20,6 @@ from conftest import batch_of, calls_of, equal, random_model, refused, script, w
 from oracles import check_logprobs, row_by_row, single_rows
 from test_llm_architectures import toy_decoder
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 ROOT = variants.ROOT
 PROMPTS, LENGTHS = [[3, 4], [5, 6, 7, 8], [9]], [8, 2, 5, 1, 3, 8, 8, 4, 1, 6, 7, 2]
@@ -40,14 +38,15 @@ def variant(*names):
 
 # Four completions, a row each: log π_old, and the differences of log π_θ, log π_s and log π_ref.
 COUNTS = [3, 2, 3, 1]
-ADVANTAGES = torch.tensor([1.5, 0.5, -1.0, -2.0])
-OLD = torch.tensor([[-0.7, -1.2, -2.3], [-0.4, -1.6, 0], [-0.9, -0.3, -1.8], [-1.5, 0, 0]])
-LOG_R = torch.tensor([[0.3, -0.3, 0.05], [0.1, 0.5, 0], [-0.3, 0.2, 1.3], [1.2, 0, 0]])
-LOG_W = torch.tensor([[0.5, -0.8, 0], [0.8, 0.2, 0], [-0.4, 0.1, -1.0], [1.8, 0, 0]])
-D = torch.tensor([[0.4, -0.5, 0.1], [0, 0.6, 0], [-0.2, 0.3, -0.7], [0.25, 0, 0]])
-# The credit of each token as slime's apply_opd_kl_to_advantages gives it to OLD, with OLD + LOG_R +
-# D as the teacher's.
-TEACHER_A = torch.tensor([[0.7, -0.8, 0.15], [0.1, 1.1, 0], [-0.5, 0.5, 0.6], [1.45, 0, 0]])
+ADVANTAGES = torch.tensor([1.5, 0.5, -1.0, -2.0]).double()
+OLD, LOG_R, LOG_W, D = torch.tensor(
+    [
+        [[-0.7, -1.2, -2.3], [-0.4, -1.6, 0], [-0.9, -0.3, -1.8], [-1.5, 0, 0]],
+        [[0.3, -0.3, 0.05], [0.1, 0.5, 0], [-0.3, 0.2, 1.3], [1.2, 0, 0]],
+        [[0.5, -0.8, 0], [0.8, 0.2, 0], [-0.4, 0.1, -1.0], [1.8, 0, 0]],
+        [[0.4, -0.5, 0.1], [0, 0.6, 0], [-0.2, 0.3, -0.7], [0.25, 0, 0]],
+    ]
+).double()
 
 # Each source and its flags. TRL is 1.16.0 and its GRPOTrainer, verl 1dda039 and its
 # core_algos, prime-rl 559b447, OpenRLHF 3c3be62.
@@ -76,26 +75,17 @@ opd         0.944901 -0.592655 0.157691 0.110517 1.813593 -0.370409 0.610701 2.2
 """
 
 
-class Table(torch.nn.Module):
-    """A policy of which only the log π of the completions above is known."""
-
-    device = torch.device("cpu")
-
-    def __init__(self):
-        super().__init__()
-        self.logprobs = torch.nn.Parameter((OLD + LOG_R).double())
-
-
 @pytest.mark.parametrize("row", SLOPES.strip().splitlines())
 def test_a_token_is_pushed_as_in_the_source(row, monkeypatch):
     name, *expected = row.split()
-    module, model = variant(name), Table()
+    module, model = variant(name), torch.nn.Module()
+    model.device, model.logprobs = OLD.device, torch.nn.Parameter(OLD + LOG_R)
     args = module.Args(micro_batch_size=3, max_grad_norm=1e9, **SOURCES[name])
     mask = (torch.arange(3) < torch.tensor(COUNTS)[:, None]).double()
-    batch = {"mask": mask, "row": torch.arange(4), "old_logprobs": OLD.double()}
-    batch["sampled_logprobs"] = (OLD - LOG_W).double()
-    batch["ref_logprobs"] = (OLD + LOG_R + D).double()
-    batch["advantages"] = (TEACHER_A if name == "opd" else ADVANTAGES).double()
+    batch = {"mask": mask, "row": torch.arange(4), "old_logprobs": OLD}
+    batch |= {"sampled_logprobs": OLD - LOG_W, "ref_logprobs": OLD + LOG_R + D}
+    # slime's apply_opd_kl_to_advantages gives each token this credit, with the teacher as π_ref
+    batch["advantages"] = LOG_R + D if name == "opd" else ADVANTAGES
     monkeypatch.setattr(module, "token_logprobs", lambda m, part, _: m.logprobs[part["row"]])
     module.train_minibatch(model, torch.optim.SGD(model.parameters(), lr=0.0), batch, args)
     shares = 1 / (4 * mask.sum(1, keepdim=True))
@@ -119,13 +109,7 @@ CREDIT = [
     ("pass_at_k", {"pass_k": 3}, [[1] + [0] * 7], [[1] * 8], [1.290992] + [-0.184427] * 7),
     ("pass_at_k", {}, [[1] * 5 + [0] * 3], [[1] * 8], [0.0] * 8),
     # Its definition: a draw's reward is its best one, and not 1 for any above 0
-    (
-        "pass_at_k",
-        {"pass_k": 2},
-        [[0.2, 1, 0, 0.5]],
-        [[1] * 4],
-        [-0.42164, 0.94868, -0.42164, -0.10541],
-    ),
+    ("pass_at_k", {"pass_k": 2}, [[0, 1, 0, 0.5]], [[1] * 4], [-0.44709, 0.89419, -0.44709, 0]),
 ]
 
 
@@ -161,28 +145,10 @@ def test_credit_is_that_of_the_source(name, flags, rewards, lengths, expected, m
     torch.testing.assert_close(batch["advantages"], expected, rtol=1e-3, atol=1e-5)
 
 
-def mean_of_gradient(module, args, p, size):
-    """Of 1/G Σ_i A_i d log π(o_i) / dp over all groups of completions that are right with p."""
-    total = 0.0
-    for right in itertools.product([0.0, 1.0], repeat=size):
-        chance = math.prod(p if r else 1 - p for r in right)
-        advantages = module.compute_advantages(torch.tensor([right]).double(), args)[0]
-        slopes = torch.tensor([1 / p if r else -1 / (1 - p) for r in right]).double()
-        total += chance * (advantages * slopes).mean().item()
-    return total
-
-
-@pytest.mark.parametrize("p,size", [(0.1, 4), (0.8, 6)])
-def test_the_mean_gradient_is_that_of_the_page(p, size):
-    """MaxRL climbs the first G − 1 terms of log p, and pass@k, without the std, pass@k."""
-    module, terms = variant("maxrl"), sum((1 - p) ** n for n in range(size - 1))
-    mean = mean_of_gradient(module, module.Args(), p, size)
-    assert mean == pytest.approx(terms, rel=1e-3)
-    module, k = variant("pass_at_k"), 3
-    args, gradient = module.Args(pass_k=k, scale_rewards=False), k * (1 - p) ** (k - 1)
-    assert mean_of_gradient(module, args, p, size) == pytest.approx((1 / k - 1 / size) * gradient)
-    everything = module.Args(pass_k=size)
-    line = refused(module.compute_advantages, torch.rand(1, size), everything)
+def test_pass_at_k_refuses_draws_of_the_whole_group():
+    """They would all be the same, and nothing would be learned."""
+    module = variant("pass_at_k")
+    line = refused(module.compute_advantages, torch.rand(1, 4), module.Args(pass_k=4))
     assert line.startswith("--pass-k must")
 
 
@@ -283,23 +249,20 @@ def test_stale_rollouts_are_drawn_by_the_model_of_two_steps_ago(short_run, monke
     assert len(rollouts) == 5
 
 
-def test_bf16_rounds_the_loss_s_passes_alone():
-    """But not their softmax, nor the sampler's passes or the weights."""
-    module, model = variant("bf16"), random_model("llama")
-    batch = batch_of(model, PROMPTS, LENGTHS)
-    logprobs = module.token_logprobs(model, batch, 0.7)
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    attention_mask = torch.cat([batch["prompt_mask"], batch["mask"].long()], 1)
-    with torch.autocast("cpu", torch.bfloat16):
-        logits = module.forward(model, ids, attention_mask)[:, -LENGTHS[0] - 1 : -1]
-    rounded = (logits.float() / 0.7).log_softmax(-1).gather(2, batch["completion_ids"][:, :, None])
-    torch.testing.assert_close(logprobs, rounded[:, :, 0] * batch["mask"])
-    assert (logprobs - batch["old_logprobs"]).abs().max() > 1e-4, "nothing was rounded"
-    samples = []
-    for sampler in (module, script("grpo_llm")):
-        torch.manual_seed(0)
-        samples.append(sampler.generate(model, PROMPTS, 4, 8, 1.0)["sampled_logprobs"])
-    assert torch.equal(*samples)
+def test_bf16_rounds_the_loss_s_passes_alone(monkeypatch):
+    """But not their softmax, nor the sampler's passes."""
+    module, model, rounded = variant("bf16"), random_model("llama"), []
+    forward = module.forward
+
+    def watched_forward(*inputs, **options):
+        rounded.append(torch.is_autocast_enabled("cpu"))
+        return forward(*inputs, **options)
+
+    monkeypatch.setattr(module, "forward", watched_forward)
+    logprobs = module.token_logprobs(model, batch_of(model, PROMPTS, LENGTHS), 0.7)
+    assert rounded == [True] and (logprobs != logprobs.bfloat16()).any()
+    module.generate(model, PROMPTS, 4, 8, 1.0)
+    assert not any(rounded[1:])
 
 
 def test_checkpointing_reads_each_layer_twice_and_changes_no_gradient(monkeypatch):
@@ -321,53 +284,22 @@ def test_checkpointing_reads_each_layer_twice_and_changes_no_gradient(monkeypatc
     assert module.generate(model, PROMPTS, 4, 8, 1.0)["mask"].sum() > 12
 
 
-class Recording(TorchDispatchMode):
-    """A CUDA graph on a CPU. It keeps the operations without the Python around them, and replays
-    them in the same memory. What it records has no effect before that."""
-
-    def __init__(self):
-        super().__init__()
-        self.operations, self.before = [], []
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        name = operation.overloadpacket.__name__
-        assert name not in ("_local_scalar_dense", "nonzero", "is_nonzero", "equal"), "Python reads"
-        for argument, value in zip(operation._schema.arguments, args, strict=False):
-            if argument.is_write:
-                self.before.append((value, value.clone()))
-        result = operation(*args, **(kwargs or {}))
-        self.operations.append((operation, args, kwargs or {}, result))
-        return result
-
-    def __exit__(self, *error):
-        super().__exit__(*error)
-        for tensor, values in reversed(self.before):
-            tensor.copy_(values)
-
-    def replay(self):
-        for operation, args, kwargs, result in self.operations:
-            again = tree_leaves(operation(*args, **kwargs))
-            for tensor, values in zip(tree_leaves(result), again, strict=True):
-                if tensor.data_ptr() != values.data_ptr():  # equal for views and changes in place
-                    tensor.copy_(values)
-
-
 LONG_PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [10, 11], [12], [3, 16, 5], [17, 2], [9, 8, 7, 20]]
 
 
-def record_on_cpu(module, monkeypatch):
-    """Let the block graph record, as on CUDA."""
-    recorded = module.recorded
-    monkeypatch.setattr(module, "recorded", lambda read, _: recorded(read, torch.device("cuda")))
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph: graph)
-    # In a recording transformers does not look into a mask, to see whether it can go without.
-    where = "transformers.utils.import_utils.is_cuda_stream_capturing"
-    monkeypatch.setattr(where, lambda: True)
+def test_graph_s_recording_is_computed_by_each_replay(monkeypatch):
+    """On a GPU a wrong replay is loud: log-probs are not those of the loss, and the run stops."""
+    recording, function = Mock(), Mock()
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: recording)
+    monkeypatch.setattr(torch.cuda, "graph", lambda _: contextlib.nullcontext())
+    replay = variant("graph").recorded(function, torch.device("cuda"))
+    for count in (1, 2):
+        assert replay() == function.return_value and recording.replay.call_count == count
+    function.assert_called_once()
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
-def test_graph_s_sampler_writes_the_same_text(kind, monkeypatch):
+def test_graph_s_sampler_writes_the_same_text(kind):
     """Where the draw is certain. Prompts are padded, and rows end at different times. At a higher
     temperature its log-probs are those of single rows without a cache."""
     module, model, generate = variant("graph"), toy_decoder(kind), script("grpo_llm").generate
@@ -381,7 +313,6 @@ def test_graph_s_sampler_writes_the_same_text(kind, monkeypatch):
     stops = max(itertools.combinations({*sum(rows, [])}, 2), key=lambda stops: len(lengths(stops)))
     model.generation_config.eos_token_id = list(stops)
     expected = generate(model, LONG_PROMPTS, 1, 12, 1e-4)
-    record_on_cpu(module, monkeypatch)
     batch = module.generate(model, LONG_PROMPTS, 1, 12, 1e-4)
     for name in ("completion_ids", "mask", "ended"):
         assert torch.equal(batch[name], expected[name]), name

@@ -1,7 +1,6 @@
 """What all experiments share: runs that are kept, tests on pairs of runs, a block on the page.
 
     python tests/experiments/psi.py            # makes the missing runs, the picture and the block
-    python tests/experiments/psi.py --again    # makes all runs anew
     python tests/experiments/psi.py --smoke    # one run of each kind at toy size; keeps nothing
 
 An experiment is a script with these parts: run(**settings) returns numbers and lists of numbers by
@@ -20,12 +19,10 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import tyro
 from pictures import label_lines
 from tqdm import tqdm
 
@@ -143,17 +140,15 @@ class Experiment:
         seconds = rounded(time.process_time() - start)
         return {"settings": settings, "seconds": seconds, "at": footer(), "result": result}
 
-    def measure(self, again, cores):
-        """Make the missing runs, and keep each as soon as it is there."""
-        runs = [] if again else self.runs()
+    def measure(self):
+        """Make the missing runs on two cores, and keep each as soon as it is there."""
+        runs = self.runs()
         done = [run["settings"] for run in runs]
         missing = [job for job in self.jobs if job not in done]
-        with multiprocessing.get_context("spawn").Pool(cores) as pool:
+        with multiprocessing.get_context("spawn").Pool(2) as pool:
             for run in tqdm(pool.imap_unordered(self.work, missing), self.name, len(missing)):
                 runs.append(run)
-                unfinished = self.kept.with_suffix(".tmp")
-                unfinished.write_text("[\n" + ",\n".join(map(json.dumps, runs)) + "\n]\n")
-                unfinished.rename(self.kept)
+                self.kept.write_text("[\n" + ",\n".join(map(json.dumps, runs)) + "\n]\n")
 
     def findings(self):
         """[(contrast, pairs, (word, p) of the sign, (word, p) of the size), …]"""
@@ -175,7 +170,7 @@ class Experiment:
         rows = []
         for contrast, pairs, (sign, p_sign), (size, p_size) in self.findings():
             numbers = (pairs.mean(), *interval(pairs), contrast.smallest)
-            average, low, high, smallest = (digits(each, contrast.factor) for each in numbers)
+            average, low, high, smallest = (digits(x, contrast.factor) for x in numbers)
             name = contrast.name.replace("|", "\\|")
             verdicts = with_p(sign, p_sign), with_p(size, p_size)
             rows.append([name, f"{average} [{low}, {high}]", smallest, len(pairs), *verdicts])
@@ -219,31 +214,28 @@ class Experiment:
         PAGE.write_text(re.sub(old_row, lambda _: self.row(), page, flags=re.M))
 
     def smoke(self):
-        """A run of each kind at toy size, in which contrasts and picture find their numbers.
-        Without matplotlib there is no picture; CI has it."""
+        """A run of each kind at toy size, in which contrasts and picture find their numbers."""
         first = min(job["seed"] for job in self.jobs)
         jobs = [job for job in self.jobs if job["seed"] == first]
         runs = [{"settings": job, "result": self.run(**job | self.small)} for job in jobs]
         print(self.name, *self.means(runs), sep="\n")
         for contrast in self.contrasts:
             assert len(differences(runs, contrast)), contrast.name
-        if find_spec("matplotlib"):
-            label_lines(self.draw(runs))
+        label_lines(self.draw(runs))
 
     def main(self):
-        def command(again: bool = False, smoke: bool = False, cores: int = 2):
-            os.environ["OMP_NUM_THREADS"] = "1"  # in the workers: one run on each core
-            if smoke:
-                self.smoke()
-            else:
-                self.measure(again, cores)
-                self.write()
-
-        tyro.cli(command)
+        os.environ["OMP_NUM_THREADS"] = "1"  # in the workers: one run on each core
+        if sys.argv[1:] == ["--smoke"]:
+            self.smoke()
+        else:
+            self.measure()
+            self.write()
 
 
 def rounded(value):
-    return [rounded(each) for each in value] if isinstance(value, list) else float(f"{value:.5g}")
+    return (
+        [rounded(number) for number in value] if isinstance(value, list) else float(f"{value:.5g}")
+    )
 
 
 def digits(number, factor=False):

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from types import SimpleNamespace
+from unittest.mock import Mock
 
-import torch
 import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -80,23 +79,18 @@ def module_with(change):
 def watch_right(script, pay):
     """Functions for a language-model script that log one curve more, "right": the share of right
     completions by the script's own verifier, whatever `pay` pays for."""
-    right, own_rollout, own_log = [], script.rollout, script.log
+    right, write = [], script.log
 
-    def rollout(model, tokenizer, problems, num_samples, *rest):
-        batch, completions, rewards = own_rollout(model, tokenizer, problems, num_samples, *rest)
-        answers = [answer for _, answer in problems for _ in range(num_samples)]
-        pairs = list(zip(completions, answers, strict=True))
-        right.extend(script.verify(*pair) for pair in pairs)
-        if pay:
-            rewards = torch.tensor([pay(*pair) for pair in pairs]).view_as(rewards)
-        return batch, completions, rewards
+    def verify(completion, answer):
+        right.append(script.verify(completion, answer))
+        return pay(completion, answer) if pay else right[-1]
 
     def log(writer, metrics, step, *rest):
         name = "eval/right" if "eval/pass@1" in metrics else "right"
-        own_log(writer, metrics | {name: sum(right) / len(right)}, step, *rest)
+        write(writer, metrics | {name: mean(right)}, step, *rest)
         right.clear()
 
-    return {"rollout": rollout, "log": log}
+    return {"load_task": lambda path: (script.load_problems, verify), "log": log}
 
 
 def parsed(change, seed, more=""):
@@ -109,18 +103,17 @@ def run(change, seed, more=""):
     """A run with this change, and with more flags: {name: [a value for each step, or None where a
     step has not logged it]}, the steps as "step", and of eval/… each value."""
     script, args, logged = module_with(change), parsed(change, seed, more), defaultdict(dict)
-    writer = SimpleNamespace(add_text=print, flush=print, close=print)
-    writer.add_scalar = lambda name, value, step: logged[name].update({step: float(value)})
+    writer = Mock(add_scalar=lambda name, value, step: logged[name].update({step: float(value)}))
 
     def make_writer(folder):
         Path(folder).mkdir(parents=True)
         writer.log_dir = folder
         return writer
 
-    own = {"evaluate": lambda *inputs, **options: 0.0}  # the classic scripts' takes seconds
+    functions = {"evaluate": lambda *inputs, **options: 0.0}  # the classic scripts' takes seconds
     if change.script in LLM_SCRIPTS:
-        own = watch_right(script, change.pay)
-    bench.run_main(script, args, SummaryWriter=make_writer, **own)
+        functions = watch_right(script, change.pay)
+    bench.run_main(script, args, SummaryWriter=make_writer, **functions)
     scores = {name: list(logged.pop(name).values()) for name in [*logged] if name[:5] == "eval/"}
     steps = sorted(set().union(*logged.values()))
     columns = {name: [values.get(step) for step in steps] for name, values in logged.items()}
@@ -147,13 +140,13 @@ def make_runs(names):
             print(name, seed, flush=True)
 
 
-def points(logged, curve, last=math.inf):
-    """Steps and values of the curve whose name ends so, up to this step."""
+def points(logged, curve):
+    """Steps and values of the curve whose name ends so."""
     if curve in logged and curve.startswith("eval/"):
         return list(enumerate(logged[curve]))
     names = [name for name in logged if name.endswith(curve) and not name.startswith("eval/")]
     pairs = zip(logged["step"], logged[min(names, key=len)] if names else [], strict=False)
-    return [(step, value) for step, value in pairs if value is not None and step <= last]
+    return [(step, value) for step, value in pairs if value is not None]
 
 
 def number(logged, curve):
@@ -188,11 +181,11 @@ def healthy_rows(runs):
     for name in LONG:
         logged = [runs[name, seed] for seed in SEEDS]
         for curve in sorted(logged[0].keys() - others):
-            values = [[v for v in run[curve] if v is not None] for run in logged]
-            tenth = max(1, len(values[0]) // 10)
-            first = mean(sum((each[:tenth] for each in values), []))
-            last = mean(sum((each[-tenth:] for each in values), []))
-            yield f"`{curve}`", short(first), short(last), short(max(map(max, values)))
+            columns = [[v for v in run[curve] if v is not None] for run in logged]
+            tenth = max(1, len(columns[0]) // 10)
+            first = mean(sum((column[:tenth] for column in columns), []))
+            last = mean(sum((column[-tenth:] for column in columns), []))
+            yield f"`{curve}`", short(first), short(last), short(max(map(max, columns)))
 
 
 def write_tables(page, runs):
@@ -230,9 +223,7 @@ def draw(runs, name):
 def main(words):
     import matplotlib  # noqa: F401 (better missing now than after ten minutes of runs)
 
-    if unknown := set(words) - ALL.keys() - {"--pictures"}:
-        sys.exit(f"{__doc__}\nunknown: {' '.join(unknown)}; the runs: {' '.join(ALL)}")
-    make_runs([name for name in words if name in ALL] if words else ALL)
+    make_runs([] if words == ["--pictures"] else words or ALL)
     runs = load_runs()
     for name in FAULTS:
         draw(runs, name)

@@ -43,13 +43,13 @@ class Args(grpo_llm.Args):
     picture: str = ""  # FILE.png: also draw the page after the first epoch, by headless Chromium
 
 
-def own_args(script, words, args):
+def args_of(script, words, page_args):
     """The flags that were typed, and this algorithm's own defaults for the others. A flag that only
     other algorithms have is left out."""
-    own, _ = tyro.cli(script.Args, args=words, return_unknown_args=True)
-    own.beta, own.update_epochs = 0.0, args.update_epochs
-    own.num_minibatches = args.num_minibatches
-    return own
+    args, _ = tyro.cli(script.Args, args=words, return_unknown_args=True)
+    args.beta, args.update_epochs = 0.0, page_args.update_epochs
+    args.num_minibatches = page_args.num_minibatches
+    return args
 
 
 def explain(script, args):
@@ -133,35 +133,35 @@ def look(script, policy, batch, args):
     return {name: digits(tensor, lengths) for name, tensor in tensors.items()}
 
 
-def train(script, model, batch, rewards, shown, own):
+def train(script, model, batch, rewards, shown, args):
     """Let a copy of the model take this algorithm's steps; returns what the page shows of it."""
     policy = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(
-        policy.parameters(), lr=own.learning_rate, weight_decay=0.0, fused=True
+        policy.parameters(), lr=args.learning_rate, weight_decay=0.0, fused=True
     )
     if script is dapo_llm:
-        penalty = script.overlong_penalty(batch["mask"].sum(1), batch["ended"], own)
+        penalty = script.overlong_penalty(batch["mask"].sum(1), batch["ended"], args)
         rewards = rewards + penalty.view_as(rewards)
-    advantages = script.compute_advantages(rewards, own)
+    advantages = script.compute_advantages(rewards, args)
     advantages[script.are_equal(rewards)] = 0
     batch = batch | {"advantages": advantages.flatten()}
     # times the number of tokens, so that their mean is 1
-    weights = script.token_weights(batch["mask"], own) * batch["mask"].sum()
+    weights = script.token_weights(batch["mask"], args) * batch["mask"].sum()
     part = script.take_rows(batch | {"weights": weights}, shown)
-    frames, steps, taken = [look(script, policy, part, own)], shown_steps(own), 0
+    frames, steps, taken = [look(script, policy, part, args)], shown_steps(args), 0
     rows = torch.arange(rewards.numel(), device=rewards.device).view_as(rewards)
-    torch.manual_seed(own.seed)  # so that all algorithms get the same minibatches
-    for _ in range(own.update_epochs):
-        for groups in torch.randperm(len(rewards)).tensor_split(own.num_minibatches):
+    torch.manual_seed(args.seed)  # so that all algorithms get the same minibatches
+    for _ in range(args.update_epochs):
+        for groups in torch.randperm(len(rewards)).tensor_split(args.num_minibatches):
             minibatch = script.take_rows(batch, rows[groups].flatten())
-            script.train_minibatch(policy, optimizer, minibatch, own)
+            script.train_minibatch(policy, optimizer, minibatch, args)
             taken += 1
             if taken in steps:
-                frames.append(look(script, policy, part, own))
-    page = {"name": script.__name__.removesuffix("_llm").upper()} | explain(script, own)
-    each = {"A": part["advantages"][:, None], "weight": part["weights"]}
-    each = {name: digits(tensor, [1] * len(shown)) for name, tensor in each.items()}
-    return page | each | {"frames": frames}
+                frames.append(look(script, policy, part, args))
+    page = {"name": script.__name__.removesuffix("_llm").upper()} | explain(script, args)
+    for name, tensor in (("A", part["advantages"][:, None]), ("weight", part["weights"])):
+        page[name] = digits(tensor, [1] * len(shown))
+    return page | {"frames": frames}
 
 
 def telling_token(algorithms, rows, epoch):
@@ -172,7 +172,7 @@ def telling_token(algorithms, rows, epoch):
     for i, row in enumerate(rows):
         clipped = algorithms[1]["frames"][epoch]["clipped"][row]
         for t in range(max(1, len(clipped) - 1)):
-            ps = [[each["frames"][k]["p"][row][t] for each in algorithms] for k in (epoch, -1)]
+            ps = [[a["frames"][k]["p"][row][t] for a in algorithms] for k in (epoch, -1)]
             tokens.append((clipped[t] + max(max(values) - min(values) for values in ps), i, t))
     return max(tokens)
 
@@ -209,10 +209,10 @@ def make_page(words):
     page["groups"] = [describe(g, problems, batch, rewards, tokenizer, stops, args) for g in groups]
     page["algorithms"] = []
     for script in SCRIPTS:
-        own = own_args(script, words, args)
-        page["algorithms"].append(train(script, model, batch, rewards, shown, own))
+        its_args = args_of(script, words, args)
+        page["algorithms"].append(train(script, model, batch, rewards, shown, its_args))
     rows = torch.arange(len(shown)).view(len(groups), size).tolist()
-    picks = [telling_token(page["algorithms"], each, page["epoch"]) for each in rows]
+    picks = [telling_token(page["algorithms"], group, page["epoch"]) for group in rows]
     return page | {"picks": [pick[1:] for pick in picks], "first": picks.index(max(picks))}
 
 
