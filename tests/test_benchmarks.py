@@ -11,6 +11,7 @@ import methods
 import parity
 import pytest
 import real_model
+import torch
 from conftest import ROOT
 from launch import Launched
 from test_experiments import NAMES
@@ -20,7 +21,7 @@ PAGE = (TESTS / "benchmarks/RESULTS.md").read_text()
 
 # Name, command after `python tests/`, and parts that the output must hold, with … between them.
 SMOKE = [
-    ("classic", "--smoke", "| reinforce | 0/1 | … | CartPole-v1 | "),
+    ("classic", "--smoke", "| environment | reinforce | … | CartPole-v1 | … , 1: 0 at inf | "),
     ("methods", "--smoke", "| GRPO | 0.0003 | … | the initial model, drawn again | 1 |"),
     ("parity", "--smoke", "| rloo_llm --beta 0.1 --num-minibatches 1 … | cispo_llm |"),
     ("beside_trl", "--smoke", "| grpo_llm.py | … | rloo_llm.py |"),
@@ -109,14 +110,12 @@ def test_pass_at_k_is_that_of_all_draws():
     assert methods.pass_at(2, {"flags": {"draws": 4}, "right": [1, 4, 0]}) == (0.5 + 1 + 0) / 3
 
 
-def test_watch_counts_both_sides_alike():
-    """Solved is a mean of 475 over the last 100 episodes; what comes later changes nothing."""
-    watch = classic.Watch()
-    watch.start()
-    assert not watch.note(100, [500.0] * 99)
-    assert watch.note(10, [500.0]) and watch.solved["solved_steps"] == 110
-    assert not watch.note(10, [0.0] * 6) and watch.solved["solved_steps"] == 110
-    assert watch.note(10, [500.0] * 95) and watch.solved["solved_steps"] == 110
+def test_a_run_ends_once_its_last_100_episodes_reach_475():
+    """With rewards times two. Fewer episodes do not count, nor do any before the last 100."""
+    rollout, solved = {"mask": torch.ones(5, 2)}, []
+    returns = [[1000.0] * 99, [0.0] * 10, [1000.0] * 94, [1000.0], [1000.0]]
+    rollouts = classic.until_solved(lambda: ((rollout, part) for part in returns), 2, solved)
+    assert [part for _, part in rollouts()] == returns[:3] and solved == [40]
 
 
 def problems_of(path):
