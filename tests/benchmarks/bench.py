@@ -22,13 +22,12 @@ from statistics import fmean
 from unittest.mock import patch
 
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 ROOT = Path(__file__).parents[2]
 RESULTS, PAGE = Path(__file__).with_name("results"), Path(__file__).with_name("RESULTS.md")
 CPU = torch.device("cpu")
-for room in ("tests/experiments", "tests/examples", "tests/learn", "tests", "."):
-    sys.path.insert(0, str(ROOT / room))
+for folder in ("tests/experiments", "tests/examples", "tests/learn", "tests", "."):
+    sys.path.insert(0, str(ROOT / folder))
 
 import variants  # noqa: E402
 from blocks import write_block  # noqa: E402
@@ -54,8 +53,8 @@ def revision():
     """The commit of this checkout, followed by + if a file that git tracks has changed since. The
     variable REVISION says it for a copy on another machine."""
     command = ["git", "describe", "--always", "--dirty=+"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    return os.environ.get("REVISION") or done.stdout.strip() or "unknown"
+    git = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return os.environ.get("REVISION") or git.stdout.strip() or "unknown"
 
 
 def footer(*packages):
@@ -125,8 +124,8 @@ class Kept:
 
     def add(self, row, flags, values):
         """Keep a run that has just ended, at once."""
-        made = dict(zip(MADE_BY, (machine(*self.packages), revision()), strict=True))
-        self.runs.append({"row": row, "flags": flags} | made | values)
+        origin = dict(zip(MADE_BY, (machine(*self.packages), revision()), strict=True))
+        self.runs.append({"row": row, "flags": flags} | origin | values)
         print(row, json.dumps(values)[:160], flush=True)
         if self.path:
             self.path.write_text("".join(json.dumps(run) + "\n" for run in self.runs))
@@ -184,27 +183,6 @@ def load(name):
     if name in SCRIPTS:  # ppo is also a block
         return importlib.import_module(name)
     return module_of(f"variant_{name}", variants.applied(name))
-
-
-def run_script(script, *flags):
-    """Run a script in a process of its own. Returns its log, {name: values}, what it printed, and
-    its seconds."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, f"{script}.py", *map(str, flags), "--output-dir", folder]
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        start = time.perf_counter()
-        done = subprocess.run(command, cwd=ROOT, **streams)
-        if done.returncode != 0:
-            raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-2000:]}")
-        seconds = time.perf_counter() - start
-        return {"log": log_of(folder), "printed": done.stdout, "seconds": seconds}
-
-
-def log_of(folder):
-    """{name: values} of the one run in this folder."""
-    (run,) = Path(folder).iterdir()
-    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
-    return {name: [e.value for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
 class Enough(Exception):

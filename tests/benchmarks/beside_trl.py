@@ -1,20 +1,14 @@
 """How fast are grpo_llm.py and rloo_llm.py beside TRL's trainers, on a CPU?
 
-    OMP_NUM_THREADS=1 python tests/benchmarks/beside_trl.py tiny     # 4 minutes
-    python tests/benchmarks/beside_trl.py real --model FOLDER        # some minutes
-    python tests/benchmarks/beside_trl.py --only-tables              # no run: the tables once more
+    OMP_NUM_THREADS=1 python tests/benchmarks/beside_trl.py    # 4 minutes
+    python tests/benchmarks/beside_trl.py --only-tables        # no run: the table once more
 
-`tiny` asks the tiny model the default sums, in twelve rollouts and with three seeds. `real` asks
-SmolLM2-135M-Instruct, from a folder in Hugging Face's format, the products of tests/examples, in
-two rollouts and with one seed. (The kept run asked it one-digit sums.) Both sides have the same
-weights, prompts (token by token), batch, optimizer steps, KL weight and learning rate. They take
-turns, and each run is a process of its own. The first rollout is not counted. The share trained on
-is that of the completions which go through the forward and backward pass: without a KL term our
-scripts leave out those whose advantage is 0. On a CPU, TRL 1.16 computes the last layer at every
-position, those of the prompt included.
+The tiny model learns the default sums, in twelve rollouts and with three seeds. Both sides have the
+same weights, prompts (token by token), batch, optimizer steps, KL weight and learning rate. They
+take turns, and each run is a process of its own. The first rollout is not counted. On a CPU, TRL
+1.16 computes the last layer at every position, those of the prompt included.
 """
 
-import importlib
 import random
 import tempfile
 import time
@@ -22,48 +16,24 @@ from collections import defaultdict
 from importlib.util import find_spec
 from itertools import product
 from statistics import median
-from typing import Literal
 
 import torch
 import tyro
-from bench import (
-    ROOT,
-    Enough,
-    Kept,
-    in_processes,
-    run_main,
-    show,
-    table,
-    watched,
-    with_footer,
-)
-from tyro.conf import Positional
+from bench import Enough, Kept, in_processes, load, run_main, show, table, watched, with_footer
 
 WITH_TRL = find_spec("trl") is not None
-TRL = {  # the trainer, and settings where TRL's defaults differ from the published algorithm
-    "grpo_llm": ("GRPO", {"loss_type": "grpo", "use_bias_correction_kl": False}),
-    "rloo_llm": ("RLOO", {}),
-}
-# Our flags for `real`.
-REAL = {"task": str(ROOT / "tests/examples/products.py"), "beta": 0.0}
-REAL |= {"warmup_steps": 3, "steps": 40, "prompts_per_step": 8, "num_minibatches": 2}
-REAL |= {"max_new_tokens": 16, "learning_rate": 1e-5}
-TOY = {"model": "tiny", "task": "sums", "max_new_tokens": 4, "prompts_per_step": 4, "group_size": 4}
-# Scripts, seeds, rollouts, and micro-batches of our scripts and of TRL.
-PLANS = {
-    "tiny": (list(TRL), [11, 12, 13], 12, (256, 256)),
-    "real": (["grpo_llm"], [11], 2, (32, 16)),
-}
+# Where TRL's defaults differ from GRPO's paper.
+PAPER = {"loss_type": "grpo", "use_bias_correction_kl": False}
+SCRIPTS, SEEDS, ROLLOUTS = ["grpo_llm", "rloo_llm"], [11, 12, 13], 12
+SMOKE = {"max_new_tokens": 4, "prompts_per_step": 4, "group_size": 4}
 RATE = "completions per second"
-COLUMNS = {RATE: ".1f", "share trained on": ".0%"}
 
 
 class Clock:
-    """Seconds of each rollout with its updates, and how many completions were trained on."""
+    """The seconds of each rollout with its updates."""
 
     def __init__(self):
-        self.laps, self.trained = [], 0
-        self.start = time.perf_counter()
+        self.laps, self.start = [], time.perf_counter()
 
     def lap(self):
         if torch.cuda.is_available():
@@ -74,25 +44,20 @@ class Clock:
 
 
 def ours(script, args, rollouts):
-    """So many rollouts by our script."""
+    """The seconds of so many rollouts by our script."""
     clock = Clock()
 
     def note_step(*_):
         if clock.lap() == rollouts:
             raise Enough
 
-    def note_pass(_, model, batch, *__):
-        if torch.is_grad_enabled():
-            clock.trained += len(batch["mask"])
-
     def evaluate(*_):
         clock.start = time.perf_counter()
         return {"eval/pass@1": 0.0}
 
-    notes = {"train_step": note_step, "token_logprobs": note_pass}
-    functions = {name: watched(getattr(script, name), note) for name, note in notes.items()}
-    run_main(script, args, evaluate=evaluate, **functions)
-    return clock
+    train_step = watched(script.train_step, note_step)
+    run_main(script, args, evaluate=evaluate, train_step=train_step)
+    return clock.laps
 
 
 def trl_rows(script, args, tokenizer, rollouts):
@@ -111,9 +76,13 @@ def trl_rows(script, args, tokenizer, rollouts):
     return [{"prompt": text, "answer": answer} for text, (_, answer) in pairs]
 
 
+def trainer_of(script):
+    """The name of TRL's trainer."""
+    return "RLOOTrainer" if script.__name__ == "rloo_llm" else "GRPOTrainer"
+
+
 def trl_settings(script, args):
     """Our settings under TRL's names. The rate falls to 0 over args.steps, as in our scripts."""
-    _, more = TRL[script.__name__]
     updates, drawn = args.num_minibatches, args.prompts_per_step * args.group_size
     micro = min(args.micro_batch_size, drawn // updates)
     sizes = {"per_device_train_batch_size": micro, "steps_per_generation": drawn // micro}
@@ -125,18 +94,36 @@ def trl_settings(script, args):
     machine = {"use_cpu": args.device == "cpu", "bf16": False, "gradient_checkpointing": False}
     quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True}
     quiet |= {"logging_steps": 10**6, "output_dir": tempfile.mkdtemp()}
-    return more | sizes | rate | sampling | machine | quiet | {"beta": args.beta}
+    paper = {} if trainer_of(script) == "RLOOTrainer" else PAPER
+    return paper | sizes | rate | sampling | machine | quiet | {"beta": args.beta}
 
 
-def theirs(script, args, rollouts, **options):
-    """So many rollouts by TRL, with these options besides trl_settings."""
+def make_trainer(script, args, model, tokenizer, rows, rewards, options, callbacks=None):
+    """TRL's trainer with our settings, except for these options."""
     import trl
     from datasets import Dataset
     from datasets.table import InMemoryTable
+
+    name = trainer_of(script)
+    config = getattr(trl, name.replace("Trainer", "Config"))
+    tokenizer.pad_token = tokenizer.eos_token
+    return getattr(trl, name)(
+        model=model,
+        reward_funcs=rewards,
+        args=config(**trl_settings(script, args) | options),
+        # Without a fingerprint datasets hashes the rows, which fails with the small pyarrow that
+        # travels to a GPU.
+        train_dataset=Dataset(InMemoryTable.from_pylist(rows), fingerprint="rows"),
+        processing_class=tokenizer,
+        callbacks=callbacks,
+    )
+
+
+def theirs(script, args, rollouts, **options):
+    """The seconds of so many rollouts by TRL, with these options besides trl_settings."""
     from transformers import TrainerCallback
 
     model, tokenizer = script.load_policy(args, torch.device(args.device))
-    tokenizer.pad_token = tokenizer.eos_token
     clock, (_, verify) = Clock(), script.load_task(args.task)
 
     class Note(TrainerCallback):
@@ -150,40 +137,22 @@ def theirs(script, args, rollouts, **options):
     def reward(completions, answer, **_):
         return [verify(*pair) for pair in zip(completions, answer, strict=True)]
 
-    def note_loss(_, model, inputs, *__):
-        clock.trained += len(inputs["completion_ids"])
-
-    name, _ = TRL[script.__name__]
-    rows = InMemoryTable.from_pylist(trl_rows(script, args, tokenizer, rollouts))
-    # Without a fingerprint datasets hashes them, which fails with the small pyarrow that travels to
-    # a GPU.
-    trainer = getattr(trl, f"{name}Trainer")(
-        model=model,
-        reward_funcs=reward,
-        args=getattr(trl, f"{name}Config")(**trl_settings(script, args) | options),
-        train_dataset=Dataset(rows, fingerprint="rows"),
-        processing_class=tokenizer,
-        callbacks=[Note()],
-    )
-    trainer.compute_loss = watched(trainer.compute_loss, note_loss)
-    trainer.train()
-    return clock
+    rows = trl_rows(script, args, tokenizer, rollouts)
+    inputs = (script, args, model, tokenizer, rows, reward, options)
+    make_trainer(*inputs, callbacks=[Note()]).train()
+    return clock.laps
 
 
 SIDES = {"ours": ours, "TRL": theirs} if WITH_TRL else {"ours": ours}
 
 
 def run(name, side, flags, rollouts):
-    """One run of one side, in this new process."""
-    script = importlib.import_module(name)
+    """Completions per second of one side, in this new process."""
+    script = load(name)
     args = script.Args(**flags)
     args.eval_every = args.steps
-    clock = SIDES[side](script, args, rollouts)
-    drawn = args.prompts_per_step * args.group_size
-    return {
-        RATE: drawn / median(clock.laps[1:]),
-        "share trained on": clock.trained / (drawn * len(clock.laps)),
-    }
+    laps = SIDES[side](script, args, rollouts)
+    return args.prompts_per_step * args.group_size / median(laps[1:])
 
 
 def three(values):
@@ -191,21 +160,17 @@ def three(values):
     return [round(value, 4) for value in (median(values), min(values), max(values))]
 
 
-def measure(runs, what, flags, smoke):
-    """Make the runs of a model, our scripts and TRL in turn, and keep a line for each row."""
-    scripts, seeds, rollouts, micro = PLANS[what]
-    rollouts, seeds = (2, seeds[:1]) if smoke else (rollouts, seeds)
-    results = defaultdict(list)
-    for seed, name, side in product(seeds, scripts, SIDES):
-        more = {"device": "cpu", "micro_batch_size": micro[side == "TRL"], "seed": seed}
-        job = {"name": name, "side": side, "flags": flags | more, "rollouts": rollouts}
-        ((_, values),) = in_processes(run, [job])
-        results[name, side].append(values)
-    for (name, side), values in results.items():
-        pairs = zip(results[name, "ours"], values, strict=True)
-        cells = {key: three([run[key] for run in values]) for key in COLUMNS}
-        cells["times"] = three([ours[RATE] / other[RATE] for ours, other in pairs])
-        row = f"{what}, {name}, {side}"
+def measure(runs, seeds, rollouts, flags):
+    """Make the runs, our scripts and TRL in turn, and keep a line for each row."""
+    rates = defaultdict(list)
+    for seed, name, side in product(seeds, SCRIPTS, SIDES):
+        job = {"name": name, "side": side, "flags": flags | {"seed": seed}, "rollouts": rollouts}
+        ((_, rate),) = in_processes(run, [job])
+        rates[name, side].append(rate)
+    for (name, side), values in rates.items():
+        pairs = zip(rates[name, "ours"], values, strict=True)
+        cells = {RATE: three(values), "times": three([ours / rate for ours, rate in pairs])}
+        row = f"{name}, {side}"
         runs.forget(row, [])
         runs.add(row, flags | {"seeds": seeds, "rollouts": rollouts}, cells)
 
@@ -213,32 +178,25 @@ def measure(runs, what, flags, smoke):
 def tables(runs):
     rows = []
     for run in runs.runs:
-        model, name, side = run["row"].split(", ")
-        title = f"TRL's {TRL[name][0]}Trainer" if side == "TRL" else f"{name}.py"
-        cells = [f"{run[key][0]:{form}}" for key, form in COLUMNS.items()]
-        middle, least, most = (f"{value:.2f}" for value in run["times"])
-        times = middle if least == most else f"{middle} ({least} to {most})"
-        rows.append([f"{model}, {title}", *cells, times])
-    header = ["model, trainer", *COLUMNS, "times slower"]
-    return {"trl": with_footer(table(header, rows), runs.runs)}
+        name, side = run["row"].split(", ")
+        title = f"{name}.py" if side == "ours" else f"TRL's {trainer_of(load(name))}"
+        times, least, most = (f"{value:.2f}" for value in run["times"])
+        spread = "" if least == most else f" ({least} to {most})"
+        rows.append([title, f"{run[RATE][0]:.1f}", times + spread])
+    return {"trl": with_footer(table(["trainer", RATE, "times slower"], rows), runs.runs)}
 
 
 def kept(smoke=False):
     return [Kept("beside_trl", "transformers", *["trl"] * WITH_TRL, smoke=smoke)]
 
 
-def main(
-    models: Positional[tuple[Literal["tiny", "real"], ...]] = (),
-    model: str = "tiny",
-    only_tables: bool = False,
-    smoke: bool = False,
-):
-    """--model is the folder of the real model. With --smoke both run at toy size, with the tiny
-    model, and nothing is written."""
+def main(only_tables: bool = False, smoke: bool = False):
+    """With --smoke one seed runs at toy size, and nothing is written."""
     (runs,) = kept(smoke)
-    for what in () if only_tables else models or (PLANS if smoke else ()):
-        flags = REAL | {"model": model} if what == "real" else {}
-        measure(runs, what, flags | (TOY if smoke else {}), smoke)
+    if smoke:
+        measure(runs, SEEDS[:1], 2, SMOKE)
+    elif not only_tables:
+        measure(runs, SEEDS, ROLLOUTS, {})
     show(tables(runs), smoke)
 
 

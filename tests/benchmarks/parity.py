@@ -6,28 +6,26 @@
 A language-model script takes its own train_step on one batch of toy data: two passes of two
 minibatches. Behind each the weights are moved a little, so that ratios leave 1 and clips act. TRL's
 trainer gets the same completions and rewards. It computes advantages and log π_old by its own code,
-and then its own loss at the same weights as the script. A classic script takes its own `update` on
-a rollout that Stable-Baselines3 (SB3) has collected, and SB3 takes its own `train` on it, both by
-plain gradient descent: the gradient is how far the weights have moved.
+and then its own loss at the same weights as the script. parity_sb3.py compares the classic scripts.
+For variants, tests/test_variants.py has numbers that came from the libraries' code.
 
 All is in float64 except TRL's rewards and last layer, which are in float32. Losses are compared
-by their absolute difference (relative above 1), all else by the largest difference over the largest
-value.
+by their absolute difference, all else by the largest difference over the largest value.
 """
 
 import copy
 import sys
 import tempfile
 import warnings
-from dataclasses import dataclass, field
 from unittest.mock import patch
 
 import parity_sb3
 import torch
 import transformers
 import tyro
-from bench import CPU, ROOT, Kept, load, show, table, with_footer
-from parity_sb3 import Row, command, flat, relative
+from bench import CPU, ROOT, Kept, show, table, with_footer
+from beside_trl import make_trainer, trainer_of
+from parity_sb3 import Row, flat, parsed, relative
 from torch import nn
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
@@ -37,40 +35,29 @@ HEADER = ["ours", "theirs", "loss", "gradient or values", "clipped"]
 
 
 # -------------------------------------------------------------------------------- Language models
-@dataclass
-class Case:
-    """A script or block with its flags, beside a trainer of TRL with its settings."""
-
-    name: str
-    flags: dict = field(default_factory=dict)
-    settings: dict = field(default_factory=dict)
-    trainer: str = "GRPO"
-
-
-VLLM = "vllm_importance_sampling_"
-CASES = [
+CASES = {  # a script with its flags: TRL's settings where they are not those of beside_trl.py
     # TRL's mean is over completions, ours over tokens (factor). Its loss has a ratio of whole
     # completions instead of log π, so only gradients at ratio 1 are equal.
-    Case("rloo_llm", {"beta": 0.1}, {}, "RLOO"),
-    # TRL's default weights k3 by the ratio, as unbiased_kl does.
-    Case("grpo_llm", {"beta": 0.1}, {"use_bias_correction_kl": False}),
-    Case("grpo_llm", {"beta": 0.0}),
-    Case(
-        "grpo_llm",
-        {"scale_rewards": False, "length_norm": "constant", "beta": 0.0},
-        {"loss_type": "dr_grpo", "scale_rewards": "none"},
-    ),
+    "rloo_llm --beta 0.1 --num-minibatches 1 --update-epochs 1": {},
+    "grpo_llm --beta 0.1": {},
+    "grpo_llm --no-scale-rewards --length-norm constant --beta 0": {
+        "loss_type": "dr_grpo",
+        "scale_rewards": "none",
+    },
     # TRL's mean is over the rollout's tokens, ours over the minibatch's (factor); its penalty for
     # length falls to −1, ours to −0.5 (reward_weights).
-    Case("dapo_llm", {"max_resample": 1}, {"loss_type": "dapo"}),
-    Case("gspo_llm", {}, {"importance_sampling_level": "sequence"}),
-    Case("cispo_llm", {}, {"loss_type": "cispo"}),  # its mean is as with dapo
-    Case("cispo_llm", {"clip_high": 4.0}, {"loss_type": "cispo"}),
-    Case("sapo", {"beta": 0.0}, {"loss_type": "sapo"}),
-    Case("dual_clip", {"delta": 1.4, "beta": 0.0}, {"delta": 1.4}),
-    Case("unbiased_kl", {"beta": 0.1}, {"use_bias_correction_kl": True}),
-    Case("tis", {"beta": 0.0}, {f"{VLLM}mode": "token_truncate", f"{VLLM}clip_max": 2.0}),
-]
+    "dapo_llm --max-resample 1": {
+        "loss_type": "dapo",
+        "epsilon_high": 0.28,
+        "reward_weights": [1.0, 0.5],
+    },
+    "gspo_llm": {
+        "importance_sampling_level": "sequence",
+        "epsilon": 0.01,
+        "epsilon_high": 0.013,
+    },
+    "cispo_llm": {"loss_type": "cispo", "epsilon_high": 1.2},  # the cap; its mean is as DAPO's
+}
 
 
 def make_model(folder):
@@ -88,15 +75,13 @@ def make_model(folder):
 
 def toy(script, args, model, tokenizer):
     """The model's completions of a few sums, as a batch, and rewards, which are made up and equal
-    in the first group. The sampler's log-probs get noise, as if it were another program. The sums
-    are equally long, as TRL would give padded prompts other positions."""
+    in the first group. The sums are equally long, as TRL would give padded prompts other
+    positions."""
     train, _ = script.load_data(args)
     problems = [problem for problem in train if len(problem[0]) == 8][:GROUPS]
     torch.manual_seed(5)
     batch, texts, _ = script.rollout(model, tokenizer, problems, GROUP_SIZE, 1.0, args)
-    for name in "mask", "sampled_logprobs":
-        batch[name] = batch[name].double()
-    batch["sampled_logprobs"] += 0.6 * torch.randn_like(batch["mask"]) * batch["mask"]
+    batch["mask"] = batch["mask"].double()
     batch["row"] = torch.arange(len(texts))
     rewards = torch.tensor([0.0, 0.25, 1.0])[torch.randint(3, (GROUPS, GROUP_SIZE))].float()
     rewards[0] = 1.0
@@ -134,28 +119,8 @@ def our_steps(script, args, model, reference, tokenizer, data):
     return steps
 
 
-def trl_settings(case, args):
-    """Our settings under TRL's names, followed by the case's own."""
-    settings = {"loss_type": "grpo"} if case.trainer != "RLOO" else {}
-    settings |= {"beta": args.beta, "num_generations": GROUP_SIZE, "num_iterations": 2}
-    settings |= {"max_completion_length": args.max_new_tokens, "steps_per_generation": PARTS}
-    settings |= {"per_device_train_batch_size": GROUPS * GROUP_SIZE // PARTS}
-    settings |= {"use_cpu": True, "bf16": False, "report_to": "none"}
-    settings["output_dir"] = tempfile.mkdtemp()
-    if hasattr(args, "clip_low"):
-        settings["epsilon"] = args.clip_low
-    if hasattr(args, "clip_high"):  # of CISPO, TRL's is the cap itself
-        cap = case.settings.get("loss_type") == "cispo"
-        settings["epsilon_high"] = cap + args.clip_high
-    if hasattr(args, "overlong_cache"):
-        settings["reward_weights"] = [1.0, 0.5]
-    return settings | case.settings
-
-
-def trl_trainer(case, args, model, reference, tokenizer, data):
+def trl_trainer(script, args, settings, model, reference, tokenizer, data):
     """TRL's trainer, with the same completions and rewards in place of its own generation."""
-    import trl
-    from datasets import Dataset
     from trl.rewards import get_soft_overlong_punishment
 
     problems, batch, texts, rewards = data
@@ -164,9 +129,6 @@ def trl_trainer(case, args, model, reference, tokenizer, data):
         rows = zip(batch[name], batch[mask], strict=True)
         return [row[real > 0].tolist() for row, real in rows]
 
-    ids, completions = lists("prompt_ids", "prompt_mask"), lists("completion_ids", "mask")
-    logprobs = lists("sampled_logprobs", "mask")
-
     def reward(**_):
         return rewards.flatten().tolist()
 
@@ -174,37 +136,28 @@ def trl_trainer(case, args, model, reference, tokenizer, data):
     if hasattr(args, "overlong_cache"):
         cache = round(args.overlong_cache * args.max_new_tokens)
         functions.append(get_soft_overlong_punishment(args.max_new_tokens, cache))
-    settings = getattr(trl, f"{case.trainer}Config")(**trl_settings(case, args))
-    rows = Dataset.from_list([{"prompt": question} for question, _ in problems])
-    trainer = getattr(trl, f"{case.trainer}Trainer")(
-        model=model,
-        args=settings,
-        reward_funcs=functions,
-        train_dataset=rows,
-        processing_class=tokenizer,
-    )
-    generated = ids, completions, None, texts, logprobs, {}, None, None
-    if case.trainer == "RLOO":
+    rows = [{"prompt": question} for question, _ in problems]
+    settings = {"num_iterations": 2} | settings
+    trainer = make_trainer(script, args, model, tokenizer, rows, functions, settings)
+    ids, completions = lists("prompt_ids", "prompt_mask"), lists("completion_ids", "mask")
+    generated = ids, completions, None, texts, None, {}, None, None
+    if script.__name__ == "rloo_llm":
         generated = ids, completions, texts
     trainer._generate = lambda _: generated
     trainer.current_gradient_accumulation_steps = 1
     if trainer.ref_model:
         weights = flat(reference.parameters())
         nn.utils.vector_to_parameters(weights, trainer.ref_model.double().parameters())
-    trainer.use_vllm = f"{VLLM}mode" in case.settings
     return trainer
 
 
-def beside_trl(case, folder, smoke):
+def beside_trl(command, settings, folder, smoke):
     """A row of the table."""
     torch.set_default_dtype(torch.float32)
-    script = load(case.name)
-    parts = (1, 1) if case.trainer == "RLOO" else (PARTS, 2)
-    flags = {"num_minibatches": parts[0], "update_epochs": parts[1]}
-    flags |= {"max_grad_norm": 1e30} | case.flags
-    flags |= {"prompts_per_step": GROUPS, "group_size": GROUP_SIZE, "max_new_tokens": 15}
-    flags |= {"model": folder, "device": "cpu"}
-    args = script.Args(**flags)
+    sizes = {"prompts_per_step": GROUPS, "group_size": GROUP_SIZE, "max_new_tokens": 15}
+    sizes |= {"num_minibatches": PARTS, "update_epochs": 2, "max_grad_norm": 1e30}
+    sizes |= {"micro_batch_size": GROUPS * GROUP_SIZE // PARTS}
+    script, args = parsed(command, model=folder, device="cpu", **sizes)
     model, tokenizer = script.load_policy(args, CPU)
     data = toy(script, args, model, tokenizer)
     torch.set_default_dtype(torch.float64)
@@ -212,14 +165,13 @@ def beside_trl(case, folder, smoke):
     move(reference, 0)
     start = flat(model.parameters())
     steps = our_steps(script, args, model, reference, tokenizer, data)
-    settings = (f"{name} {value}".replace(VLLM, "") for name, value in case.settings.items())
-    row = Row(command(case.name, case.flags), ", ".join([f"{case.trainer}Trainer", *settings]))
+    title = ", ".join([trainer_of(script), *(f"{name} {settings[name]}" for name in settings)])
+    row = Row(command, title)
     row.clipped.append(sum(step[-1] for step in steps) / len(steps))
     if smoke:
         return row
-    tokenizer.pad_token = tokenizer.eos_token
     nn.utils.vector_to_parameters(start, model.train().parameters())
-    trainer = trl_trainer(case, args, model, reference, tokenizer, data)
+    trainer = trl_trainer(script, args, settings, model, reference, tokenizer, data)
     prompts = [{"prompt": question} for question, _ in data[0] for _ in range(GROUP_SIZE)]
     scored = trainer._generate_and_score_completions(prompts)
     for rows, before, loss, gradient, _ in steps:
@@ -229,21 +181,20 @@ def beside_trl(case, folder, smoke):
         theirs = trainer.compute_loss(model, inputs)
         theirs.backward()
         factor, lengths = 1.0, data[1]["mask"].sum(1)  # our weight of a token over TRL's
-        if case.trainer == "RLOO":
+        if script.__name__ == "rloo_llm":
             factor = len(rows) / lengths[rows].sum()
-        elif case.settings.get("loss_type") in ("dapo", "cispo"):
+        elif settings.get("loss_type") in ("dapo", "cispo"):
             factor = lengths.sum() / PARTS / lengths[rows].sum()
         expected = factor * flat([weight.grad for weight in model.parameters()])
         row.values.append(relative(gradient, expected))
-        if case.trainer != "RLOO":
+        if script.__name__ != "rloo_llm":
             row.losses.append(abs(loss - factor * theirs.item()))
     return row
 
 
 def tables(runs):
-    rows = [
-        [run[key] for key in ("row", "theirs", "loss", "values", "clipped")] for run in runs.runs
-    ]
+    keys = "row", "theirs", "loss", "values", "clipped"
+    rows = [[run[key] for key in keys] for run in runs.runs]
     count = sum(run["n"] for run in runs.runs)
     limit = f"{count} comparisons; none may differ by more than {LIMIT:.0e}."
     return {"parity": with_footer([*table(HEADER, rows), "", limit], runs.runs)}
@@ -262,8 +213,8 @@ def main(smoke: bool = False):
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         make_model(folder)
-        for case in CASES:
-            rows.append(beside_trl(case, folder, smoke))
+        for command, settings in CASES.items():
+            rows.append(beside_trl(command, settings, folder, smoke))
     torch.set_default_dtype(torch.float64)
     if not smoke:
         rows += parity_sb3.rows()

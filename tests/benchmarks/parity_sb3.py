@@ -8,9 +8,11 @@ the weights have moved. Episodes are cut off after 12 steps: some end before, by
 
 import types
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
+import tyro
 from bench import load
 from torch import nn
 
@@ -33,13 +35,11 @@ class Row:
         return cells | {"values": values, "clipped": clipped}
 
 
-def command(name, flags):
-    """As one would type it."""
-    words = [name]
-    for flag, value in flags.items():
-        flag = flag.replace("_", "-")
-        words.append(f"--no-{flag}" if value is False else f"--{flag} {value}")
-    return " ".join(words)
+def parsed(command, **defaults):
+    """The script and the Args of a command, with defaults for the flags that it does not name."""
+    name, *flags = command.split()
+    script = load(name)
+    return script, tyro.cli(script.Args, args=flags, default=script.Args(**defaults))
 
 
 def relative(ours, theirs):
@@ -51,12 +51,10 @@ def flat(tensors):
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
-@dataclass
-class Peer:
+class Peer(NamedTuple):
     """A script with its flags, beside an algorithm of SB3 with its settings."""
 
-    script: str
-    flags: dict
+    ours: str
     algorithm: str
     settings: dict
 
@@ -68,20 +66,22 @@ SETTINGS = {"gamma": 0.99, "n_steps": 64, "normalize_advantage": False, "seed": 
 FREE = {"max_grad_norm": 1e30, "ent_coef": 0.01}
 SEARCH = {"line_search_shrinking_factor": 0.5, "line_search_max_iter": 10}
 TRUST = {"target_kl": 0.01, "cg_damping": 0.1, "cg_max_steps": 10, "n_critic_updates": 1}
-GAE = {"gae_lambda": 0.95}
 PEERS = [
     # Our actor takes one step on the sum over episodes, so only Ψ and targets are compared, of a
     # rollout of whole episodes.
-    Peer("reinforce", {}, "A2C", {"gae_lambda": 1.0}),
+    Peer("reinforce", "A2C", {"gae_lambda": 1.0}),
     # Our update subtracts the mean of A. SB3 is given these advantages, here and below.
-    Peer("actor_critic", {"ent_coef": 0.01}, "A2C", {"gae_lambda": 0.0} | FREE),
+    Peer("actor_critic --ent-coef 0.01", "A2C", {"gae_lambda": 0.0} | FREE),
     # sb3-contrib's loss of the critic is twice ours. So it is halved, and so is its rate.
-    Peer("trpo", GAE | {"max_kl": 0.01}, "TRPO", GAE | SEARCH | TRUST | {"batch_size": 256}),
     Peer(
-        "ppo",
-        GAE | {"update_epochs": 4, "ent_coef": 0.01},
+        "trpo --gae-lambda 0.95 --max-kl 0.01",
+        "TRPO",
+        {"gae_lambda": 0.95, "batch_size": 256} | SEARCH | TRUST,
+    ),
+    Peer(
+        "ppo --gae-lambda 0.95 --update-epochs 4 --ent-coef 0.01",
         "PPO",
-        GAE | {"n_epochs": 4, "batch_size": 256} | FREE,
+        {"gae_lambda": 0.95, "batch_size": 256, "n_epochs": 4} | FREE,
     ),
 ]
 
@@ -164,71 +164,39 @@ def make_agent(script, model):
     return agent
 
 
-def their_update(model):
-    """SB3's own train: its loss at the last step, and the weights' movement."""
-    model.rollout_buffer.advantages -= model.rollout_buffer.advantages.mean()
-    *_, before = theirs_of(model.policy)
-    model.train()
-    *_, after = theirs_of(model.policy)
-    logged = model.logger.name_to_value
-    if "train/loss" in logged:  # PPO
-        return logged["train/loss"], after - before
-    loss = 0.5 * logged["train/value_loss"]
-    if "train/policy_objective" in logged:  # TRPO
-        return loss - logged["train/policy_objective"], after - before
-    loss += logged["train/policy_loss"] + model.ent_coef * logged["train/entropy_loss"]
-    return loss, after - before
-
-
 def beside_sb3(row, peer, env_id):
     """Add the comparisons in this environment to the row."""
-    script, rate = load(peer.script), RATES[env_id]
-    flags = FLAGS | {"learning_rate": rate} | peer.flags
-    names = script.Args.__dataclass_fields__
-    args = script.Args(**{name: value for name, value in flags.items() if name in names})
+    rate = RATES[env_id]
+    script, args = parsed(peer.ours, learning_rate=rate, **FLAGS)
     # sb3-contrib's actor does not use the rate.
     model, rollout = collect(peer, env_id, rate / 2 if peer.algorithm == "TRPO" else rate)
     agent = make_agent(script, model)
-    if peer.script == "reinforce":
+    if peer.ours == "reinforce":
         rollout["done"][-1] = True
     values, next_values = agent.value(rollout["obs"]), agent.value(rollout["next_obs"])
     credit = script.compute_advantages(rollout, values, next_values, args)
     buffer = model.rollout_buffer
     for ours, theirs in zip(credit, (buffer.advantages, buffer.returns), strict=True):
         row.values.append(relative(ours.detach(), torch.as_tensor(theirs)))
-    if peer.script == "reinforce":
+    if peer.ours == "reinforce":
         return
     batch = script.prepare(agent, rollout, args)
     weights = [*agent.actor.parameters(), *agent.critic.parameters()]
     before, optimizer = flat(weights), torch.optim.SGD(agent.parameters(), lr=rate)
     stats = script.update(agent, optimizer, batch, 1.0, args)
-    entropy = getattr(args, "ent_coef", 0.0) * stats.get("entropy", 0.0)
-    loss, moved = stats["policy_loss"] + stats["value_loss"] - entropy, flat(weights) - before
-    their_loss, they_moved = their_update(model)
-    row.losses.append(abs(loss - their_loss) / max(1.0, abs(their_loss)))
-    row.values.append(relative(moved, they_moved))
+    buffer.advantages -= buffer.advantages.mean()
+    *_, their_before = theirs_of(model.policy)
+    model.train()
+    *_, their_after = theirs_of(model.policy)
+    row.values.append(relative(flat(weights) - before, their_after - their_before))
     if "clipfrac" in stats:
         row.clipped.append(stats["clipfrac"])
-
-
-def beside_solver():
-    """The row of conjugate gradients on a random symmetric, positive matrix."""
-    from sb3_contrib.common.utils import conjugate_gradient_solver
-
-    root = torch.randn(30, 30, generator=torch.Generator().manual_seed(1))
-    matrix, g = root @ root.T / 30 + torch.eye(30), torch.ones(30)
-    row = Row("trpo's conjugate_gradient, ten steps", "sb3-contrib's conjugate_gradient_solver")
-    ours = load("trpo").conjugate_gradient(matrix.mv, g, 10)
-    row.values.append(relative(ours, conjugate_gradient_solver(matrix.mv, g, max_iter=10)))
-    return row
 
 
 def rows():
     """All rows, one by one."""
     for peer in PEERS:
-        title = command(f"{peer.script}.py", peer.flags)
-        row = Row(title, f"{peer.algorithm}, gae_lambda {peer.settings['gae_lambda']}")
+        row = Row(peer.ours, f"{peer.algorithm}, gae_lambda {peer.settings['gae_lambda']}")
         for env_id in RATES:
             beside_sb3(row, peer, env_id)
         yield row
-    yield beside_solver()
