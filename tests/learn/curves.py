@@ -177,7 +177,7 @@ def healthy_rows(runs):
     """Of each number that a default run logs: its mean in the first and in the last tenth of the
     run, and its largest value, of both seeds together."""
     others = {"flags", "step", "right", "eval/right", "learning_rate", "charts/learning_rate"}
-    others |= {"losses/beta", "eval/mean_length", "eval/clipped_ratio"}  # as flags, or as above
+    others |= {"eval/mean_length", "eval/clipped_ratio"}  # as flags, or as above
     for name in LONG:
         logged = [runs[name, seed] for seed in SEEDS]
         for curve in sorted(logged[0].keys() - others):
