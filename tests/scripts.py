@@ -54,9 +54,17 @@ def code_diff(parent, child):
             lines = ast.unparse(ast.parse(text)).splitlines(keepends=True)
             code = [line for line in lines if line.strip() not in ("pass", "")]
             Path(folder, script).write_text("".join(code))
-        command = ["diff", "-U1", "-pd", parent, child]
+        command = ["diff", "-U1", "-d", parent, child]
         diff = subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
-        return diff.partition("@@")[2]  # without the names of the files
+        lines = Path(folder, child).read_text().splitlines()
+    hunks = re.split(r"^@@ .*\+(\d+).*@@\n", diff, flags=re.M)[1:]  # line, text, line, text, …
+    named = []
+    for start, hunk in zip(hunks[::2], hunks[1::2], strict=True):
+        unchanged = re.match("(?: .*\n)*", hunk)[0].count("\n")
+        above = lines[: int(start) + unchanged]
+        names = re.findall(r"^(?:def|class) (\w+)", "\n".join(above), re.M)
+        named.append(f"@@ {names[-1] if names else 'imports'}\n{hunk}")
+    return "".join(named)
 
 
 def changed(child):

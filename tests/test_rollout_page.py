@@ -25,8 +25,8 @@ def close(shown, expected):
 
 @pytest.fixture(scope="module")
 def rollout():
-    """A page; the inputs of train for each algorithm; and for each frame its script, answers and
-    flags, log π by plain passes, and how many steps had been taken."""
+    """A page; the inputs of train for each algorithm; and for each frame its script, completions
+    and flags, log π by plain passes, and how many steps had been taken."""
     looks, look = [], rollout_page.look
     with pytest.MonkeyPatch.context() as patch:
         trainings = calls_of(patch, rollout_page, "train")
@@ -45,7 +45,7 @@ def rollout():
 
 
 def test_numbers_are_those_of_plain_loops(rollout):
-    """Advantages and weights of answers; and each token's numbers after each step."""
+    """Advantages and weights of completions; and each token's numbers after each step."""
     page, trainings, looks = rollout
     clips = set()
     for algorithm, inputs in zip(page["algorithms"], trainings, strict=True):
@@ -99,14 +99,14 @@ BOUNDS = {"GRPO": (0.8, 1.2), "DAPO": (0.8, 1.28), "CISPO": (1.2,)}  # of r
 
 
 def check_view(view, page, group, step, row, column):
-    """What is drawn is what the numbers after this step say: of the question's answers, the picked
-    token and its curve, which has lines where r's bounds are, if π_old times them is below 1."""
+    """What is drawn is what the numbers after this step say: of the question's completions, the
+    picked token and its curve, which has lines at r's bounds, if π_old times them is below 1."""
     assert view["time"] == f"{step} of 4 (epoch {math.ceil(step / 2)})" and view["group"] == group
     rows = range(4 * group, 4 * group + 4)
-    answers = [answer["tokens"] for answer in page["groups"][group]["answers"]]
-    picked = sum(map(len, answers[:row])) + column
+    completions = [completion["tokens"] for completion in page["groups"][group]["completions"]]
+    picked = sum(map(len, completions[:row])) + column
     for panel, algorithm in zip(view["panels"], page["algorithms"], strict=True):
-        assert panel["tokens"] == [token.replace("\n", "↵") for token in sum(answers, [])]
+        assert panel["tokens"] == [token.replace("\n", "↵") for token in sum(completions, [])]
         start, frame = algorithm["frames"][0], algorithm["frames"][step]
         gradients, clipped = (
             sum((frame[key][i] for i in rows), []) for key in ("gradient", "clipped")
@@ -128,8 +128,8 @@ def test_slider_click_and_keys_change_what_is_drawn(rollout, tmp_path, monkeypat
     page = json.loads(json.dumps(rollout[0]))
     for group in page["groups"]:
         group["question"] = group["right"] = page["command"] = "".join(HOSTILE)
-        for answer in group["answers"]:
-            answer["tokens"][: len(HOSTILE)] = HOSTILE[: len(answer["tokens"])]
+        for completion in group["completions"]:
+            completion["tokens"][: len(HOSTILE)] = HOSTILE[: len(completion["tokens"])]
     monkeypatch.setattr(rollout_page, "make_page", lambda words: page)
     path = rollout_page.main(["--output-dir", str(tmp_path)])
     assert path.stat().st_size < 500_000
@@ -143,7 +143,7 @@ def test_slider_click_and_keys_change_what_is_drawn(rollout, tmp_path, monkeypat
     check_view(after, page, (first + 2) % len(page["groups"]), 3, 0, 1)
 
 
-def test_a_token_that_grpo_clips_is_picked_and_not_an_answer_s_end():
+def test_a_token_that_grpo_clips_is_picked_and_not_a_completion_s_end():
     def algorithm(*ps):
         return {"frames": [{"p": [list(ps)] * 2, "clipped": [[0, 0, 1], [0, 1, 1]]}] * 2}
 
@@ -158,10 +158,12 @@ def test_steps_shown_have_the_end_of_the_first_epoch_and_the_last_step():
         assert rollout_page.shown_steps(args) == steps
 
 
-def test_each_answer_ends_as_it_has_ended(rollout):
+def test_each_completion_ends_as_it_has_ended(rollout):
     """With ■ for the stop token, unless it was cut off at its last token or by the page."""
     page, [(_, _, batch, _, shown, _), *_], _ = rollout
-    ends = [answer["tokens"][-1] for group in page["groups"] for answer in group["answers"]]
+    ends = [
+        completion["tokens"][-1] for group in page["groups"] for completion in group["completions"]
+    ]
     expected = batch["ended"][shown].tolist()
     assert [end == "■" for end in ends] == expected and any(expected)
 
@@ -174,7 +176,7 @@ def test_a_page_without_a_difference_or_of_another_model_is_refused():
 
 
 def test_a_flag_that_was_typed_holds_also_at_a_default_of_the_tiny_model():
-    """Without it the rate is 1e-6, an answer of a file has 256 tokens, DAPO's clip is at 0.28."""
+    """Without it the rate is 1e-6, a file's completion has 256 tokens, DAPO's clip is at 0.28."""
     typed = {"learning_rate": 5e-4, "max_new_tokens": 32, "clip_high": 0.2}
     words = flags({"model": "some/model", "task": __file__, "picture": "page.png"} | typed)
     args = tyro.cli(rollout_page.Args, args=words)

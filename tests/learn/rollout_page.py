@@ -4,10 +4,10 @@
     python tests/learn/rollout_page.py --model … --task …      # most flags of grpo_llm.py
 
 The model answers the questions of one training step. Then each algorithm trains a copy of the model
-on these answers by its own train_minibatch. The page has a slider for the steps, and shows each
+on these completions by its own train_minibatch. The page has a slider for the steps, and shows each
 token's π_θ, ratio and gradient, the derivative of the whole rollout's J by log π_θ.
 
-The algorithms differ in J alone: they get the same answers, minibatches, number of steps and
+The algorithms differ in J alone: they get the same completions, minibatches, number of steps and
 learning rate. So there is no KL penalty (β is 0), no warm-up, and DAPO draws no group again. A flag
 that is not given has each algorithm's own default.
 """
@@ -77,7 +77,7 @@ def explain(script, args):
         if script is dapo_llm:
             note = "GRPO with more room upwards. The clip stops a token once r is "
         if script is gspo_llm:
-            note = "All tokens of an answer stop together, by s, the geometric mean of r: "
+            note = "All tokens of a completion stop together, by s, the geometric mean of r: "
             x, ends, curve = "s", [None, None], "The clip acts by s"
         note += f"above {high:g} if {right}, below {low:g} if {wrong}."
         formula, more = f"min({x} A, clip({x}, {low:g}, {high:g}) A)", "; s = {s}" * (x == "s")
@@ -102,13 +102,13 @@ def room(args):
 
 def choose_groups(rewards, lengths, args):
     """As many groups of unequal rewards as there is room for, first those whose rewards differ most
-    and whose answers have a medium length: rewards, lengths (P, G) → list of indices."""
+    and whose completions have a medium length: rewards, lengths (P, G) → list of indices."""
     spread, middle = rewards.std(1), lengths.median()
     score = spread / spread.max() - (lengths.mean(1) - middle).abs() / middle
     equal = grpo_llm.are_equal(rewards).tolist()
     mixed = [g for g in score.argsort(descending=True).tolist() if not equal[g]]
     if not mixed:
-        sys.exit("no question has answers of unequal rewards: raise --prompts-per-step")
+        sys.exit("no question has completions of unequal rewards: raise --prompts-per-step")
     fit = (lengths[mixed].sum(1).cumsum(0) <= room(args)).sum()
     return mixed[: max(1, fit)]
 
@@ -120,7 +120,7 @@ def digits(tensor, lengths):
 
 
 def look(script, policy, batch, args):
-    """What the page shows of these answers after this step: lists, one per answer."""
+    """What the page shows of these completions after this step: lists, one per completion."""
     logprobs = script.batch_logprobs(policy, batch, args).requires_grad_()
     old, advantages, mask = (batch[name] for name in ("old_logprobs", "advantages", "mask"))
     objective, clipped = script.surrogate(logprobs, old, advantages, mask, args)
@@ -165,9 +165,9 @@ def train(script, model, batch, rewards, shown, args):
 
 
 def telling_token(algorithms, rows, epoch):
-    """Of a question's tokens, except the ends of answers, one that GRPO has clipped after the first
-    epoch, if any, and for which the algorithms' π_θ differ most, then or at the end: how telling it
-    is, its row and its column. The epoch is the index of its frame."""
+    """Of a question's tokens, except the ends of completions, one that GRPO has clipped after the
+    first epoch, if any, and for which the algorithms' π_θ differ most, then or at the end: how
+    telling it is, its row and its column. The epoch is the index of its frame."""
     tokens = []
     for i, row in enumerate(rows):
         clipped = algorithms[1]["frames"][epoch]["clipped"][row]
@@ -179,13 +179,15 @@ def telling_token(algorithms, rows, epoch):
 
 def describe(g, problems, batch, rewards, tokenizer, stops, args):
     """A question, its right answer, and its group's rewards and tokens; ■ stands for the end."""
-    answers = []
+    completions = []
     for i in range(g * args.group_size, (g + 1) * args.group_size):
         n = int(batch["mask"][i].sum())
         ids = batch["completion_ids"][i, :n].tolist()[: room(args) // args.group_size]
         tokens = ["■" if token in stops else tokenizer.decode([token]) for token in ids]
-        answers.append({"R": rewards.flatten()[i].item(), "tokens": tokens, "more": n - len(ids)})
-    return {"question": problems[g][0], "right": str(problems[g][1]), "answers": answers}
+        completions.append(
+            {"R": rewards.flatten()[i].item(), "tokens": tokens, "more": n - len(ids)}
+        )
+    return {"question": problems[g][0], "right": str(problems[g][1]), "completions": completions}
 
 
 def make_page(words):

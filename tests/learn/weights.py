@@ -2,8 +2,8 @@
 
     python tests/learn/weights.py [FILE]
 
-The weight is the derivative of the script's own surrogate by log π, over A. Of an answer with 20
-tokens one has the ratio r, the others 1, at the default bounds of each script.
+The weight is the derivative of the script's own surrogate by log π, over A. One token of ten has
+the ratio r, the others 1, at the default bounds of each script.
 """
 
 import importlib
@@ -28,23 +28,23 @@ LABELS = {  # where each line has its name, for A > 0 and for A < 0: x, y, what 
     "DAPO": ((1.3, 1.3, "bottom"), (1.4, 1.42, "bottom")),
     "GRPO": ((2.5, 0.05, "bottom"), (1.5, 1.56, "bottom")),
 }
-TITLES = {1.0: "A > 0: to be made likelier", -1.0: "A < 0: to be made rarer"}
+TITLES = {1.0: "A > 0: to be made more likely", -1.0: "A < 0: to be made less likely"}
 
 
 def weight(method, ratio, advantage):
     script = importlib.import_module(f"{method.lower()}_llm")
-    old_logprobs = torch.full((1, 20), -3.0)
+    old_logprobs = torch.full((1, 10), -3.0)
     logprobs = old_logprobs.clone()
     logprobs[0, 0] += math.log(ratio)
     logprobs.requires_grad_()
-    inputs = logprobs, old_logprobs, torch.tensor([advantage]), torch.ones(1, 20), script.Args()
+    inputs = logprobs, old_logprobs, torch.tensor([advantage]), torch.ones(1, 10), script.Args()
     script.surrogate(*inputs)[0].sum().backward()
     return logprobs.grad[0, 0].item() / advantage
 
 
 def draw():
     title = "When a token has moved far the way A pushes, GRPO drops it,\n"
-    title += "GSPO the answer; CISPO keeps it at a limited weight"
+    title += "GSPO the completion; CISPO keeps it at a limited weight"
     page, axes = figure(title, 3.3, 1, 2, sharey=True)
     for side, (panel, advantage) in enumerate(zip(axes, TITLES, strict=True)):
         for method, places in LABELS.items():
@@ -53,7 +53,7 @@ def draw():
             panel.plot(RATIOS, weights, color=COLORS[method], linestyle=dash)
             x, y, va = places[side]
             text = "GRPO, PPO," if method == "GRPO" and side else method
-            text += "\n(one token of 20)" * (method == "GSPO" and side)
+            text += "\n(one token of ten)" * (method == "GSPO" and side)
             ha = "left" if x < 1.4 else "right"
             panel.text(x, y, text, color=COLORS[method], ha=ha, va=va, fontsize=WORDS)
         panel.set(title=TITLES[advantage], xlabel="ratio r of the token", ylim=(-0.05, 1.75))
