@@ -79,7 +79,7 @@ def dots(axes, rows, center=np.mean):
     algorithm, whether the dots are filled)}."""
     for row, (runs, algorithm, filled) in enumerate(rows.values()):
         height = row + np.random.default_rng(0).permutation(np.linspace(-0.25, 0.25, len(runs)))
-        color = COLORS[algorithm]
+        color = COLORS.get(algorithm, "gray")
         style = {"color": color, "mfc": color if filled else "none", "alpha": 0.6}
         axes.plot(runs, height, "o", ms=4 if len(runs) < 50 else 2.5, zorder=1, **style)
         axes.plot(center(runs), row, "|", color="black", ms=20, mew=2.5)
