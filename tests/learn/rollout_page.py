@@ -69,7 +69,7 @@ def explain(script, args):
         capped = f" = weight × {high:g} × A: capped, as r > {high:g}"
         act, ends, curve = "capped", [high, high], "Grey: capped"
         formula, why = f"sg[min(r, {high:g})] A log π_θ", [" = weight × r × A", capped, capped]
-        note = f"The ratio weighs a token's push, up to {high:g}. "
+        note = f"The ratio weights a token's push, up to {high:g}. "
         note += "A push may fade or be capped, but no token is stopped."
     else:
         curve = "Grey: stopped"
@@ -77,7 +77,7 @@ def explain(script, args):
         if script is dapo_llm:
             note = "GRPO with more room upwards. The clip stops a token once r is "
         if script is gspo_llm:
-            note = "All tokens of a completion stop together, by s, the geometric mean of r: "
+            note = "All tokens stop together, by s, the geometric mean of r: "
             x, ends, curve = "s", [None, None], "The clip acts by s"
         note += f"above {high:g} if {right}, below {low:g} if {wrong}."
         formula, more = f"min({x} A, clip({x}, {low:g}, {high:g}) A)", "; s = {s}" * (x == "s")
