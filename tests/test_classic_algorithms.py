@@ -140,8 +140,8 @@ def test_line_search_halves_the_step_until_l_grows_within_the_region(measured, m
     """Refused are a KL that is too large, no gain, and what is not a number."""
     parameters, results = [torch.arange(3.0)], iter(torch.tensor([(0.0, 0.0), *measured]))
     args = trpo.Args(max_kl=0.01)
-    found = trpo.line_search(lambda: next(results), parameters, torch.ones(3), args)
-    assert found == pytest.approx(outcome)
+    result = trpo.line_search(lambda: next(results), parameters, torch.ones(3), args)
+    assert result == pytest.approx(outcome)
     assert torch.equal(parameters[0], torch.arange(3.0) + moved)
 
 
