@@ -107,7 +107,7 @@ import random, numpy
 def load_problems(split):
     if split == "test":
         return [(f" {i}\\n", split) for i in range(100)]
-    problems = [(str(i), split) for i in range(300)]
+    problems = [(f"{i} ", split) for i in range(300)]
     random.shuffle(problems)
     numpy.random.shuffle(problems)
     return problems
