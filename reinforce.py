@@ -115,17 +115,17 @@ def update(agent, optimizer, batch, progress_remaining, args):
         # The mean contains what followed a_t, so the docstring's proof fails: a bias, of order 1/N.
         advantages = advantages - advantages.mean()
     policy = agent.policy(batch["obs"])
-    entropy = policy.entropy()
+    entropy = policy.entropy().mean()
     logprobs = policy.log_prob(batch["actions"])
-    # Sums over an episode's steps, and means over the episodes, one per environment.
-    policy_loss = -(advantages * logprobs).sum() / args.num_envs
-    bonus = args.ent_coef * progress_remaining * entropy.sum() / args.num_envs
+    policy_loss = -(advantages * logprobs).mean()
+    loss = policy_loss - args.ent_coef * progress_remaining * entropy
+    loss = loss * len(logprobs) / args.num_envs  # the mean of the episodes' sums over their steps
     optimizer.zero_grad()
-    (policy_loss - bonus).backward()
+    loss.backward()
     # Not clipped: early gradients are long, and Adam, which divides by the size of past ones, then
     # keeps later, noisier steps short.
     optimizer.step()
-    stats = {"policy_loss": policy_loss.item(), "entropy": entropy.mean().item()}
+    stats = {"policy_loss": policy_loss.item(), "entropy": entropy.item()}
     if args.psi == "baseline":  # for the next rollout; in this one's V would know what followed a_t
         stats["value_loss"] = fit_critic(agent, optimizer, batch, args)
     return stats

@@ -211,7 +211,7 @@ def test_gradients_of_every_optimizer_step_by_hand(module, baseline):
         targets = batch["rewards"] + args.gamma * next_values
         batch["targets"] = targets * float("nan")
     value_loss = (0.5 * (agent.value(batch["obs"]) - targets) ** 2).mean()
-    policy_loss = -(A * log_prob).sum() / (4 if module is reinforce else 64)
+    policy_loss = -(A * log_prob).mean()
 
     def clipped(loss, network, most):
         g = gradient(loss, network)
@@ -220,7 +220,7 @@ def test_gradients_of_every_optimizer_step_by_hand(module, baseline):
 
     most_of_actor = float("inf") if module is reinforce else most
     scale = 64 / 4 if module is reinforce else 1  # steps per episode: a sum over them, not a mean
-    actor = clipped(policy_loss - 0.5 * 0.4 * scale * entropy, agent.actor, most_of_actor)
+    actor = clipped(scale * (policy_loss - 0.5 * 0.4 * entropy), agent.actor, most_of_actor)
     critic = clipped(value_loss, agent.critic, most)
     expected = [(actor, None)] + [(None, critic)] * 2 * baseline
     expected = {trpo: [(None, critic)] * 2, ppo: [(actor, critic)] * 2}.get(module, expected)
