@@ -12,7 +12,7 @@ from torch.distributions import kl_divergence
 
 reinforce, actor_critic = script("reinforce"), script("actor_critic")
 trpo, ppo = script("trpo"), script("ppo")
-ALL = pytest.mark.parametrize("module", [reinforce, actor_critic, trpo, ppo])
+SCRIPTS = [reinforce, actor_critic, trpo, ppo]
 
 
 def make_agent(module):
@@ -191,10 +191,9 @@ def test_kl_and_clipped_share_that_are_logged(monkeypatch):
     assert torch.allclose(A.sort()[0], centred.sort()[0])
 
 
-BASELINES = [(module, True) for module in (reinforce, actor_critic, trpo, ppo)]
-
-
-@pytest.mark.parametrize("module,baseline", [*BASELINES, (reinforce, False)])
+@pytest.mark.parametrize(
+    "module,baseline", [*((module, True) for module in SCRIPTS), (reinforce, False)]
+)
 def test_gradients_of_every_optimizer_step_by_hand(module, baseline):
     """Signs of policy, entropy and value loss; advantages minus their mean; actor and critic each
     clipped by its own norm (REINFORCE's actor not at all); none left over. Without a baseline there
@@ -239,7 +238,7 @@ def test_gradients_of_every_optimizer_step_by_hand(module, baseline):
         assert stats[key] == pytest.approx(losses[key].item(), rel=1e-5, abs=1e-9)
 
 
-@ALL
+@pytest.mark.parametrize("module", SCRIPTS)
 def test_each_pass_shows_the_critic_every_row_once_in_a_new_order(module):
     """In num_minibatches parts; not the same parts in each pass."""
     agent, parts = make_agent(module), []

@@ -32,11 +32,13 @@ def joined(rounds):
 def test_rollout_tells_where_each_step_led():
     """Diary counts: within an episode steps follow one another, to the last observation; then a
     dummy row; then step 0."""
-    column = joined(play("ppo")[-1])
+    *_, rounds = play("ppo")
+    column = joined(rounds)
     obs, next_obs, mask, done = (column[key] for key in ("obs", "next_obs", "mask", "done"))
     truncated = done & ~column["terminated"]
     assert mask[0].all() and torch.equal(mask[1:], ~done[:-1])
     assert truncated.any() and column["terminated"].any() and not done[~mask].any()
+    assert all(len(returns) == rollout["done"].sum() for rollout, returns in rounds)
     assert torch.equal(next_obs[:-1], obs[1:])
     assert torch.equal(next_obs[mask], obs[mask] + torch.tensor([0.0, 1.0]))
     assert torch.equal(next_obs[~mask], (obs[~mask] + 1) * torch.tensor([1.0, 0.0]))
@@ -78,12 +80,12 @@ def test_an_environment_may_write_into_its_own_arrays(name, monkeypatch):
 
 def test_reinforce_plays_one_whole_episode_per_environment():
     """Later rollouts differ, because only the first reset has the seed."""
-    *_, rounds = play("reinforce")
+    *_, rounds = play("reinforce", num_envs=8)
     assert not torch.equal(rounds[0][0]["rewards"][0], rounds[1][0]["rewards"][0])
     for rollout, returns in rounds:
         obs, mask, done = rollout["obs"], rollout["mask"], rollout["done"]
         lengths = mask.sum(0).tolist()
-        assert len(returns) == 3 and len(mask) == max(lengths) and len(set(lengths)) > 1
+        assert len(returns) == 8 and len(mask) == max(lengths) and len(set(lengths)) > 1
         for n, length in enumerate(lengths):
             assert done[:length, n].tolist() == [False] * (length - 1) + [True]
             assert obs[:length, n, 1].tolist() == list(range(length)) and mask[:length, n].all()
