@@ -22,7 +22,11 @@ PAGE = (TESTS / "benchmarks/RESULTS.md").read_text()
 # Name, command after `python tests/`, and parts that the output must hold, with … between them.
 SMOKE = [
     ("classic", "--smoke", "| environment | reinforce | … | CartPole-v1 | … , 1: 0 at inf | "),
-    ("methods", "--smoke", "| GRPO | 0.0003 | … | the initial model, drawn again | 1 |"),
+    (
+        "methods",
+        "--smoke",
+        "| imitation of right completions | 0.0003 | … | the initial model, drawn again | 1 |",
+    ),
     ("parity", "--smoke", "| rloo_llm --beta 0.1 --num-minibatches 1 … | cispo_llm |"),
     ("beside_trl", "--smoke", "| grpo_llm.py | … | rloo_llm.py |"),
     (

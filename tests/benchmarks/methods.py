@@ -277,11 +277,11 @@ def tables(runs, pass_k):
 
 
 def main(jobs: int = 1, pass_k: bool = False, only_tables: bool = False, smoke: bool = False):
-    """--jobs runs are made at a time. With --smoke two methods make short runs, and nothing is
+    """--jobs runs are made at a time. With --smoke one method makes short runs, and nothing is
     written."""
     names, rates, seeds, small = list(METHODS), RATES, SEEDS, {}
     if smoke:
-        names, rates, seeds = ["GRPO", "imitation of right completions"], RATES[:1], SEEDS[:2]
+        names, rates, seeds = ["imitation of right completions"], RATES[:1], SEEDS[:2]
         small = {"steps": 4, "prompts_per_step": 4, "eval_problems": 4}
     runs, counts = kept(smoke)
     if not only_tables and not pass_k:
