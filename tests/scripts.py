@@ -78,32 +78,10 @@ def changed(child):
     return f"{len(re.findall('^[<>]', diff, re.M))} ({of_code})"
 
 
-def lines_of_code(text):
-    """How many lines are neither blank nor comment nor docstring."""
-    lines = re.sub('""".*?"""', "", text, flags=re.S).splitlines()
-    return sum(line.strip()[:1] not in ("", "#") for line in lines)
-
-
 def with_counts(page):
-    """README with the numbers of now: changed lines in the graph and the table of the algorithms,
-    the lines where a function ends, and how many lines are GRPO's before the shared part."""
-
-    def edge(match):
-        return match[1] + changed(match[3]).split("(")[1].rstrip(")") + match[2] + match[3]
-
-    def row(match):
-        return f"{match[1]} {changed(match[2])} |"
-
-    def end(match):
-        before, function, _ = source(match[2]).partition(parts(source(match[2]))[match[3]])
-        return match[1] + str((before + function).count("\n"))
-
-    page = re.sub(r"( -- )\d+( --> )(\w+)", edge, page)
-    page = re.sub(r"^(\| \[(\w+)\.py\].*? \| .*? \|) .*? \|", row, page, flags=re.M)
-    grpo = source("grpo_llm").partition("\n# From here on")[0]
-    lines = f"{grpo.count(chr(10))} lines, {lines_of_code(grpo)} of them code"
-    page = re.sub(r"\d+ lines, \d+ of them code", lines, page)
-    return re.sub(r"(\[(\w+)\.py\]\S* to the end of `(\w+)`, line )\d+", end, page)
+    """README with the numbers of lines that each file of the table changes now."""
+    row = re.compile(r"^(\| \[(\w+)\.py\].*? \| .*? \|) .*? \|", re.M)
+    return row.sub(lambda match: f"{match[1]} {changed(match[2])} |", page)
 
 
 if __name__ == "__main__":
