@@ -20,12 +20,12 @@ What changes from reinforce.py                   Where
     a mean over steps, and a clipped gradient    update, --max-grad-norm
 
 Why: the TD error depends on one reward and one step of the environment, so it varies far less than
-G_t − V(s_t). If V is right, its mean is the advantage of the action (THEORY.md, 4).
+G_t − V(s_t). If V is right, its mean is the action's advantage (tests/learn/THEORY.md, 4).
 Weakness: V is rarely right, so it should learn faster than the policy (--update-epochs). And
 nothing limits how far a step moves the policy.
-Differs from the paper: there eligibility traces spread δ_t over past states, after every step. Here
-N environments play T steps, as in A2C (arXiv:1602.01783), and Adam takes the steps. As in
-reinforce.py: rescaled rewards, advantages minus their mean, an entropy bonus, no γ^t.
+Differs from the paper: there eligibility traces spread δ_t over past states, after every step. N
+environments and T steps are A2C's (arXiv:1602.01783, synchronous), without its n-step returns. As
+in reinforce.py: rescaled rewards, advantages minus their mean, an entropy bonus, no γ^t.
 
     python actor_critic.py --env-id Acrobot-v1
 Barto, Sutton & Anderson 1983, doi:10.1109/TSMC.1983.6313077; Sutton & Barto 2018, section 13.5
@@ -95,8 +95,8 @@ def prepare(agent, rollout, args):
 
 def update(agent, optimizer, batch, progress_remaining, args):
     """One step of the policy, then several epochs of the critic. Returns what to log."""
-    # One baseline for all, with a small bias: while V is too low everywhere, every action looks
-    # good. (Many also divide by the std, which blows up a good policy's small advantages.)
+    # While V is too low everywhere, every action looks good. So the mean goes, at a small bias.
+    # (Many also divide by the std, which blows up a good policy's small advantages.)
     advantages = batch["advantages"] - batch["advantages"].mean()
     policy = agent.policy(batch["obs"])
     entropy = policy.entropy().mean()

@@ -2,7 +2,7 @@
 
 The current policy, π_old, plays T steps in each of N environments. The critic V predicts the
 discounted sum of the rewards to come. It gives us the advantage A_t: how much better than expected
-action a_t was. Then the policy takes many small steps, in epochs of minibatches, which increase
+action a_t was. From π_old on, π takes many small steps, in epochs of minibatches, to increase
 
     L   = mean_t min(r_t A_t, clip(r_t, 1 − ε, 1 + ε) A_t)                       (--clip-coef)
     r_t = π(a_t | s_t) / π_old(a_t | s_t)                           the ratio, 1 at first
@@ -17,18 +17,17 @@ What changes from trpo.py                        Where
     a clip, not a bound on the KL                surrogate, --clip-coef
     many steps of Adam, not a single step        update, --update-epochs, --num-minibatches
     actor and critic step together               update (--ent-coef is back, 0 by default)
-    or a penalty on KL(π_old ‖ π), not a clip    kl_k3, surrogate, --beta
+    optional: a penalty on KL(π_old ‖ π)         kl_k3, surrogate, --beta
 
 Why: TRPO needs conjugate gradients and a line search for a single step per rollout. PPO takes many,
-but after the first one the samples come from an older policy. r_t corrects for its actions but not
-for its states. So L can be trusted only near π_old: the clip ends the push at 1 ± ε.
+but after the first one the samples come from an older policy. r_t corrects for its actions, not for
+its states. So L can be trusted only near π_old: the clip ends the push at 1 ± ε.
 Weakness: a clipped sample no longer pushes its own ratio, but Adam's momentum and other samples
 may. And if A_t < 0, a ratio above 1 + ε is not clipped, and its gradient grows with it.
-Differs from the paper: k3 estimates the KL, β is fixed, rewards are rescaled, A_t loses its mean.
-(Many also clip the critic's loss: Huang et al. 2022, The 37 Implementation Details of PPO.)
+Differs from the paper: k3 for the KL, a fixed β, rescaled rewards, advantages minus their mean.
     python ppo.py --env-id Pendulum-v1 --gamma 0.95 --total-timesteps 300000   # continuous actions
     python ppo.py --clip-coef inf --beta 1       # the other form: L = mean_t r_t A_t − β KL
-Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
+Schulman et al. 2017, arXiv:1707.06347; Huang et al. 2022, The 37 Implementation Details of PPO
 """
 
 import random
@@ -104,9 +103,9 @@ def prepare(agent, rollout, args):
 
 
 def kl_k3(logprobs, other_logprobs):
-    """Schulman's k3 for each action, an estimate of KL(π ‖ other) if π drew the actions. It is −d,
-    d = log(other / π), which has the KL as its mean, plus e^d − 1, which has Σ_a other − 1 = 0. As
-    d ≤ e^d − 1, it is never negative. (Here π_old drew them, and the other is the policy since.)"""
+    """Schulman's k3 of each action, an estimate of KL(π ‖ other) if π drew the actions. With d =
+    log(other / π), −d has the KL as its mean, and e^d − 1 has Σ_a other − 1 = 0. Their sum varies
+    less, and is never negative. (Here π is π_old, and the other is the current policy.)"""
     d = other_logprobs - logprobs
     return d.expm1() - d
 
@@ -126,20 +125,20 @@ def update(agent, optimizer, batch, progress_remaining, args):
     """Several epochs of minibatches, with one step of actor and critic on each. Returns approx_kl
     and the last step's numbers, to log."""
     optimizer.param_groups[0]["lr"] = args.learning_rate * progress_remaining
-    obs, actions = batch["obs"], batch["actions"]
-    old_logprobs = agent.policy(obs).log_prob(actions).detach()  # π is still the one that acted
-    # One baseline for all, with a small bias: while V is too low everywhere, every action looks
-    # good. (Many also divide by the std, which blows up a good policy's small advantages.)
+    with torch.no_grad():
+        old_logprobs = agent.policy(batch["obs"]).log_prob(batch["actions"])
+    # While V is too low everywhere, every action looks good. So the mean goes, at a small bias.
+    # (Many also divide by the std, which blows up a good policy's small advantages.)
     advantages = batch["advantages"] - batch["advantages"].mean()
 
     for _ in range(args.update_epochs):
-        order = torch.randperm(len(obs))
+        order = torch.randperm(len(batch["obs"]))
         for rows in order.chunk(args.num_minibatches):
-            policy = agent.policy(obs[rows])
-            logprobs = policy.log_prob(actions[rows])
+            policy = agent.policy(batch["obs"][rows])
+            logprobs = policy.log_prob(batch["actions"][rows])
             objective, clipped = surrogate(logprobs, old_logprobs[rows], advantages[rows], args)
             policy_loss = -objective.mean()
-            error = agent.value(obs[rows]) - batch["targets"][rows]
+            error = agent.value(batch["obs"][rows]) - batch["targets"][rows]
             value_loss = 0.5 * error.square().mean()
             entropy = policy.entropy().mean()
             bonus = args.ent_coef * progress_remaining * entropy
@@ -150,12 +149,12 @@ def update(agent, optimizer, batch, progress_remaining, args):
             optimizer.step()
 
     with torch.no_grad():
-        kl = kl_k3(old_logprobs, agent.policy(obs).log_prob(actions)).mean().item()
+        new_logprobs = agent.policy(batch["obs"]).log_prob(batch["actions"])
     return {
         "policy_loss": policy_loss.item(),
         "value_loss": value_loss.item(),
         "entropy": entropy.item(),
-        "approx_kl": kl,
+        "approx_kl": kl_k3(old_logprobs, new_logprobs).mean().item(),
         "clipfrac": clipped.float().mean().item(),
     }
 

@@ -10,7 +10,7 @@ the larger an action's credit, what was earned with it, the more likely this ste
     J(θ) = E[ R(τ) ] = Σ_τ p(τ) R(τ)             over all episodes τ, of probability p(τ)
     ∇J = Σ_τ ∇p(τ) R(τ) = E[ R(τ) ∇log p(τ) ]    as ∇p = p ∇log p: a mean, so N episodes estimate it
     log p(τ) = Σ_t log π(a_t | s_t) + log-probabilities of the environment, without θ
-    ∇J = E[ Σ_t Ψ_t ∇log π(a_t | s_t) ]          where Ψ_t, the credit, is one of these (--psi):
+    ∇J = E[ Σ_t Ψ_t ∇log π(a_t | s_t) ]          if γ = 1, where the credit Ψ_t is one of (--psi):
     return          R(τ) = R_0 + γ R_1 + …       all the episode has earned; γ ≤ 1 discounts later R
     reward-to-go    G_t = R_t + γ R_{t+1} + …    only what it has earned from a_t on
     baseline        G_t − V(s_t)                 the advantage; V, a network, learns the mean of G_t
@@ -78,9 +78,9 @@ def compute_advantages(rollout, values, next_values, args):
     """Ψ_t (with a baseline: the advantage) and the critic's targets, for a rollout (see
     `rollouts`): all (T, N). Only --psi baseline trains and uses the critic.
 
-    With it V(s_{t+1}) stands in for the rewards that a time limit cut off, and its errors add a
-    bias. Without it G_t would shrink near the limit, which V cannot foresee, because s_t contains
-    no clock. (The other choices of --psi treat a time limit as the end.)
+    There V(s_{t+1}) stands in for the rewards that a time limit cut off, and its errors add a bias.
+    Otherwise G_t would shrink near the limit, which V cannot foresee, because s_t contains no
+    clock. (The other choices of --psi treat a time limit as the end.)
     """
     rewards = rollout["rewards"]
     if args.psi == "baseline":
@@ -126,7 +126,7 @@ def update(agent, optimizer, batch, progress_remaining, args):
     # keeps later, noisier steps short.
     optimizer.step()
     stats = {"policy_loss": policy_loss.item(), "entropy": entropy.item()}
-    if args.psi == "baseline":  # for the next rollout; in this one's V would know what followed a_t
+    if args.psi == "baseline":  # only now: a V that has seen these returns knows what followed a_t
         stats["value_loss"] = fit_critic(agent, optimizer, batch, args)
     return stats
 
@@ -156,8 +156,8 @@ def rollouts(envs, agent, args):
     """
     limit = envs.spec.max_episode_steps or 1000  # without a limit an episode might never end
     obs, _ = envs.reset(seed=10_000 * args.seed)  # environment i gets this number + i
-    earned = np.zeros(args.num_envs)
     while True:
+        earned = np.zeros(args.num_envs)
         mask = np.ones(args.num_envs, bool)
         steps, returns = [], []
         while mask.any():

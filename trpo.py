@@ -20,12 +20,12 @@ What changes from actor_critic.py                Where
     targets computed once; no entropy bonus      fit_critic, update (the critic's rate now falls)
 
 The step (ppo.py does not need it): the best short step follows the natural gradient x, the solution
-of F x = ∇L. F, the Fisher matrix, is the Hessian of the KL at π_old (THEORY.md, 9). A line search
-halves the step until L has grown and the KL is at most δ.
+of F x = ∇L. F, the Fisher matrix, is the Hessian of the KL at π_old (tests/learn/THEORY.md, 9). A
+line search halves the step until L has grown and the KL is at most δ.
 Why: Adam's learning rate roughly bounds how much each weight changes, but of two equally long steps
 one may hardly change the policy and the other ruin it. TRPO bounds the mean KL of its step instead.
 Weakness: one step takes some twenty passes over a rollout, and L can be trusted only near π_old,
-whose states it uses. (After the step, the normalizer of observations also moves π a little.)
+whose states it uses.
 Differs from the paper: GAE, --damping, rescaled rewards, and advantages minus their mean.
     python trpo.py --env-id Pendulum-v1 --gamma 0.95                   # continuous actions
 Schulman et al. 2015, arXiv:1502.05477; GAE: Schulman et al. 2015, arXiv:1506.02438
@@ -150,8 +150,8 @@ def update(agent, optimizer, batch, progress_remaining, args):
     with torch.no_grad():
         old_policy = agent.policy(batch["obs"])
         old_logprobs = old_policy.log_prob(batch["actions"])
-    # One baseline for all, with a small bias: while V is too low everywhere, every action looks
-    # good. (Many also divide by the std, which blows up a good policy's small advantages.)
+    # While V is too low everywhere, every action looks good. So the mean goes, at a small bias.
+    # (Many also divide by the std, which blows up a good policy's small advantages.)
     advantages = batch["advantages"] - batch["advantages"].mean()
 
     def measure():
