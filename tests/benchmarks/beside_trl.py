@@ -183,7 +183,7 @@ def tables(runs):
         times, least, most = (f"{value:.2f}" for value in run["times"])
         spread = "" if least == most else f" ({least} to {most})"
         rows.append([title, f"{run[RATE][0]:.1f}", times + spread])
-    return {"trl": with_footer(table(["trainer", RATE, "times slower"], rows), runs.runs)}
+    return {"trl": with_footer(table(["trainer", RATE, "relative time"], rows), runs.runs)}
 
 
 def kept(smoke=False):

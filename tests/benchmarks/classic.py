@@ -1,7 +1,6 @@
 """Do the classic scripts learn, on many seeds and in several environments?
 
     python tests/benchmarks/classic.py                 # makes the missing runs: 15 minutes
-    python tests/benchmarks/classic.py --picture       # learning curves on CartPole; two minutes
     python tests/benchmarks/classic.py --only-tables   # no run: the table once more
 
 A run ends when it has solved CartPole. Its score is that of the script's own greedy evaluation.
@@ -18,7 +17,7 @@ from statistics import mean, median
 import gymnasium as gym
 import torch
 import tyro
-from bench import RESULTS, Kept, all_flags, run_main, show, table, with_footer, without_seed
+from bench import Kept, all_flags, run_main, show, table, with_footer, without_seed
 from scripts import CLASSIC_SCRIPTS
 
 CARTPOLE = "CartPole-v1"
@@ -103,7 +102,7 @@ def campaign(runs, smoke):
             runs.add(row, key, measure(name, flags, seeds, scale))
 
 
-# ------------------------------------------------------------------------------- Table and picture
+# ------------------------------------------------------------------------------------------ Table
 def whole(value):
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
@@ -125,35 +124,13 @@ def tables(runs):
     return {"classic": with_footer(table(["environment", *CLASSIC_SCRIPTS], rows), runs.runs)}
 
 
-def draw(steps=100_000, seeds=(101, 102, 103)):
-    """Learning curves on CartPole at the defaults: the seeds' mean, and a thin line for each."""
-    from classic_parts import thousands, train
-    from pictures import COLORS, figure, label_lines
-
-    page, (axes,) = figure("Four methods on CartPole, three seeds each", 3.2, 1, 1)
-    axes.ends = []
-    titles = ("REINFORCE", "actor-critic", "TRPO", "PPO")
-    for name, title in zip(CLASSIC_SCRIPTS, titles, strict=True):
-        script = importlib.import_module(name)
-        curves = [train(script, total_timesteps=steps, seed=seed).curve for seed in seeds]
-        average = [mean(part) for part in zip(*curves, strict=True)]
-        for curve, width, alpha in [*((curve, 0.5, 0.4) for curve in curves), (average, 2.2, 1)]:
-            axes.plot(thousands(steps), curve, color=COLORS[title], linewidth=width, alpha=alpha)
-        axes.ends.append((average[-1], title, COLORS[title]))
-    axes.set(xlabel="thousands of steps", ylabel="mean return", ylim=(0, 510))
-    label_lines(page)
-    page.savefig(RESULTS / "learning.png", dpi=150)
-
-
 def kept(smoke=False):
     return [Kept("classic", "gymnasium", smoke=smoke)]
 
 
-def main(picture: bool = False, only_tables: bool = False, smoke: bool = False):
+def main(only_tables: bool = False, smoke: bool = False):
     """With --smoke two cells are made, of one short run each, and nothing is written."""
     torch.set_num_threads(1)
-    if picture:
-        return draw()
     (runs,) = kept(smoke)
     if not only_tables:
         campaign(runs, smoke)

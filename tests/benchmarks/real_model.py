@@ -150,7 +150,7 @@ class Job:
             shots = ", three answered questions in the prompt" if self.shots else ""
             return f"{self.task}, untrained, {self.tokens} tokens{shots}"
         tuning = "tuning, " * (self.seed in TUNING_SEEDS)
-        short = f", {SHORT} rollouts" * (self.steps == SHORT)
+        short = ", short" * (self.steps == SHORT)
         return f"{tuning}{self.task}, {title(self.script)}{short}"
 
     def arguments(self, model, small):
@@ -289,24 +289,18 @@ def tables(runs):
 
 
 def draw(runs):
-    """pass@1 against completions drawn: a thin line for each seed, and the median thick."""
-    from pictures import COLORS, figure, label_lines
+    """A row of dots for each script: its seeds of the --short runs."""
+    from pictures import dots, figure
 
-    tasks = [task for task in QUESTIONS if runs.of(f"{task}, RLOO")]
-    page, panels = figure("Five scripts on SmolLM2-135M", 3.2, 1, len(tasks), sharey=True)
-    for axes, task in zip(panels, tasks, strict=True):
-        axes.ends = []
-        for name in map(title, LLM):
-            some = runs.of(f"{task}, {name}")
-            lines = [(drawn(run), run["log"]["eval/pass@1"]) for run in some]
-            for x, y in lines:
-                axes.plot(x, y, color=COLORS[name], linewidth=0.5, alpha=0.4)
-            x, y = torch.tensor(lines).quantile(0.5, dim=0)
-            axes.plot(x, y, color=COLORS[name])
-            axes.ends.append((y[-1].item(), name, COLORS[name]))
-        axes.set(title=task, xlabel="completions drawn", ylim=(0, 1))
-    panels[0].set_ylabel("pass@1")
-    label_lines(page)
+    rows = {}
+    for script in LLM:
+        some = runs.of(f"products, {title(script)}, short")
+        rows[title(script)] = list(map(last, some)), title(script), True
+    page, (axes,) = figure("SmolLM2-135M learns to multiply", 2.4, 1, 1)
+    dots(axes, rows)
+    before = runs.of("products, GRPO, short")[0]["log"]["eval/pass@1"][0]
+    axes.axvline(before, color="gray", linestyle=":")
+    axes.set(xlim=(0, 1), xlabel="pass@1: a dot is a seed, a bar their mean; dotted: before")
     page.savefig(RESULTS / "real_model.png", dpi=150)
 
 
@@ -332,7 +326,7 @@ def main(
     elif not only_tables:
         campaign(runs, tasks, model or model_folder(), jobs, short)
     show(tables(runs), smoke)
-    if any(run["row"].endswith(", RLOO") for run in runs.runs):
+    if not smoke:
         draw(runs)
 
 
