@@ -3,10 +3,7 @@
 import importlib
 import re
 from itertools import product
-from types import SimpleNamespace
 
-import classic_parts
-import gae_lambda
 import lab
 import length
 import numpy as np
@@ -108,28 +105,3 @@ def test_plus_signs_are_those_of_samples(monkeypatch):
     monkeypatch.setattr(grpo, "token_logprobs", token_logprobs)
     mean = length.plus_signs(model, tokenizer, [("1+2=", "3"), ("4+5+6=", "15")])
     assert mean == pytest.approx(4, rel=1e-4)
-
-
-def test_the_corridor_pays_for_the_right_door_alone():
-    """Right door 1, wrong door 0, except for the noise; later actions change nothing."""
-    env = gae_lambda.Corridor()
-    env.noise = 0.0
-    for seed, right in product(range(4), (0, 1)):
-        obs, _ = env.reset(seed=seed)
-        cue = int(obs[22])
-        steps = [env.step(cue if right else 1 - cue), *[env.step(time % 2) for time in range(19)]]
-        assert all(obs[23:].tolist() == [1 - right, right] for obs, *_ in steps)
-        assert [reward for _, reward, *_ in steps] == [0] * 19 + [right]
-        assert [end for _, _, end, *_ in steps] == [False] * 19 + [True]
-
-
-def test_a_learning_curve_has_the_mean_return_of_each_part():
-    """The mean return of the episodes that ended in each of its parts; where none ended, the part
-    before counts. A rollout belongs to the part in which its last step lies."""
-    returns = [[], [4.0, 6.0], [], [10.0]] * 10  # of the episodes that ended in each rollout
-    rollouts = [{"mask": torch.ones(10).bool()}] * 40
-    args = script("actor_critic").Args
-    stub = SimpleNamespace(Args=args, rollouts=lambda *_: zip(rollouts, returns, strict=True))
-    stub.update, stub.main = None, lambda args: list(stub.rollouts(None, None, args))
-    run = classic_parts.train(stub, total_timesteps=400)
-    assert run.curve[:6] == [0.0, 0.0, 5.0, 5.0, 10.0, 10.0]

@@ -6,7 +6,7 @@
 A language-model script takes its own train_step on one batch of toy data: two passes of two
 minibatches. Behind each the weights are moved a little, so that ratios leave 1 and clips act. TRL's
 trainer gets the same completions and rewards. It computes advantages and log π_old by its own code,
-and then its own loss at the same weights as the script. parity_sb3.py compares the classic scripts.
+and then its own loss at the same weights as the script. parity_sb3.py compares classic scripts.
 For variants, tests/test_variants.py has numbers that came from the libraries' code.
 
 All is in float64 except TRL's rewards and last layer, which are in float32. Losses are compared

@@ -1,4 +1,4 @@
-"""The classic scripts beside Stable-Baselines3 (SB3) and sb3-contrib, for parity.py; and its rows.
+"""Classic scripts beside Stable-Baselines3 (SB3) and sb3-contrib, for parity.py; and its rows.
 
 SB3 collects a rollout by its own code, computes advantages and returns, and takes its own `train`.
 A script gets the transitions of that rollout and the same weights, and takes its own
@@ -67,9 +67,6 @@ FREE = {"max_grad_norm": 1e30, "ent_coef": 0.01}
 SEARCH = {"line_search_shrinking_factor": 0.5, "line_search_max_iter": 10}
 TRUST = {"target_kl": 0.01, "cg_damping": 0.1, "cg_max_steps": 10, "n_critic_updates": 1}
 PEERS = [
-    # Our actor takes one step on the sum over episodes, so only Ψ and targets are compared, of a
-    # rollout of whole episodes.
-    Peer("reinforce", "A2C", {"gae_lambda": 1.0}),
     # Our update subtracts the mean of A. SB3 is given these advantages, here and below.
     Peer("actor_critic --ent-coef 0.01", "A2C", {"gae_lambda": 0.0} | FREE),
     # sb3-contrib's loss of the critic is twice ours. So it is halved, and so is its rate.
@@ -171,15 +168,11 @@ def beside_sb3(row, peer, env_id):
     # sb3-contrib's actor does not use the rate.
     model, rollout = collect(peer, env_id, rate / 2 if peer.algorithm == "TRPO" else rate)
     agent = make_agent(script, model)
-    if peer.ours == "reinforce":
-        rollout["done"][-1] = True
     values, next_values = agent.value(rollout["obs"]), agent.value(rollout["next_obs"])
     credit = script.compute_advantages(rollout, values, next_values, args)
     buffer = model.rollout_buffer
     for ours, theirs in zip(credit, (buffer.advantages, buffer.returns), strict=True):
         row.values.append(relative(ours.detach(), torch.as_tensor(theirs)))
-    if peer.ours == "reinforce":
-        return
     batch = script.prepare(agent, rollout, args)
     weights = [*agent.actor.parameters(), *agent.critic.parameters()]
     before, optimizer = flat(weights), torch.optim.SGD(agent.parameters(), lr=rate)

@@ -6,7 +6,7 @@ from math import log2
 
 import numpy as np
 import torch
-from classic_parts import train
+from bench import run_main
 from gymnasium.wrappers import vector
 from lab import Contrast, Experiment, grid, values
 from pictures import dots, figure, plain
@@ -30,17 +30,25 @@ def policy_gradients(agent, rollouts, psi, args):
     return torch.stack(gradients)
 
 
+def half_trained(steps, seed):
+    """An agent that reinforce.py has trained for so many steps."""
+    agents = []
+    args = reinforce.Args(total_timesteps=steps, seed=seed)
+    run_main(reinforce, args, evaluate=lambda agent, *_: agents.append(agent) or 0.0)
+    return agents[0]
+
+
 def square_of_mean(vectors):
     """‖E x‖² without the noise of the mean: x_i · x_j over all pairs of different rows."""
     all_pairs = vectors.sum(0).square().sum() - vectors.square().sum()
     return all_pairs.item() / (len(vectors) * (len(vectors) - 1))
 
 
-def run(seed, half_trained=20_000, rollouts=40):
+def run(seed, steps=20_000, rollouts=40):
     """The gradient's variance with each Ψ, on the same rollouts of one half-trained policy, and the
     TD error's bias² as a share of the gradient². Episodes have no time limit, and γ = 1, so the
     gradient with the baseline has no bias, whatever the critic."""
-    agent = train(reinforce, total_timesteps=half_trained, seed=seed).agent
+    agent = half_trained(steps, seed)
     args = reinforce.Args(gamma=1.0, seed=seed)
     envs = reinforce.make_envs(args.env_id, args.num_envs, max_episode_steps=10**9)
     envs = vector.RecordEpisodeStatistics(envs, stats_key="whole episode")  # rollouts reads it
@@ -100,7 +108,7 @@ def draw(runs):
     return page
 
 
-SMALL = {"half_trained": 2000, "rollouts": 4}
+SMALL = {"steps": 2000, "rollouts": 4}
 CLAIM = (
     "Reward-to-go, a baseline and the TD error each make the gradient less noisy, and the TD "
     "error adds a bias."
