@@ -36,7 +36,7 @@ from blocks import write_block  # noqa: E402
 from stats import interval, p_value  # noqa: E402
 
 PAGE = HERE / "EXPERIMENTS.md"
-LINE = 0.01 / 51  # the campaign had 51 comparisons, of which the page keeps those of five claims
+LINE = 0.01 / 51  # the campaign had 51 comparisons, of which the page keeps those of four claims
 CLAIMED, OPPOSITE, NOT_SEEN = "as claimed", "opposite", "not seen"  # the sign
 OF_INTEREST, TOO_SMALL, OPEN = "of interest", "too small", "open"  # the size
 LEARNED = "mean over training"  # of returns or rewards: the outcome of most runs
