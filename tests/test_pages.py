@@ -189,9 +189,9 @@ CONSTANTS = {
     WALK: "0.5 0.25 1.5 0.5774 0.2 0.3 0.4 0.8 1.2 1.35 0.67 0.01 0.012 0.9 1.28 1.25 1.06 1.013 "
     "0.99",
     EXAMPLES: "0.0 0.1 0.5 0.9 1.0",  # rewards, a size, 1 − (3/4)^8, a judgment
-    # sections of papers; rewards, a rate, β, λ and the line for p that experiments were given
+    # sections of papers; rewards, a rate, β and the line for p that experiments were given
     "tests/experiments/EXPERIMENTS.md": "13.4 13.5 6.1 6.2 6.3 3.1 3.2 3.4 3.6 4.2 4.3 0.0005 0.2 "
-    "0.3 0.8 0.01 0.0002",
+    "0.3 0.01 0.0002",
     # a temperature, rewards, γ, δ, the clip
     "tests/learn/ANSWERS.md": "0.5 0.6 0.7 0.8 0.9 1.2",
     # limits that we recommend; a fault's temperature and rewards
