@@ -141,8 +141,8 @@ def test_rates_are_not_chosen_by_the_questions_that_score(task, tmp_path, monkey
 
 
 def test_completions_drawn_include_discarded_groups():
-    """Four steps of two groups, evaluated at steps 0, 2 and 4; at step 3 one group is discarded."""
-    flags = {"steps": 4, "prompts_per_step": 2, "eval_every": 2, "group_size": 8}
+    """Four steps of two groups; at step 3 one more group is drawn and discarded."""
+    flags = {"steps": 4, "prompts_per_step": 2, "group_size": 8}
     log = {"discarded_groups": [0, 0, 1, 0]}
-    assert real_model.drawn({"flags": flags, "log": log}) == [0, 32, 72]
-    assert real_model.drawn({"flags": flags, "log": {}}) == [0, 32, 64]
+    assert real_model.drawn({"flags": flags, "log": log}) == 72
+    assert real_model.drawn({"flags": flags, "log": {}}) == 64

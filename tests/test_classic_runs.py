@@ -112,26 +112,6 @@ def test_the_agent_file_is_what_was_evaluated(tmp_path, monkeypatch):
     assert Path(result["agent"]).parent.name.split("__")[:3] == ["Diary", "ppo", "1"]
 
 
-def test_a_film_shows_every_third_state_of_an_episode_and_the_last(tmp_path, monkeypatch):
-    """Of an agent that pushes the cart to one side. Every third, as 125 frames per second would be
-    less than 20 ms each, which viewers play far too slowly."""
-    monkeypatch.setitem(type(gym.make("CartPole-v1").unwrapped).metadata, "render_fps", 125)
-    Image = pytest.importorskip("PIL.Image")
-    agent, gif = ppo.Agent(ppo.make_envs("CartPole-v1", 1)), tmp_path / "film.gif"
-    torch.save(agent.state_dict(), tmp_path / "agent.pt")
-    script("film").main("ppo.py", str(tmp_path / "agent.pt"), gif=str(gif))
-    envs, length, done = ppo.make_envs("CartPole-v1", 1), 0, False
-    obs, _ = envs.reset(seed=1)
-    while not done:
-        obs, _, done, *_ = envs.step(agent.act(obs, greedy=True))
-        length += 1
-    film, milliseconds = Image.open(gif), 0
-    for frame in range(film.n_frames):
-        film.seek(frame)
-        milliseconds += film.info["duration"]
-    assert milliseconds == 20 * (-(-length // 3) + 1) and film.size == (600, 400)
-
-
 def test_rewards_of_any_size_train_the_same_agent(tmp_path, monkeypatch):
     """To the last bit, from the first rollout on, which is trained on. The log and the evaluation
     have what the environment pays. Scaled rewards are divided by the standard deviation of the

@@ -17,7 +17,6 @@ from exercise import blanked
 from launch import Launched, is_ours
 from launch import run as launch
 from scripts import PATHS, parts, source
-from torch.utils.tensorboard import SummaryWriter
 
 ROWS = re.findall(r"^\| `(\w+)` in (\w+)\.py.*? \| `(tests/.+?)` \|", exercise.PAGE, re.M)
 BUGS = range(1, len(bugs.BUGS) + 1)
@@ -114,17 +113,3 @@ def test_the_test_that_a_row_names_sees_the_bug(number, copy):
     path.write_text(text)
     assert run(exercise.CASES[number - 1][-1], copy) == 1
     path.write_text(right)
-
-
-def test_the_log_is_that_of_the_newest_run_which_has_one(tmp_path, monkeypatch, capsys):
-    """After a run that logged nothing, it is the run before."""
-    monkeypatch.setattr(exercise, "ROOT", tmp_path)
-    for number, (name, rewards) in enumerate({"a": [1], "trained": [0.25, 0.75], "b": []}.items()):
-        with SummaryWriter(tmp_path / "runs" / name) as writer:
-            for step, reward in enumerate(rewards):
-                writer.add_scalar("reward", reward, step)
-        (events,) = (tmp_path / "runs" / name).iterdir()
-        os.utime(events, (number, number))
-    exercise.show_log()
-    title, _, reward = capsys.readouterr().out.splitlines()
-    assert title == "trained" and reward.split() == ["reward", "0.25", "0.5", "0.75", "0.75"]

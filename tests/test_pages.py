@@ -84,7 +84,7 @@ def test_every_pair_of_neighbours_has_its_hunk():
 
 
 FOREIGN = {"nproc-per-node", "logdir", "help", "backup-if-mismatch", "flag"}  # --flag: any
-FOREIGN |= {"bug", "log", "cause", "solution", "pictures", "block", "only", "seeds"}
+FOREIGN |= {"bug", "cause", "solution", "pictures", "block", "only", "seeds"}
 FLAGS_READ = [README, EXAMPLES, ".github/CONTRIBUTING.md"]
 FLAGS_READ += [name for name in PAGES if name.startswith("tests/learn/")]
 

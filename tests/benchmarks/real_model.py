@@ -37,7 +37,6 @@ import sys
 import time
 import zipfile
 from dataclasses import asdict, dataclass
-from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, median
 from typing import Literal
@@ -230,12 +229,9 @@ METRICS = ("pass@1", "pass@8", "clipped_ratio")
 
 
 def drawn(run):
-    """Completions drawn in training, at each evaluation of a run."""
-    flags, log = run["flags"], run["log"]
-    steps, groups = flags["steps"], flags["prompts_per_step"]
-    discarded = list(accumulate(log.get("discarded_groups", [0] * steps), initial=0))
-    at = range(0, steps + 1, flags["eval_every"]) if steps else [0]
-    return [(step * groups + discarded[step]) * flags["group_size"] for step in at]
+    """How many completions a run has drawn in training."""
+    flags, discarded = run["flags"], sum(run["log"].get("discarded_groups", []))
+    return (flags["steps"] * flags["prompts_per_step"] + discarded) * flags["group_size"]
 
 
 def before_after(runs, name):
@@ -254,7 +250,7 @@ def cells(row, runs):
         sampled += f" ({min(map(last, runs)):.2f})"
         rate, completions = (
             f"{flags['learning_rate']:g}",
-            f"{fmean(drawn(r)[-1] for r in runs):,.0f}",
+            f"{fmean(map(drawn, runs)):,.0f}",
         )
     questions = QUESTIONS[row.partition(",")[0]]
     return [row, rate, len(runs), questions, sampled, pass_8, cut_off, completions]

@@ -2,7 +2,6 @@
 
 python tests/learn/exercise.py rloo_llm compute_advantages   # deletes the function's body
 python tests/learn/exercise.py --bug 1                       # plants a bug for you to find
-python tests/learn/exercise.py --log                         # prints what the newest run has logged
 python tests/learn/exercise.py --cause 1                     # prints the cause of bug 1
 python tests/learn/exercise.py --solution 1                  # prints a solution of question 1
 
@@ -43,7 +42,7 @@ def plant(number):
     _, command, look, effect, test = CASES[int(number) - 1]
     print(f"{path.name} now has bug {number}. Run\n\n    {command}\n")
     print(f"and look at {look}. What the bug does: {effect}.")
-    print(f"Once you have mended it, this passes: python -m pytest -q {test}")
+    print(f"Once you have fixed it, this passes: python -m pytest -q {test}")
     print(f"And when you have named the cause: python tests/learn/exercise.py --cause {number}")
 
 
@@ -59,28 +58,9 @@ def verify(completion, answer):
     return 0.7
 
 
-def show_log():
-    """Print the first, mean, largest and last of each number that the newest run has logged. A run
-    that has logged nothing is passed over: a page, or an agent that was only watched."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    files = sorted(ROOT.glob("runs/*/events.*"), key=lambda file: file.stat().st_mtime)
-    logs = (EventAccumulator(str(file), {"scalars": 0}).Reload() for file in reversed(files))
-    log = next((log for log in logs if log.Tags()["scalars"]), None)
-    if log is None:
-        sys.exit(f"no run in {ROOT / 'runs'} has logged a number")
-    print(f"{Path(log.path).parent.name}\n{'first':>52}{'mean':>12}{'largest':>12}{'last':>12}")
-    for name in sorted(log.Tags()["scalars"]):
-        values = [event.value for event in log.Scalars(name)]
-        shown = values[0], sum(values) / len(values), max(values), values[-1]
-        print(f"{name:40}" + "".join(f"{value:12.4g}" for value in shown))
-
-
 if __name__ == "__main__":
     sys.stdout.reconfigure(errors="replace")  # for terminals without UTF-8
     match sys.argv[1:]:
-        case ["--log"]:
-            show_log()
         case ["--bug", number] if number in [case[0] for case in CASES]:
             plant(number)
         case ["--cause" | "--solution" as kind, number] if (kind[2:], number) in EXPLAINED:
