@@ -40,7 +40,7 @@ BROWSER = "chromium-headless-shell"
 @dataclass
 class Args(grpo_llm.Args):
     update_epochs: int = 8  # epochs: passes over the rollout, as far as the page's slider goes
-    picture: str = ""  # FILE.png: also draw the page after the first epoch, by headless Chromium
+    picture: str = ""  # FILE.png: also draw its main part after an epoch, by headless Chromium
 
 
 def args_of(script, words, page_args):
@@ -233,8 +233,9 @@ def main(words: list[str]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(Path(__file__).with_suffix(".html").read_text().replace("/*DATA*/null", data))
     if args.picture:
-        size = "--window-size=1180,688", "--force-device-scale-factor=1.1"
-        browse(f"{path.as_uri()}#{page['epoch']}", f"--screenshot={args.picture}", *size)
+        size = "--window-size=1180,304", "--force-device-scale-factor=1.5"
+        shown = f"{path.as_uri()}#{page['epoch']}-picture"
+        browse(shown, f"--screenshot={args.picture}", *size)
         few = Image.open(args.picture).convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE)
         few.save(args.picture, optimize=True)
     print(f"Open this file in a browser:\n{path}")
