@@ -25,7 +25,7 @@ Weakness: V is rarely right, so it should learn faster than the policy (--update
 nothing limits how far a step moves the policy.
 Differs from the paper: there eligibility traces spread δ_t over past states, after every step. N
 environments and T steps are A2C's (arXiv:1602.01783, synchronous), without its n-step returns. As
-in reinforce.py: rescaled rewards, advantages minus their mean, an entropy bonus, no γ^t.
+in reinforce.py: rescaled rewards and observations, advantages minus mean, entropy bonus, no γ^t.
 
     python actor_critic.py --env-id Acrobot-v1
 Barto, Sutton & Anderson 1983, doi:10.1109/TSMC.1983.6313077; Sutton & Barto 2018, section 13.5
@@ -137,7 +137,7 @@ def rollouts(envs, agent, args):
     follow; a truncated one would have gone on, but hit the time limit. In the next step gymnasium
     resets the environment and ignores the action. That is not a real step, so its `mask` is False.
     """
-    obs, _ = envs.reset(seed=10_000 * args.seed)  # environment i gets this number + i
+    obs, _ = envs.reset(seed=10_000 * args.seed)  # most tasks: environment i gets it + i
     earned = np.zeros(args.num_envs)
     mask = np.ones(args.num_envs, bool)
     while True:
@@ -238,7 +238,7 @@ class Agent(nn.Module):
 
 # --------------------------------------------------------------- Training, evaluation, environments
 def train(envs, agent, folder, args):
-    """Train `agent`. Its weights that played the newest rollout are always in folder/agent.pt."""
+    """Train `agent`. folder/agent.pt always holds the weights that played the newest rollout."""
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     writer = SummaryWriter(folder)
     writer.add_text("hyperparameters", str(args))

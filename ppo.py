@@ -1,8 +1,8 @@
 """PPO, Proximal Policy Optimization: a clip instead of TRPO's trust region.
 
 The current policy, π_old, plays T steps in each of N environments. The critic V predicts the
-discounted sum of the rewards to come. It gives us the advantage A_t: how much better than expected
-action a_t was. From π_old on, π takes many small steps, in epochs of minibatches, to increase
+discounted sum of the rewards to come, and is fitted to V + A_t. A_t, the advantage, is how much
+better than expected action a_t was. From π_old on, π takes many small steps, in epochs, to raise
 
     L   = mean_t min(r_t A_t, clip(r_t, 1 − ε, 1 + ε) A_t)                       (--clip-coef)
     r_t = π(a_t | s_t) / π_old(a_t | s_t)                           the ratio, 1 at first
@@ -24,7 +24,7 @@ but after the first one the samples come from an older policy. r_t corrects for 
 its states. So L can be trusted only near π_old: the clip ends the push at 1 ± ε.
 Weakness: a clipped sample no longer pushes its own ratio, but Adam's momentum and other samples
 may. And if A_t < 0, a ratio above 1 + ε is not clipped, and its gradient grows with it.
-Differs from the paper: k3 for the KL, a fixed β, rescaled rewards, advantages minus their mean.
+Differs from the paper: k3, a fixed β, rescaled rewards and observations, advantages minus mean.
     python ppo.py --env-id Pendulum-v1 --gamma 0.95 --total-timesteps 300000   # continuous actions
     python ppo.py --clip-coef inf --beta 1       # the other form: L = mean_t r_t A_t − β KL
 Schulman et al. 2017, arXiv:1707.06347; Huang et al. 2022, The 37 Implementation Details of PPO
@@ -104,8 +104,8 @@ def prepare(agent, rollout, args):
 
 def kl_k3(logprobs, other_logprobs):
     """Schulman's k3 of each action, an estimate of KL(π ‖ other) if π drew the actions. With d =
-    log(other / π), −d has the KL as its mean, and e^d − 1 has Σ_a other − 1 = 0. Their sum varies
-    less, and is never negative. (Here π is π_old, and the other is the current policy.)"""
+    log(other / π), −d has the KL as its mean, and e^d − 1 has Σ_a other − 1 = 0. Their sum is
+    never negative and, near π, varies less. (Here π is π_old, and the other is the new policy.)"""
     d = other_logprobs - logprobs
     return d.expm1() - d
 
@@ -168,7 +168,7 @@ def rollouts(envs, agent, args):
     follow; a truncated one would have gone on, but hit the time limit. In the next step gymnasium
     resets the environment and ignores the action. That is not a real step, so its `mask` is False.
     """
-    obs, _ = envs.reset(seed=10_000 * args.seed)  # environment i gets this number + i
+    obs, _ = envs.reset(seed=10_000 * args.seed)  # most tasks: environment i gets it + i
     earned = np.zeros(args.num_envs)
     mask = np.ones(args.num_envs, bool)
     while True:
@@ -269,7 +269,7 @@ class Agent(nn.Module):
 
 # --------------------------------------------------------------- Training, evaluation, environments
 def train(envs, agent, folder, args):
-    """Train `agent`. Its weights that played the newest rollout are always in folder/agent.pt."""
+    """Train `agent`. folder/agent.pt always holds the weights that played the newest rollout."""
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     writer = SummaryWriter(folder)
     writer.add_text("hyperparameters", str(args))

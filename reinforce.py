@@ -24,10 +24,10 @@ drawn, so the mean of b ∇log π over all actions is Σ_a π b ∇log π = b Σ
 Why: it is the simplest estimate of ∇J. A step of θ changes p, so the next one needs new episodes.
 Weakness: one lucky episode stands for everything that might have followed an action, and nothing is
 learned before an episode ends.
-Differs from the formula: rewards are rescaled, the advantages' mean is subtracted, π's entropy
-earns a bonus, and γ^t, by which ∇J also weighs G_t, is left out: late actions would hardly count.
+Differs from the formula: rewards and observations are rescaled, the advantages' mean is subtracted,
+π's entropy earns a bonus; γ^t, by which ∇J also weighs G_t, is out: late actions would not count.
 
-    python reinforce.py --psi return             # compare its noise with the default's (baseline)
+    python reinforce.py --psi return             # compare its curve with the default's (baseline)
 Williams 1992, doi:10.1007/BF00992696; without γ^t: Nota & Thomas 2020, arXiv:1906.07073
 """
 
@@ -122,8 +122,8 @@ def update(agent, optimizer, batch, progress_remaining, args):
     loss = loss * len(logprobs) / args.num_envs  # the mean of the episodes' sums over their steps
     optimizer.zero_grad()
     loss.backward()
-    # Not clipped: early gradients are long, and Adam, which divides by the size of past ones, then
-    # keeps later, noisier steps short.
+    # Not clipped: Adam divides by the size of past gradients, so long early ones keep later steps,
+    # which are noisier, short.
     optimizer.step()
     stats = {"policy_loss": policy_loss.item(), "entropy": entropy.item()}
     if args.psi == "baseline":  # only now: a V that has seen these returns knows what followed a_t
@@ -155,7 +155,7 @@ def rollouts(envs, agent, args):
     False: the environment plays on, unused, until the longest episode, of T steps, has ended.
     """
     limit = envs.spec.max_episode_steps or 1000  # without a limit an episode might never end
-    obs, _ = envs.reset(seed=10_000 * args.seed)  # environment i gets this number + i
+    obs, _ = envs.reset(seed=10_000 * args.seed)  # most tasks: environment i gets it + i
     while True:
         earned = np.zeros(args.num_envs)
         mask = np.ones(args.num_envs, bool)
@@ -256,7 +256,7 @@ class Agent(nn.Module):
 
 # --------------------------------------------------------------- Training, evaluation, environments
 def train(envs, agent, folder, args):
-    """Train `agent`. Its weights that played the newest rollout are always in folder/agent.pt."""
+    """Train `agent`. folder/agent.pt always holds the weights that played the newest rollout."""
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     writer = SummaryWriter(folder)
     writer.add_text("hyperparameters", str(args))

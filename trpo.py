@@ -1,8 +1,8 @@
 """TRPO, Trust Region Policy Optimization: the best step that hardly changes the policy.
 
 The current policy, π_old, plays T steps in each of N environments. The critic V predicts the
-discounted sum of the rewards to come. It gives us the advantage A_t: how much better than expected
-action a_t was. Then the policy takes one step, from π_old to π, which nearly solves
+discounted sum of the rewards to come, and is fitted to V + A_t. A_t, the advantage, is how much
+better than expected action a_t was. The policy takes one step, from π_old to π, to nearly solve
 
     max_θ L = mean_t r_t A_t   subject to   mean_t KL(π_old ‖ π) ≤ δ             (--max-kl)
     r_t = π(a_t | s_t) / π_old(a_t | s_t)                           the ratio, 1 at first
@@ -26,7 +26,8 @@ Why: Adam's learning rate roughly bounds how much each weight changes, but of tw
 one may hardly change the policy and the other ruin it. TRPO bounds the mean KL of its step instead.
 Weakness: one step takes some twenty passes over a rollout, and L can be trusted only near π_old,
 whose states it uses.
-Differs from the paper: GAE, --damping, rescaled rewards, and advantages minus their mean.
+Differs from the paper: GAE, --damping, rescaled rewards, advantages minus their mean, and rescaled
+observations, whose statistics change after the step and move π a little beyond δ.
     python trpo.py --env-id Pendulum-v1 --gamma 0.95                   # continuous actions
 Schulman et al. 2015, arXiv:1502.05477; GAE: Schulman et al. 2015, arXiv:1506.02438
 """
@@ -205,7 +206,7 @@ def rollouts(envs, agent, args):
     follow; a truncated one would have gone on, but hit the time limit. In the next step gymnasium
     resets the environment and ignores the action. That is not a real step, so its `mask` is False.
     """
-    obs, _ = envs.reset(seed=10_000 * args.seed)  # environment i gets this number + i
+    obs, _ = envs.reset(seed=10_000 * args.seed)  # most tasks: environment i gets it + i
     earned = np.zeros(args.num_envs)
     mask = np.ones(args.num_envs, bool)
     while True:
@@ -306,7 +307,7 @@ class Agent(nn.Module):
 
 # --------------------------------------------------------------- Training, evaluation, environments
 def train(envs, agent, folder, args):
-    """Train `agent`. Its weights that played the newest rollout are always in folder/agent.pt."""
+    """Train `agent`. folder/agent.pt always holds the weights that played the newest rollout."""
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     writer = SummaryWriter(folder)
     writer.add_text("hyperparameters", str(args))
