@@ -31,7 +31,7 @@ ROOT = HERE.parents[1]
 for folder in ("tests/benchmarks", "tests/tiny_model", "tests", "."):
     sys.path.insert(0, str(ROOT / folder))
 
-from bench import CPU, footer, table, train  # noqa: E402, F401
+from bench import CPU, footer, run_main, table, train  # noqa: E402, F401
 from blocks import write_block  # noqa: E402
 from stats import interval, p_value  # noqa: E402
 

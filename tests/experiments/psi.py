@@ -6,9 +6,8 @@ from math import log2
 
 import numpy as np
 import torch
-from bench import run_main
 from gymnasium.wrappers import vector
-from lab import Contrast, Experiment, grid, values
+from lab import Contrast, Experiment, grid, run_main, values
 from pictures import dots, figure, plain
 
 import actor_critic
