@@ -321,14 +321,9 @@ def make_envs(env_id, num_envs, **options):
         sys.exit(f"error: --env-id {env_id}: needs Discrete actions or a flat Box, has {space}")
     # π starts as N(0, 1), so -1 and 1 become the bounds, if there are any (beyond a million there
     # are none). Only the environment sees the clipped action; log π does not.
-    bounded = space.high / 2 - space.low / 2 < 1e6
-    low, high = np.where(bounded, space.low, -1), np.where(bounded, space.high, 1)
-
-    def scale(actions):
-        actions = (low + high + (high - low) * actions) / 2
-        return actions.clip(space.low, space.high).astype(space.dtype)
-
-    return vector.TransformAction(envs, scale)
+    low, high = np.where(space.high / 2 - space.low / 2 < 1e6, [space.low, space.high], [[-1], [1]])
+    envs = vector.TransformAction(envs, lambda a: a.clip(space.low, space.high).astype(space.dtype))
+    return vector.TransformAction(envs, lambda a: (low + high + (high - low) * a) / 2)
 
 
 if __name__ == "__main__":

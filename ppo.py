@@ -1,8 +1,8 @@
 """PPO, Proximal Policy Optimization: a clip instead of TRPO's trust region.
 
 The current policy, π_old, plays T steps in each of N environments. The critic V predicts the
-discounted sum of the rewards to come, and is fitted to V + A_t. A_t, the advantage, is how much
-better than expected action a_t was. From π_old on, π takes many small steps, in epochs, to raise
+discounted sum of the rewards to come, and is fitted to the old V + A_t. A_t, the advantage, is how
+much better than expected action a_t was. Then π takes many small steps from π_old on, to raise
 
     L   = mean_t min(r_t A_t, clip(r_t, 1 − ε, 1 + ε) A_t)                       (--clip-coef)
     r_t = π(a_t | s_t) / π_old(a_t | s_t)                           the ratio, 1 at first
@@ -352,14 +352,9 @@ def make_envs(env_id, num_envs, **options):
         sys.exit(f"error: --env-id {env_id}: needs Discrete actions or a flat Box, has {space}")
     # π starts as N(0, 1), so -1 and 1 become the bounds, if there are any (beyond a million there
     # are none). Only the environment sees the clipped action; log π does not.
-    bounded = space.high / 2 - space.low / 2 < 1e6
-    low, high = np.where(bounded, space.low, -1), np.where(bounded, space.high, 1)
-
-    def scale(actions):
-        actions = (low + high + (high - low) * actions) / 2
-        return actions.clip(space.low, space.high).astype(space.dtype)
-
-    return vector.TransformAction(envs, scale)
+    low, high = np.where(space.high / 2 - space.low / 2 < 1e6, [space.low, space.high], [[-1], [1]])
+    envs = vector.TransformAction(envs, lambda a: a.clip(space.low, space.high).astype(space.dtype))
+    return vector.TransformAction(envs, lambda a: (low + high + (high - low) * a) / 2)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ drawn, so the mean of b ∇log π over all actions is Σ_a π b ∇log π = b Σ
 Why: it is the simplest estimate of ∇J. A step of θ changes p, so the next one needs new episodes.
 Weakness: one lucky episode stands for everything that might have followed an action, and nothing is
 learned before an episode ends.
-Differs from the formula: rewards and observations are rescaled, the advantages' mean is subtracted,
-π's entropy earns a bonus; γ^t, by which ∇J also weighs G_t, is out: late actions would not count.
+Differs from the formula: rescaled rewards and observations, advantages minus their mean, a bonus
+for π's entropy, and no γ^t, by which ∇J also weighs G_t: late actions would hardly count.
 
     python reinforce.py --psi return             # compare its curve with the default's (baseline)
 Williams 1992, doi:10.1007/BF00992696; without γ^t: Nota & Thomas 2020, arXiv:1906.07073
@@ -339,14 +339,9 @@ def make_envs(env_id, num_envs, **options):
         sys.exit(f"error: --env-id {env_id}: needs Discrete actions or a flat Box, has {space}")
     # π starts as N(0, 1), so -1 and 1 become the bounds, if there are any (beyond a million there
     # are none). Only the environment sees the clipped action; log π does not.
-    bounded = space.high / 2 - space.low / 2 < 1e6
-    low, high = np.where(bounded, space.low, -1), np.where(bounded, space.high, 1)
-
-    def scale(actions):
-        actions = (low + high + (high - low) * actions) / 2
-        return actions.clip(space.low, space.high).astype(space.dtype)
-
-    return vector.TransformAction(envs, scale)
+    low, high = np.where(space.high / 2 - space.low / 2 < 1e6, [space.low, space.high], [[-1], [1]])
+    envs = vector.TransformAction(envs, lambda a: a.clip(space.low, space.high).astype(space.dtype))
+    return vector.TransformAction(envs, lambda a: (low + high + (high - low) * a) / 2)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """TRPO, Trust Region Policy Optimization: the best step that hardly changes the policy.
 
 The current policy, π_old, plays T steps in each of N environments. The critic V predicts the
-discounted sum of the rewards to come, and is fitted to V + A_t. A_t, the advantage, is how much
-better than expected action a_t was. The policy takes one step, from π_old to π, to nearly solve
+discounted sum of the rewards to come, and is fitted to the old V + A_t. A_t, the advantage, is how
+much better than expected action a_t was. One step of the policy, from π_old to π, nearly solves
 
     max_θ L = mean_t r_t A_t   subject to   mean_t KL(π_old ‖ π) ≤ δ             (--max-kl)
     r_t = π(a_t | s_t) / π_old(a_t | s_t)                           the ratio, 1 at first
@@ -24,8 +24,7 @@ of F x = ∇L. F, the Fisher matrix, is the Hessian of the KL at π_old (tests/l
 line search halves the step until L has grown and the KL is at most δ.
 Why: Adam's learning rate roughly bounds how much each weight changes, but of two equally long steps
 one may hardly change the policy and the other ruin it. TRPO bounds the mean KL of its step instead.
-Weakness: one step takes some twenty passes over a rollout, and L can be trusted only near π_old,
-whose states it uses.
+Weakness: one step takes some twenty passes over a rollout, and L can be trusted only near π_old.
 Differs from the paper: GAE, --damping, rescaled rewards, advantages minus their mean, and rescaled
 observations, whose statistics change after the step and move π a little beyond δ.
     python trpo.py --env-id Pendulum-v1 --gamma 0.95                   # continuous actions
@@ -390,14 +389,9 @@ def make_envs(env_id, num_envs, **options):
         sys.exit(f"error: --env-id {env_id}: needs Discrete actions or a flat Box, has {space}")
     # π starts as N(0, 1), so -1 and 1 become the bounds, if there are any (beyond a million there
     # are none). Only the environment sees the clipped action; log π does not.
-    bounded = space.high / 2 - space.low / 2 < 1e6
-    low, high = np.where(bounded, space.low, -1), np.where(bounded, space.high, 1)
-
-    def scale(actions):
-        actions = (low + high + (high - low) * actions) / 2
-        return actions.clip(space.low, space.high).astype(space.dtype)
-
-    return vector.TransformAction(envs, scale)
+    low, high = np.where(space.high / 2 - space.low / 2 < 1e6, [space.low, space.high], [[-1], [1]])
+    envs = vector.TransformAction(envs, lambda a: a.clip(space.low, space.high).astype(space.dtype))
+    return vector.TransformAction(envs, lambda a: (low + high + (high - low) * a) / 2)
 
 
 if __name__ == "__main__":

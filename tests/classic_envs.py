@@ -27,13 +27,14 @@ class Diary(gym.Env):
 class Mirror(gym.Env):
     """Shows the action that reached it, which lies between its bounds; 5 steps."""
 
-    def __init__(self, low=(5, 5, 5), high=(8, 8, 8)):
-        self.action_space = gym.spaces.Box(np.float32(low), np.float32(high))
+    def __init__(self, low=(5, 5, 5), high=(8, 8, 8), dtype=np.float32):
+        self.action_space = gym.spaces.Box(dtype(low), dtype(high), dtype=dtype)
         self.observation_space = self.action_space
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        return np.float32(0).clip(self.action_space.low, self.action_space.high), {}
+        low, high = self.action_space.low, self.action_space.high
+        return np.zeros_like(low).clip(low, high), {}
 
     def step(self, action):
         assert self.action_space.contains(action)

@@ -50,9 +50,8 @@ def test_earned_is_the_discounted_sum_of_rewards_but_a_terminal_step_s_own(name)
     *_, rounds = play(name)  # reinforce.py resets the environments before each rollout
     for column in [joined([one]) for one in rounds] if name == "reinforce" else [joined(rounds)]:
         earned, rewards = column["earned"], column["rewards"].double()
-        past = torch.zeros_like(earned)
-        past[1:] = 0.99 * earned[:-1] * ~column["terminated"][1:]
-        assert torch.allclose(earned, rewards + past, atol=1e-6)
+        past = 0.99 * earned[:-1] * ~column["terminated"][1:]
+        assert torch.allclose(earned, rewards + torch.nn.functional.pad(past, (0, 0, 1, 0)))
 
 
 @KINDS
@@ -136,6 +135,9 @@ def test_each_component_of_an_action_has_bounds_of_its_own():
     envs.reset()
     actions, *_ = envs.step(np.float32([[-1] * 5, [1] * 5]))
     assert np.allclose(actions, [[-20, 2, -1, 0, -1], [0.1, 2, 1, 1, 1]])
+    envs = script("ppo").make_envs("Mirror-v0", 2, low=[-128], high=[127], dtype=np.int8)
+    envs.reset()  # the width of these bounds is no int8
+    assert envs.step(np.float32([[-1], [1]]))[0].tolist() == [[-128], [127]]
 
 
 IMAGE, NUMBER = gym.spaces.Box(0, 255, (4, 3), np.uint8), gym.spaces.Discrete(3, start=2)

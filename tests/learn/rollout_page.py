@@ -234,8 +234,7 @@ def main(words: list[str]) -> Path:
     path.write_text(Path(__file__).with_suffix(".html").read_text().replace("/*DATA*/null", data))
     if args.picture:
         size = "--window-size=1180,304", "--force-device-scale-factor=1.5"
-        shown = f"{path.as_uri()}#{page['epoch']}-picture"
-        browse(shown, f"--screenshot={args.picture}", *size)
+        browse(f"{path.as_uri()}#{page['epoch']}-picture", f"--screenshot={args.picture}", *size)
         few = Image.open(args.picture).convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE)
         few.save(args.picture, optimize=True)
     print(f"Open this file in a browser:\n{path}")
