@@ -1,5 +1,5 @@
-"""The benchmarks: their tables, which runs they keep, their arithmetic; and (slow) each of them and
-each experiment at toy size."""
+"""The benchmarks: their tables, which runs they keep, their arithmetic; and (slow) each of them at
+toy size."""
 
 import runpy
 
@@ -14,7 +14,6 @@ import real_model
 import torch
 from conftest import ROOT
 from launch import Launched
-from test_experiments import NAMES
 
 TESTS = ROOT / "tests"
 PAGE = (TESTS / "benchmarks/RESULTS.md").read_text()
@@ -37,7 +36,6 @@ SMOKE = [
     ("gpu", "--smoke", '"gradient_error" … "16 rows, graph, bf16, layers"'),
 ]
 SMOKE = [(name, f"benchmarks/{name}.py {flags}", expected) for name, flags, expected in SMOKE]
-SMOKE += [(name, f"experiments/{name}.py --smoke", name) for name in NAMES]
 SMOKE += [("weights", "learn/weights.py /dev/null", "")]
 
 

@@ -1,4 +1,4 @@
-"""What benchmarks and experiments share: runs of scripts, runs that are kept, tables."""
+"""What benchmarks share: runs of scripts, runs that are kept, tables."""
 
 import contextlib
 import functools
@@ -26,7 +26,7 @@ import torch
 ROOT = Path(__file__).parents[2]
 RESULTS, PAGE = Path(__file__).with_name("results"), Path(__file__).with_name("RESULTS.md")
 CPU = torch.device("cpu")
-for folder in ("tests/experiments", "tests/examples", "tests/learn", "tests", "."):
+for folder in ("tests/examples", "tests/learn", "tests", "."):
     sys.path.insert(0, str(ROOT / folder))
 
 import variants  # noqa: E402
