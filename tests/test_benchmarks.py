@@ -33,7 +33,7 @@ SMOKE = [
         "--smoke --model PRETRAINED",
         "| products, GRPO | 2e-05 | 1 | … | dates, DAPO | … right answer",
     ),
-    ("gpu", "--smoke", '"gradient_error" … "16 rows, graph, bf16, layers"'),
+    ("gpu", "--smoke", '"gradient_error" … "16 rows, graph"'),
 ]
 SMOKE = [(name, f"benchmarks/{name}.py {flags}", expected) for name, flags, expected in SMOKE]
 SMOKE += [("weights", "learn/weights.py /dev/null", "")]

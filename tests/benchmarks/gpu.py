@@ -163,10 +163,6 @@ CHANGES = [  # name, flags, blocks
     ("as it is", {}, ()),
     ("16 rows per pass", WIDE, ()),
     ("16 rows, graph", WIDE, ("graph",)),
-    ("16 rows, bf16", WIDE, ("bf16",)),
-    ("16 rows, graph, bf16", WIDE, ("graph", "bf16")),
-    ("16 rows, graph, bf16, β 0", WIDE | {"beta": 0.0}, ("graph", "bf16")),
-    ("16 rows, graph, bf16, layers", WIDE, ("graph", "bf16", "layers")),
 ]
 
 
@@ -284,7 +280,6 @@ def run(part):
         start = time.perf_counter()
         gc.collect()
         torch.cuda.empty_cache()
-        torch.backends.cuda.enable_cudnn_sdp(True)  # the default, which the block bf16 changes
         try:
             values = function()
         except Exception as error:
