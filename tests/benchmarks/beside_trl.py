@@ -11,7 +11,6 @@ take turns, and each run is a process of its own. The first rollout is not count
 
 import random
 import tempfile
-import time
 from collections import defaultdict
 from importlib.util import find_spec
 from itertools import product
@@ -19,7 +18,8 @@ from statistics import median
 
 import torch
 import tyro
-from bench import Enough, Kept, in_processes, load, run_main, show, table, watched, with_footer
+from bench import Kept, Laps, in_processes, load, show, table, with_footer
+from bench import seconds_of_steps as ours
 
 WITH_TRL = find_spec("trl") is not None
 # Where TRL's defaults differ from GRPO's paper.
@@ -27,37 +27,6 @@ PAPER = {"loss_type": "grpo", "use_bias_correction_kl": False}
 SCRIPTS, SEEDS, ROLLOUTS = ["grpo_llm", "rloo_llm"], [11, 12, 13], 12
 SMOKE = {"max_new_tokens": 4, "prompts_per_step": 4, "group_size": 4}
 RATE = "completions per second"
-
-
-class Clock:
-    """The seconds of each rollout with its updates."""
-
-    def __init__(self):
-        self.laps, self.start = [], time.perf_counter()
-
-    def lap(self):
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        self.laps.append(time.perf_counter() - self.start)
-        self.start = time.perf_counter()
-        return len(self.laps)
-
-
-def ours(script, args, rollouts):
-    """The seconds of so many rollouts by our script."""
-    clock = Clock()
-
-    def note_step(*_):
-        if clock.lap() == rollouts:
-            raise Enough
-
-    def evaluate(*_):
-        clock.start = time.perf_counter()
-        return {"eval/pass@1": 0.0}
-
-    train_step = watched(script.train_step, note_step)
-    run_main(script, args, evaluate=evaluate, train_step=train_step)
-    return clock.laps
 
 
 def trl_rows(script, args, tokenizer, rollouts):
@@ -124,15 +93,15 @@ def theirs(script, args, rollouts, **options):
     from transformers import TrainerCallback
 
     model, tokenizer = script.load_policy(args, torch.device(args.device))
-    clock, (_, verify) = Clock(), script.load_task(args.task)
+    laps, (_, verify) = Laps(), script.load_task(args.task)
 
     class Note(TrainerCallback):
         def on_train_begin(self, *_, **__):
-            clock.start = time.perf_counter()
+            laps.begin()
 
         def on_step_end(self, _, state, control, **__):
             if state.global_step % args.num_minibatches == 0:
-                control.should_training_stop = clock.lap() == rollouts
+                control.should_training_stop = laps.end() == rollouts
 
     def reward(completions, answer, **_):
         return [verify(*pair) for pair in zip(completions, answer, strict=True)]
@@ -140,19 +109,18 @@ def theirs(script, args, rollouts, **options):
     rows = trl_rows(script, args, tokenizer, rollouts)
     inputs = (script, args, model, tokenizer, rows, reward, options)
     make_trainer(*inputs, callbacks=[Note()]).train()
-    return clock.laps
+    return laps.seconds
 
 
-SIDES = {"ours": ours, "TRL": theirs} if WITH_TRL else {"ours": ours}
+SIDES = {"ours": ours} | ({"TRL": theirs} if WITH_TRL else {})
 
 
 def run(name, side, flags, rollouts):
     """Completions per second of one side, in this new process."""
     script = load(name)
     args = script.Args(**flags)
-    args.eval_every = args.steps
-    laps = SIDES[side](script, args, rollouts)
-    return args.prompts_per_step * args.group_size / median(laps[1:])
+    seconds = SIDES[side](script, args, rollouts)
+    return args.prompts_per_step * args.group_size / median(seconds[1:])
 
 
 def three(values):
@@ -162,7 +130,7 @@ def three(values):
 
 def measure(runs, seeds, rollouts, flags):
     """Make the runs, our scripts and TRL in turn, and keep a line for each row."""
-    rates = defaultdict(list)
+    runs.runs, rates = [], defaultdict(list)
     for seed, name, side in product(seeds, SCRIPTS, SIDES):
         job = {"name": name, "side": side, "flags": flags | {"seed": seed}, "rollouts": rollouts}
         ((_, rate),) = in_processes(run, [job])
@@ -170,9 +138,7 @@ def measure(runs, seeds, rollouts, flags):
     for (name, side), values in rates.items():
         pairs = zip(rates[name, "ours"], values, strict=True)
         cells = {RATE: three(values), "times": three([ours / rate for ours, rate in pairs])}
-        row = f"{name}, {side}"
-        runs.forget(row, [])
-        runs.add(row, flags | {"seeds": seeds, "rollouts": rollouts}, cells)
+        runs.add(f"{name}, {side}", flags | {"seeds": seeds, "rollouts": rollouts}, cells)
 
 
 def tables(runs):
@@ -187,12 +153,12 @@ def tables(runs):
 
 
 def kept(smoke=False):
-    return [Kept("beside_trl", "transformers", *["trl"] * WITH_TRL, smoke=smoke)]
+    return Kept("beside_trl", "transformers", *["trl"] * WITH_TRL, smoke=smoke)
 
 
 def main(only_tables: bool = False, smoke: bool = False):
     """With --smoke one seed runs at toy size, and nothing is written."""
-    (runs,) = kept(smoke)
+    runs = kept(smoke)
     if smoke:
         measure(runs, SEEDS[:1], 2, SMOKE)
     elif not only_tables:

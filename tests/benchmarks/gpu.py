@@ -3,17 +3,16 @@
     python tests/benchmarks/gpu.py                # an NVIDIA card; up to 10 minutes
     python tests/benchmarks/gpu.py right step     # some parts
     python tests/benchmarks/gpu.py --smoke        # toy sizes, any machine
-    python tests/benchmarks/gpu.py --only-tables  # RESULTS.md's tables, from results/gpu.jsonl
+    python tests/benchmarks/gpu.py --only-tables  # no run: the tables once more
 
 No hub is needed: the large model is a random one of Qwen2.5-0.5B's shape, with the tiny model's
 tokenizer. Its prompts have 56 to 170 tokens, so they are padded, as in a real run. A measurement is
-a line of JSON, printed at once; what RESULTS.md should show goes from there into results/gpu.jsonl
-by hand. If a measurement fails, or its log-probs or gradient are far off ("ok" is false), the exit
-status is 1. On a card that is lent for minutes, start each part by itself, after `timeout 240`: a
-hang then costs no more than that.
+printed and kept at once. If one fails, or its log-probs or gradient are far off, the exit status is
+1. On a card that is lent for minutes, start each part by itself, after `timeout 240`: a hang then
+costs no more than that.
 
 right      log-probs and gradient on the GPU against the CPU, by all five scripts
-step       seconds of a training step at the default flags, then with VARIANTS.md's blocks
+step       seconds of a training step at the default flags, then with others and VARIANTS.md's graph
 trl        the same step by TRL's GRPOTrainer (if installed): at its defaults, and nearer to ours
 """
 
@@ -21,11 +20,9 @@ import copy
 import functools
 import gc
 import importlib
-import json
 import math
 import random
 import sys
-import time
 import traceback
 from collections import defaultdict
 from functools import partial
@@ -61,17 +58,6 @@ def settings(**more):
     return grpo_llm.Args(model=str(TINY_MODEL), device=DEVICE.type, **sizes, **more)
 
 
-def measure(function, *inputs):
-    """What the function returns, and the seconds until the GPU has finished."""
-    if GPU:
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    result = function(*inputs)
-    if GPU:
-        torch.cuda.synchronize()
-    return result, time.perf_counter() - start
-
-
 def random_qwen(layers=SHAPE["num_hidden_layers"], device=DEVICE):
     """A random model of Qwen2.5-0.5B's shape. A factor makes its distributions less flat, nearer to
     a trained model's. It hardly ever draws the stop token: all trainers work on completions of the
@@ -97,26 +83,16 @@ def reward(completion, answer):
     return float(random.random() < 0.5)
 
 
+# In place of the script's own functions.
+TASK = {"load_data": lambda _: (problems_of(4 * GROUPS), [])}
+TASK |= {"load_task": lambda _: (None, reward)}
 # Within this context load_policy loads a random_qwen, which has no folder.
 LARGE = patch.object(
     transformers.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: random_qwen()
 )
 
 
-@functools.cache
-def script_with(*blocks):
-    """grpo_llm.py with these blocks of VARIANTS.md."""
-    return bench.module_of("_".join(["variant", *blocks]), bench.variants.applied(*blocks))
-
-
-def adamw(model):
-    return torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
-
-
-# ------------------------------------------------------------------------------- GPU against CPU
-# Each part yields the name of a measurement and a function that makes it and returns values.
-
-
+# ----------------------------------------------------- Parts: a measurement's row, and its function
 def gradient_of(script, model, batch, rewards, device):
     """Log-probs and the gradient, on the CPU."""
     model = copy.deepcopy(model).to(device)
@@ -124,7 +100,7 @@ def gradient_of(script, model, batch, rewards, device):
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
     batch["old_logprobs"] = script.batch_logprobs(model, batch, args)
     batch["advantages"] = script.compute_advantages(rewards, args).flatten().to(device)
-    script.train_minibatch(model, adamw(model), batch, args)
+    script.train_minibatch(model, torch.optim.SGD(model.parameters(), lr=0.0), batch, args)
     gradient = parameters_to_vector(parameter.grad for parameter in model.parameters())
     return batch["old_logprobs"].cpu(), gradient.cpu()
 
@@ -157,71 +133,65 @@ def right():
         yield f"2 layers of Qwen, grpo_llm, {kind}", partial(compare, kind, *inputs)
 
 
-# ------------------------------------------------------------------------------- Seconds and memory
-WIDE = {"micro_batch_size": 16}
-CHANGES = [  # name, flags, blocks
-    ("as it is", {}, ()),
-    ("16 rows per pass", WIDE, ()),
-    ("16 rows, graph", WIDE, ("graph",)),
-]
-
-
 def speed(spent):
     """Of a step of so many seconds. GB are the process's."""
     values = {"s": spent, "completions_per_s": GROUPS * SAMPLES / spent}
     return values | ({"reserved_GB": torch.cuda.memory_reserved() / 1e9} if GPU else {})
 
 
+def our_step(flags, blocks):
+    """The second training step of grpo_llm.py with these blocks, and its parts."""
+    text = bench.variants.applied(*blocks)
+    script, seconds = bench.module_of("_".join(["variant", *blocks]), text), defaultdict(float)
+
+    def timed(name, function, *inputs):
+        laps = bench.Laps()
+        laps.begin()
+        result = function(*inputs)
+        laps.end()
+        seconds[name] += laps.seconds[0]
+        return result
+
+    def rollout(*inputs, original=script.rollout):
+        seconds.clear()  # the first step is to warm up
+        return timed("rollout_s", original, *inputs)
+
+    train = partial(timed, "train_minibatch_s", script.train_minibatch)
+    functions = {"rollout": rollout, "train_minibatch": train} | TASK
+    with LARGE:
+        _, spent = bench.seconds_of_steps(script, settings(**flags), 2, **functions)
+    return speed(spent) | seconds
+
+
 def step():
-    train = problems_of(4 * GROUPS)
+    wide = {"micro_batch_size": 16}
+    yield "as it is", partial(our_step, {}, ())
+    yield "16 rows per pass", partial(our_step, wide, ())
+    yield "16 rows, graph", partial(our_step, wide, ("graph",))
 
-    def one(flags, blocks):
-        args, script, seconds = settings(**flags), script_with(*blocks), defaultdict(float)
 
-        def timed(name, function, *inputs):
-            result, spent = measure(function, *inputs)
-            seconds[name] += spent
-            return result
-
-        names = "rollout", "batch_logprobs", "train_minibatch"
-        parts = {name: partial(timed, name, getattr(script, name)) for name in names}
-        device = script.start_device(args)
-        with LARGE:
-            model, tokenizer = script.load_policy(args, device)
-            reference = script.load_policy(args, device)[0] if args.beta > 0 else None
-        inputs = (model, reference, tokenizer, adamw(model), train)
-        with patch.multiple(script, load_task=lambda _: (None, reward), **parts):
-            for number in (1, 2):  # the first is to warm up
-                seconds.clear()
-                metrics, spent = measure(script.train_step, *inputs, number, args)
-        gap = metrics["sampling/sampling_logp_difference/mean"]
-        values = speed(spent) | {f"{name}_s": value for name, value in seconds.items()}
-        values["mean_length"] = metrics["completions/mean_length"]
-        return values | {"gap_mean": gap, "ok": gap < 0.1}
-
-    for name, flags, blocks in CHANGES:
-        yield name, partial(one, flags, blocks)
+def their_step(rows, **options):
+    """The second training step of TRL's trainer."""
+    with LARGE, patch.multiple(grpo_llm, **TASK):
+        args = settings(micro_batch_size=rows, beta=0.0)
+        _, spent = beside_trl.theirs(grpo_llm, args, 2, **options)
+    return speed(spent)
 
 
 def trl():
-    if not beside_trl.WITH_TRL:
-        return print("TRL is not installed.", file=sys.stderr)
-    data = problems_of(4 * GROUPS), None
-    functions = {"load_data": lambda _: data, "load_task": lambda _: (None, reward)}
-
-    def one(rows, **options):
-        args = settings(micro_batch_size=rows, beta=0.0)
-        with LARGE, patch.multiple(grpo_llm, **functions):
-            _, spent = beside_trl.theirs(grpo_llm, args, 2, **options)  # the first is to warm up
-        return speed(spent)
-
-    defaults = {"bf16": True, "gradient_checkpointing": True}
-    yield "TRL, its defaults, 8 rows per pass", partial(one, 8, **defaults)
-    yield "TRL, float32, no checkpoints, 16 rows", partial(one, 16)
+    if beside_trl.WITH_TRL:
+        defaults = {"bf16": True, "gradient_checkpointing": True}
+        yield "TRL, its defaults, 8 rows per pass", partial(their_step, 8, **defaults)
+        yield "TRL, float32, no checkpoints, 16 rows", partial(their_step, 16)
 
 
 # -------------------------------------------------------------------------------- Table and command
-PARTS = {part.__name__: part for part in (right, step, trl)}
+CHECKS = {
+    "logprob_gap_max": "log-probs, GPU and CPU: largest difference, nats",
+    "gradient_error": "gradient, GPU and CPU: relative difference",
+}
+COLUMNS = {"s": "seconds", "rollout_s": "rollout", "train_minibatch_s": "training"}
+COLUMNS |= {"completions_per_s": "completions per second", "reserved_GB": "GB"}
 
 
 def digits(value):
@@ -229,81 +199,49 @@ def digits(value):
     return f"{value:.3g}" if value >= 0.001 or value == 0 else f"{value:.0e}"
 
 
-def right_table(lines):
-    """The largest value of each kind."""
+def tables(runs):
+    """The largest error of each kind, and a row for each step, also of TRL's."""
+    checks = [run for run in runs.runs if "gradient_error" in run]
+    steps = [run for run in runs.runs if "s" in run]
+    kinds = sorted({run["row"].split(", ")[-1] for run in checks})
     rows = []
-    for key, words in [
-        ("logprob_gap_max", "log-probs, GPU and CPU: largest difference, nats"),
-        ("gradient_error", "gradient, GPU and CPU: relative difference"),
-    ]:
-        values = defaultdict(list)
-        for line in lines:
-            values[line["name"].split(", ")[-1]].append(line[key])
-        rows.append([words, *(digits(max(values[kind])) for kind in ("float32", "tf32"))])
-    return bench.table(["", "float32", "tf32"], rows)
-
-
-COLUMNS = {"s": "seconds", "rollout_s": "rollout", "batch_logprobs_s": "scoring"}
-COLUMNS |= {"train_minibatch_s": "training", "completions_per_s": "completions per second"}
-COLUMNS |= {"reserved_GB": "GB"}
-
-
-def step_table(lines):
-    """A row for each step, a dash where it has no such value."""
+    for key, words in CHECKS.items():
+        largest = [max(run[key] for run in checks if run["row"].endswith(kind)) for kind in kinds]
+        rows.append([words, *map(digits, largest)])
+    blocks = {"gpu_right": bench.with_footer(bench.table(["", *kinds], rows), checks)}
     rows = [
-        [line["name"], *(digits(line[key]) if key in line else "–" for key in COLUMNS)]
-        for line in lines
+        [run["row"], *(digits(run[key]) if key in run else "–" for key in COLUMNS)] for run in steps
     ]
-    return bench.table(["", *COLUMNS.values()], rows)
+    lines = bench.table(["", *COLUMNS.values()], rows)
+    return blocks | {"gpu_step": bench.with_footer(lines, steps)}
 
 
-def tables(lines):
-    """{name: lines} of RESULTS.md's blocks. TRL's steps stand in the table of ours."""
-    checks = [line for line in lines if line["part"] == "right"]
-    steps = [line for line in lines if line["part"] in ("step", "trl")]
-    return {
-        "gpu_right": bench.with_footer(right_table(checks), checks),
-        "gpu_step": bench.with_footer(step_table(steps), steps),
-    }
-
-
-def kept():
-    return [[json.loads(line) for line in (bench.RESULTS / "gpu.jsonl").read_text().splitlines()]]
-
-
-def run(part):
-    """Print a part's measurements. Returns whether all of them are right."""
-    grpo_llm.start_device(settings())
-    where = f"{torch.cuda.get_device_name() if GPU else 'CPU'}, {bench.machine('transformers')}"
-    right = True
-    for name, function in PARTS[part]():
-        start = time.perf_counter()
-        gc.collect()
-        torch.cuda.empty_cache()
-        try:
-            values = function()
-        except Exception as error:
-            traceback.print_exc()
-            values = {"error": repr(error)[-500:], "ok": False}
-        values |= {"took_s": time.perf_counter() - start}
-        values = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in values.items()}
-        line = {"part": part, "name": name, "machine": where, "revision": bench.revision()}
-        print(json.dumps(line | values, ensure_ascii=False), flush=True)
-        right = right and values.get("ok", True)
-    return right
+def kept(smoke=False):
+    return bench.Kept("gpu", "transformers", smoke=smoke)
 
 
 def main():
+    runs, parts, failed = kept(SMOKE), [right, step, trl], False
     if "--only-tables" in sys.argv:
-        return bench.show(tables(*kept()))
+        return bench.show(tables(runs))
     if not GPU and not SMOKE:
         sys.exit("There is no CUDA GPU here. --smoke runs everything without one, at toy size.")
     transformers.utils.logging.disable_progress_bar()
     if SMOKE:  # without kernels, which take minutes to make
         eager = functools.partialmethod(torch.nn.Module.compile, backend="eager")
         torch.nn.Module.compile = eager
-    results = [run(part) for part in PARTS if part in sys.argv] or list(map(run, PARTS))
-    sys.exit(not all(results))
+    chosen = [part for part in parts if part.__name__ in sys.argv] or parts
+    for row, function in (item for part in chosen for item in part()):
+        gc.collect()
+        torch.cuda.empty_cache()
+        try:
+            values = function()
+            runs.add(row, {}, {k: float(f"{value:.4g}") for k, value in values.items()})
+            failed = failed or not values.get("ok", True)
+        except Exception:
+            traceback.print_exc()
+            failed = True
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

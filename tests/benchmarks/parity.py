@@ -202,12 +202,12 @@ def tables(runs):
 
 def kept(smoke=False):
     packages = [] if smoke else ["trl", "gymnasium", "stable-baselines3", "sb3-contrib"]
-    return [Kept("parity", "transformers", *packages, smoke=smoke)]
+    return Kept("parity", "transformers", *packages, smoke=smoke)
 
 
 def main(smoke: bool = False):
     """With --smoke the language-model scripts run without TRL, and nothing is written."""
-    (runs,) = kept(smoke)
+    runs = kept(smoke)
     warnings.simplefilter("ignore")
     transformers.logging.disable_progress_bar()
     rows = []
