@@ -29,7 +29,7 @@ SMOKE = [
     ("gpu", "--smoke", '"gradient_error" … "16 rows, graph"'),
 ]
 SMOKE = [(name, f"benchmarks/{name}.py {flags}", expected) for name, flags, expected in SMOKE]
-SMOKE += [("weights", "learn/weights.py /dev/null", "")]
+SMOKE += [(name, f"learn/{name}.py /dev/null", "") for name in ("clip", "weights")]
 
 
 @pytest.mark.slow
