@@ -53,7 +53,7 @@ def draw():
     title = "The clip stops a token that has moved far the way A pushes;\n"
     title += "the min lets a token that has moved the other way come back"
     page, axes = figure(title, 3.4, 1, 2)
-    thin = {"color": "gray", "linestyle": , "linewidth": 1.6}
+    thin = {"color": "gray", "linestyle": (0, (1, 1.5)), "linewidth": 1.6}
     for panel, advantage in zip(axes, TITLES, strict=True):
         top = max(0, END * advantage)
         panel.plot([0, END], [0, END * advantage], **thin)
