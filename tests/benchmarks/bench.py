@@ -19,11 +19,11 @@ from importlib.metadata import version
 from pathlib import Path
 from unittest.mock import Mock, patch
 
+import numpy as np
 import torch
 
 ROOT = Path(__file__).parents[2]
 RESULTS, PAGE = Path(__file__).with_name("results"), Path(__file__).with_name("RESULTS.md")
-CPU = torch.device("cpu")
 for folder in ("tests/examples", "tests/learn", "tests", "."):
     sys.path.insert(0, str(ROOT / folder))
 
@@ -33,7 +33,6 @@ from scripts import LLM_SCRIPTS as LLM  # noqa: E402, F401
 from scripts import SCRIPTS  # noqa: E402
 
 
-# ------------------------------------------------------------------------------------------ Tables
 def table(header, rows):
     """The lines of a Markdown table."""
     lines = [f"| {' | '.join(map(str, cells))} |" for cells in (header, *rows)]
@@ -63,28 +62,24 @@ def with_footer(lines, runs):
     return [*lines, "", f"{'; '.join(machines)}; revision {', '.join(revisions)}"]
 
 
-def show(tables, smoke=False):
-    """Print tables, {name: lines}, and write them into their blocks of RESULTS.md, unless they are
-    those of a smoke test."""
+def show(tables):
+    """Print tables, {name: lines}, and write them into their blocks of RESULTS.md."""
     for name, lines in tables.items():
         print(*lines, sep="\n")
-        if not smoke:
-            write_block(PAGE, name, lines)
+        write_block(PAGE, name, lines)
 
 
-# ---------------------------------------------------------------------------- Runs that are kept
 class Kept:
     """The runs in results/NAME.jsonl, one per line.
 
     A run has the row of the table that it belongs to, the flags that define it (all other flags are
     the program's or the script's defaults), the machine, and the revision. A run that is there is
-    not made again: to repeat it, delete its line. With smoke nothing is read or written.
+    not made again: to repeat it, delete its line.
     """
 
-    def __init__(self, name, *packages, smoke=False):
-        self.path = None if smoke else RESULTS / f"{name}.jsonl"
-        self.packages, self.runs = packages, []
-        if self.path and self.path.exists():
+    def __init__(self, name, *packages):
+        self.path, self.packages, self.runs = RESULTS / f"{name}.jsonl", packages, []
+        if self.path.exists():
             self.runs = [json.loads(line) for line in self.path.read_text().splitlines()]
 
     def of(self, row):
@@ -99,8 +94,7 @@ class Kept:
         origin = {"machine": machine(*self.packages), "revision": revision()}
         self.runs.append({"row": row, "flags": flags} | origin | values)
         print(json.dumps(self.runs[-1], ensure_ascii=False), flush=True)
-        if self.path:
-            self.path.write_text("".join(json.dumps(run) + "\n" for run in self.runs))
+        self.path.write_text("".join(json.dumps(run) + "\n" for run in self.runs))
 
     def make(self, function, wanted, at_once=1):
         """Make the runs that are missing, so many at once. wanted: [(row, flags, job)], where job
@@ -112,22 +106,20 @@ class Kept:
             self.add(row, flags, values)
 
 
-def in_new_process(function, job):
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function, **job).result()
-
-
 def in_processes(function, jobs, at_once=1):
     """Call the function with each job, a dict of arguments, in a new process. Yields pairs of job
     and result, in the order in which they end. (One pool with max_tasks_per_child=1 hung twice in
     Python 3.11; cpython issue 115634 is about hangs of this kind.)"""
+
+    def call(job):
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            return job, pool.submit(function, **job).result()
+
     with ThreadPoolExecutor(at_once) as threads:
-        futures = {threads.submit(in_new_process, function, job): job for job in jobs}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
+        for future in as_completed([threads.submit(call, job) for job in jobs]):
+            yield future.result()
 
 
-# -------------------------------------------------------------------------------- Runs of scripts
 def module_of(name, text):
     """The module of a script that would lie in the repository's root, from its text."""
     module = types.ModuleType(name)
@@ -145,21 +137,21 @@ def load(name):
 
 
 class Enough(Exception):
-    """Ends main() of a script from within one of its functions."""
+    """Ends main() of a script, see run_main."""
 
 
 def run_main(script, args, note=lambda *_: None, **functions):
     """Run main() of a script with these functions in place of its own; print and keep nothing.
 
-    Returns main's scores, and as "log" what it has logged, {name: [values]}. There are no scores if
-    a function has raised Enough, or if a gradient was not finite. `note` gets the name, the value
-    and the step of all that is logged.
+    Returns main's scores (with the weights of a classic script's agent instead of their file), and
+    as "log" what it has logged, {name: [values]}. `note` gets the name, the value and the step of
+    all that is logged. If it raises Enough, the run ends, and there are no scores.
     """
     scores, log = {}, defaultdict(list)
 
     def add_scalar(name, value, step):
-        log[name].append(float(value))
-        note(name, float(value), step)
+        log[name].append(torch.as_tensor(value).item())
+        note(name, log[name][-1], step)
 
     def make_writer(folder):
         Path(folder).mkdir(parents=True)
@@ -168,16 +160,12 @@ def run_main(script, args, note=lambda *_: None, **functions):
     with (
         tempfile.TemporaryDirectory() as args.output_dir,
         contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(io.StringIO()),
         patch.multiple(script, **{"SummaryWriter": make_writer} | functions),
+        contextlib.suppress(Enough),
     ):
-        try:
-            scores = script.main(args)
-        except Enough:
-            pass
-        except RuntimeError as error:  # clip_grad_norm_'s
-            if "non-finite" not in str(error):
-                raise
+        scores = script.main(args)
+        if "agent" in scores:  # before its folder goes
+            scores["agent"] = torch.load(scores["agent"])
     return scores | {"log": log}
 
 
@@ -200,41 +188,26 @@ def run_counted(script, args, **functions):
     return result | {"drawn": sum(drawn)}
 
 
-class Laps:
-    """The seconds of each training step, until the GPU has finished it."""
-
-    def __init__(self):
-        self.seconds = []
-
-    def now(self):
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    def begin(self):
-        self.start = self.now()
-
-    def end(self):
-        """Note a lap, and begin the next. Returns how many there are."""
-        end = self.now()
-        self.seconds.append(end - self.start)
-        self.start = end
-        return len(self.seconds)
+def clock():
+    """The time in seconds, once the GPU has done what it was told."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def seconds_of_steps(script, args, steps, **functions):
     """The seconds of each of so many training steps of a script, without evaluation."""
-    laps = Laps()
+    times = []
 
     def evaluate(*_):
-        laps.begin()
+        times.append(clock())
         return {"eval/pass@1": 0.0}
 
     def note(name, *_):
-        # Once per step, at its end.
-        if name == "reward" and laps.end() == steps:
-            raise Enough
+        if name == "reward":  # once per step, at its end
+            times.append(clock())
+            if len(times) > steps:
+                raise Enough
 
-    args.eval_every = args.steps
     run_main(script, args, note, evaluate=evaluate, **functions)
-    return laps.seconds
+    return np.diff(times)

@@ -1,26 +1,20 @@
 """Is a GPU right, how fast is a training step on it, and how fast is TRL's?
 
-    python tests/benchmarks/gpu.py                # an NVIDIA card; up to 10 minutes
-    python tests/benchmarks/gpu.py right step     # some parts
-    python tests/benchmarks/gpu.py --smoke        # toy sizes, any machine
-    python tests/benchmarks/gpu.py --only-tables  # no run: the tables once more
+    python tests/benchmarks/gpu.py                      # an NVIDIA card; up to 10 minutes
+    timeout 240 python tests/benchmarks/gpu.py right    # or step, or trl: one part
+
+right compares log-probs and gradient of all five scripts with the CPU's. step measures a training
+step at the default flags, with others, and with VARIANTS.md's graph; trl the same step by TRL's
+GRPOTrainer, if it is installed. A measurement is printed and kept at once. If one fails, the exit
+status is 1.
 
 No hub is needed: the large model is a random one of Qwen2.5-0.5B's shape, with the tiny model's
-tokenizer. Its prompts have 56 to 170 tokens, so they are padded, as in a real run. A measurement is
-printed and kept at once. If one fails, or its log-probs or gradient are far off, the exit status is
-1. On a card that is lent for minutes, start each part by itself, after `timeout 240`: a hang then
-costs no more than that.
-
-right      log-probs and gradient on the GPU against the CPU, by all five scripts
-step       seconds of a training step at the default flags, then with others and VARIANTS.md's graph
-trl        the same step by TRL's GRPOTrainer (if installed): at its defaults, and nearer to ours
+tokenizer. Its prompts have 56 to 170 tokens, so they are padded, as in a real run.
 """
 
 import copy
-import functools
 import gc
 import importlib
-import math
 import random
 import sys
 import traceback
@@ -35,36 +29,28 @@ import transformers
 from torch.nn.utils import parameters_to_vector
 
 import grpo_llm
-from grpo_llm import TINY_MODEL
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-GPU, SMOKE = DEVICE.type == "cuda", "--smoke" in sys.argv
-QWEN = {"vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864}
-QWEN |= {"num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2}
-TOY = {"vocab_size": 600, "hidden_size": 56, "intermediate_size": 64, "num_hidden_layers": 2}
-SHAPE = QWEN | TOY if SMOKE else QWEN
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+SHAPE = {"vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864}
+SHAPE |= {"num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2}
 # Of a rollout: groups, completions of each, tokens of the longest prompt (170 is about the longest
 # of 32 of GSM8K's questions), tokens of a completion.
-GROUPS, SAMPLES, LONGEST, NEW = (8, 2, 20, 16) if SMOKE else (32, 8, 170, 256)
-# The largest difference from the CPU's log-probs, in nats, and the largest relative error of a
-# gradient. They tell a wrong kernel from rounding, and no more.
-TOLERANCE = {"tf32": (0.1, 0.1), "float32": (1e-3, 1e-2)}
+GROUPS, SAMPLES, LONGEST, NEW = 32, 8, 170, 256
 
 
-# ------------------------------------------------------------------------------------------- Tools
 def settings(**more):
     """Args of grpo_llm.py for a large model: the defaults, except at toy size."""
     sizes = {"max_new_tokens": NEW, "prompts_per_step": GROUPS, "group_size": SAMPLES}
-    return grpo_llm.Args(model=str(TINY_MODEL), device=DEVICE.type, **sizes, **more)
+    return grpo_llm.Args(device=DEVICE, **sizes, **more)
 
 
-def random_qwen(layers=SHAPE["num_hidden_layers"], device=DEVICE):
+def random_qwen(device=DEVICE, **more):
     """A random model of Qwen2.5-0.5B's shape. A factor makes its distributions less flat, nearer to
     a trained model's. It hardly ever draws the stop token: all trainers work on completions of the
     same length."""
     torch.manual_seed(0)
-    shape = SHAPE | {"num_hidden_layers": layers, "tie_word_embeddings": True}
-    config = transformers.AutoConfig.for_model("qwen2", **shape)
+    config = transformers.AutoConfig.for_model("qwen2", **SHAPE | more, tie_word_embeddings=True)
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(config).eval()
     model.model.norm.weight.data.fill_(6.0)
@@ -84,21 +70,20 @@ def reward(completion, answer):
 
 
 # In place of the script's own functions.
-TASK = {"load_data": lambda _: (problems_of(4 * GROUPS), [])}
-TASK |= {"load_task": lambda _: (None, reward)}
-# Within this context load_policy loads a random_qwen, which has no folder.
+TASK = {"load_task": lambda args: (reward, problems_of(4 * GROUPS), [])}
+# Within this context load_model loads a random_qwen, which has no folder.
 LARGE = patch.object(
     transformers.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: random_qwen()
 )
 
 
-# ----------------------------------------------------- Parts: a measurement's row, and its function
-def gradient_of(script, model, batch, rewards, device):
+def gradient_of(script, model, batch, rewards, device, bf16):
     """Log-probs and the gradient, on the CPU."""
     model = copy.deepcopy(model).to(device)
-    args = script.Args(device=device.type, micro_batch_size=16, beta=0.0, max_grad_norm=math.inf)
+    args = script.Args(micro_batch_size=16, beta=0.0, max_grad_norm=1e30, bf16=bf16)
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
-    batch["old_logprobs"] = script.batch_logprobs(model, batch, args)
+    with torch.no_grad():
+        batch["old_logprobs"] = script.token_logprobs(model, batch, args)
     batch["advantages"] = script.compute_advantages(rewards, args).flatten().to(device)
     script.train_minibatch(model, torch.optim.SGD(model.parameters(), lr=0.0), batch, args)
     gradient = parameters_to_vector(parameter.grad for parameter in model.parameters())
@@ -106,27 +91,29 @@ def gradient_of(script, model, batch, rewards, device):
 
 
 def compare(kind, name, model, batch, rewards):
-    """The GPU against the CPU. float32: products are not rounded to TF32, as start_device lets CUDA
-    do it."""
+    """The GPU in this precision against the CPU in float32. The scripts have tf32, or --bf16."""
     torch.backends.cuda.matmul.fp32_precision = "ieee" if kind == "float32" else "tf32"
-    script, (largest_gap, largest_error) = importlib.import_module(name), TOLERANCE[kind]
-    expected, expected_gradient = gradient_of(script, model, batch, rewards, bench.CPU)
-    logprobs, gradient = gradient_of(script, model, batch, rewards, DEVICE)
+    inputs = importlib.import_module(name), model, batch, rewards
+    expected, expected_gradient = gradient_of(*inputs, "cpu", False)
+    logprobs, gradient = gradient_of(*inputs, DEVICE, kind == "bf16")
     gap = (logprobs - expected).abs().max().item()
     error = ((gradient - expected_gradient).norm() / expected_gradient.norm()).item()
-    right = gap < largest_gap and error < largest_error
-    return {"logprob_gap_max": gap, "gradient_error": error, "ok": right}
+    return {"logprob_gap_max": gap, "gradient_error": error}
 
 
 def right():
     """Completions are drawn on the CPU, so that they are the same everywhere."""
-    model, tokenizer = grpo_llm.load_policy(grpo_llm.Args(device="cpu"), bench.CPU)
-    large, rewards = random_qwen(2, bench.CPU), (torch.arange(64) % 3 == 0).float().view(8, 8)
+    model, tokenizer = grpo_llm.load_model(grpo_llm.Args())
+    large, rewards = (
+        random_qwen("cpu", num_hidden_layers=2),
+        (torch.arange(64) % 3 == 0).float().view(8, 8),
+    )
+    large.generation_config = model.generation_config
     prompts = [list(range(1, 4 + i)) for i in range(8)]
-    batch = grpo_llm.generate(model, prompts, 8, 24, 1.0)
-    longer = grpo_llm.encode_prompts(problems_of(8), tokenizer)
-    completions = grpo_llm.generate(large, longer, 2, 16, 1.0)
-    for kind in TOLERANCE:
+    batch = grpo_llm.generate(model, prompts, 8, grpo_llm.Args(max_new_tokens=24))
+    longer = tokenizer([prompt for prompt, _ in problems_of(8)])["input_ids"]
+    completions = grpo_llm.generate(large, longer, 2, grpo_llm.Args(max_new_tokens=16))
+    for kind in ("float32", "tf32", "bf16"):
         for name in bench.LLM:
             yield f"tiny, {name}, {kind}", partial(compare, kind, name, model, batch, rewards)
         inputs = ("grpo_llm", large, completions, rewards[:, :2])
@@ -145,11 +132,9 @@ def our_step(flags, blocks):
     script, seconds = bench.module_of("_".join(["variant", *blocks]), text), defaultdict(float)
 
     def timed(name, function, *inputs):
-        laps = bench.Laps()
-        laps.begin()
+        start = bench.clock()
         result = function(*inputs)
-        laps.end()
-        seconds[name] += laps.seconds[0]
+        seconds[name] += bench.clock() - start
         return result
 
     def rollout(*inputs, original=script.rollout):
@@ -167,7 +152,9 @@ def step():
     wide = {"micro_batch_size": 16}
     yield "as it is", partial(our_step, {}, ())
     yield "16 rows per pass", partial(our_step, wide, ())
+    yield "16 rows, bf16", partial(our_step, wide | {"bf16": True}, ())
     yield "16 rows, graph", partial(our_step, wide, ("graph",))
+    yield "16 rows, graph, bf16", partial(our_step, wide | {"bf16": True}, ("graph",))
 
 
 def their_step(rows, **options):
@@ -185,62 +172,46 @@ def trl():
         yield "TRL, float32, no checkpoints, 16 rows", partial(their_step, 16)
 
 
-# -------------------------------------------------------------------------------- Table and command
-CHECKS = {
-    "logprob_gap_max": "log-probs, GPU and CPU: largest difference, nats",
-    "gradient_error": "gradient, GPU and CPU: relative difference",
-}
+CHECKS = {"logprob_gap_max": "log-probs: largest difference, nats"}
+CHECKS |= {"gradient_error": "gradient: relative difference"}
 COLUMNS = {"s": "seconds", "rollout_s": "rollout", "train_minibatch_s": "training"}
 COLUMNS |= {"completions_per_s": "completions per second", "reserved_GB": "GB"}
-
-
-def digits(value):
-    """Three digits, or a power of ten with one digit."""
-    return f"{value:.3g}" if value >= 0.001 or value == 0 else f"{value:.0e}"
 
 
 def tables(runs):
     """The largest error of each kind, and a row for each step, also of TRL's."""
     checks = [run for run in runs.runs if "gradient_error" in run]
     steps = [run for run in runs.runs if "s" in run]
-    kinds = sorted({run["row"].split(", ")[-1] for run in checks})
-    rows = []
-    for key, words in CHECKS.items():
-        largest = [max(run[key] for run in checks if run["row"].endswith(kind)) for kind in kinds]
-        rows.append([words, *map(digits, largest)])
-    blocks = {"gpu_right": bench.with_footer(bench.table(["", *kinds], rows), checks)}
-    rows = [
-        [run["row"], *(digits(run[key]) if key in run else "–" for key in COLUMNS)] for run in steps
-    ]
-    lines = bench.table(["", *COLUMNS.values()], rows)
-    return blocks | {"gpu_step": bench.with_footer(lines, steps)}
-
-
-def kept(smoke=False):
-    return bench.Kept("gpu", "transformers", smoke=smoke)
+    errors = []
+    for kind in sorted({run["row"].split(", ")[-1] for run in checks}):
+        some = [run for run in checks if run["row"].endswith(kind)]
+        errors.append([kind, *(f"{max(run[key] for run in some):.3g}" for key in CHECKS)])
+    rows = [[run["row"], *(f"{run[k]:.3g}" if k in run else "–" for k in COLUMNS)] for run in steps]
+    errors = bench.table(["GPU beside CPU", *CHECKS.values()], errors)
+    rows = bench.table(["", *COLUMNS.values()], rows)
+    return {
+        "gpu_right": bench.with_footer(errors, checks),
+        "gpu_step": bench.with_footer(rows, steps),
+    }
 
 
 def main():
-    runs, parts, failed = kept(SMOKE), [right, step, trl], False
-    if "--only-tables" in sys.argv:
-        return bench.show(tables(runs))
-    if not GPU and not SMOKE:
-        sys.exit("There is no CUDA GPU here. --smoke runs everything without one, at toy size.")
+    if not GPU:
+        sys.exit("There is no CUDA GPU here.")
     transformers.utils.logging.disable_progress_bar()
-    if SMOKE:  # without kernels, which take minutes to make
-        eager = functools.partialmethod(torch.nn.Module.compile, backend="eager")
-        torch.nn.Module.compile = eager
-    chosen = [part for part in parts if part.__name__ in sys.argv] or parts
-    for row, function in (item for part in chosen for item in part()):
+    runs, failed = bench.Kept("gpu", "transformers"), False
+    chosen = [part for part in (right, step, trl) if part.__name__ in sys.argv]
+    for row, function in (item for part in chosen or (right, step, trl) for item in part()):
         gc.collect()
         torch.cuda.empty_cache()
         try:
             values = function()
+            runs.runs = [run for run in runs.runs if run["row"] != row]
             runs.add(row, {}, {k: float(f"{value:.4g}") for k, value in values.items()})
-            failed = failed or not values.get("ok", True)
         except Exception:
             traceback.print_exc()
             failed = True
+    bench.show(tables(runs))
     sys.exit(failed)
 
 

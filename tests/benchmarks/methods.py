@@ -1,8 +1,6 @@
 """Which script learns best on sums? Eleven methods, ten seeds each, equal numbers of completions.
 
     nice python tests/benchmarks/methods.py --jobs 2   # makes the missing runs: two to three hours
-    python tests/benchmarks/methods.py --only-tables   # no run: table and picture once more
-    python tests/benchmarks/methods.py --again GRPO    # three seeds once more, beside those kept
 
 A method is a script with flags. For one more, add it to METHODS: its runs alone are missing. Each
 run draws some 30,720 completions: 120 rollouts of 256, or for DAPO, which redraws groups, fewer
@@ -24,14 +22,12 @@ from typing import NamedTuple
 
 import torch
 import tyro
-from bench import RESULTS, Kept, in_processes, load, run_counted, show, table, with_footer
+from bench import RESULTS, Kept, load, run_counted, show, table, with_footer
 from stats import interval, p_value
 
 RATES = (3e-4, 5e-4, 1e-3, 2e-3)
 TUNING_SEEDS, SEEDS = (101, 102), range(1, 11)
 TUNING_SUMS, SUMS = 1, 0  # the checksum of a sum, modulo 10
-HELD_OUT = 256
-QUARTERS = 4  # evaluations after the initial one
 
 
 class Method(NamedTuple):
@@ -40,18 +36,14 @@ class Method(NamedTuple):
     functions: dict = {}  # they replace functions of the script
 
 
-NO_CLIP = {"clip_low": 1e6, "clip_high": 1e6}
 DR_GRPO = {"scale_rewards": False, "length_norm": "constant", "beta": 0.0}
 # Cross-entropy on the right completions alone, those of groups that are all right as well.
-IMITATION = {
-    "compute_advantages": lambda rewards, args: rewards.clone(),
-    "are_equal": lambda rewards: rewards.amax(1) <= 0,
-}
+IMITATION = {"compute_advantages": lambda rewards, args: rewards}
 METHODS = {
     "RLOO": Method("rloo_llm"),
     "GRPO, one step per rollout": Method("grpo_llm", {"num_minibatches": 1}),
     "GRPO": Method("grpo_llm"),
-    "GRPO without its clip": Method("grpo_llm", NO_CLIP),
+    "GRPO without its clip": Method("grpo_llm", {"clip_low": 1e6, "clip_high": 1e6}),
     "GRPO, β = 0": Method("grpo_llm", {"beta": 0.0}),
     "Dr. GRPO": Method("grpo_llm", DR_GRPO),
     "DAPO": Method("dapo_llm", {"steps": 56}),
@@ -63,14 +55,13 @@ METHODS = {
 LEVEL = 0.05 / (len(METHODS) - 1)  # of the test: all but GRPO are compared with it
 
 
-# -------------------------------------------------------------------------------------------- Runs
-def load_data(residue, script, args):
+def load_task(residue, script, args):
     """In place of the script's own: 256 different sums of this checksum to evaluate on."""
     problems = script.load_problems("train") + script.load_problems("test")
     checksums = {problem: zlib.crc32(problem[0].encode()) % 10 for problem in problems}
     train = [problem for problem in problems if checksums[problem] not in (SUMS, TUNING_SUMS)]
     held_out = [problem for problem in checksums if checksums[problem] == residue]
-    return train, held_out[: args.eval_problems]
+    return script.verify, train, held_out[: args.eval_problems]
 
 
 def flags_of(name, rate, seed):
@@ -78,33 +69,31 @@ def flags_of(name, rate, seed):
     return METHODS[name].flags | {"learning_rate": rate, "seed": seed}
 
 
-def run(name, rate, seed, small):
-    """The scores at each evaluation; completions drawn, and the share of tokens that are clipped.
-    If a gradient was not finite, the missing scores are 0."""
+def run(name, rate, seed):
+    """The scores at each evaluation, completions drawn, and the share of clipped tokens."""
     torch.set_num_threads(1)
     start = time.process_time()
     script = load(METHODS[name].script)
-    args = script.Args(**{"eval_problems": HELD_OUT} | flags_of(name, rate, seed) | small)
-    args.eval_every = args.steps // QUARTERS
+    args = script.Args(**flags_of(name, rate, seed))
+    args.eval_every = args.steps // 4
     residue = TUNING_SUMS if seed in TUNING_SEEDS else SUMS
-    functions = {"load_data": functools.partial(load_data, residue, script)}
+    functions = {"load_task": functools.partial(load_task, residue, script)}
     result = run_counted(script, args, **functions | METHODS[name].functions)
     log, values = result["log"], {"drawn": result["drawn"]}
     for metric in ("eval/pass@1", "eval/pass@8"):
-        scores = [round(score, 4) for score in log[metric]]
-        values[metric] = scores + [0.0] * (QUARTERS + 1 - len(scores))
+        values[metric] = [round(score, 4) for score in log[metric]]
     values["clipfrac"] = round(fmean(log["clipfrac"] or [0]), 4)
     return values | {"seconds": round(time.process_time() - start)}
 
 
-def campaign(runs, names, rates, seeds, at_once, small):
+def campaign(runs, at_once):
     """Find each method's learning rate, then run it with that rate on the other seeds."""
     for tuning in (True, False):
         wanted = []
-        for seed, name in product(TUNING_SEEDS if tuning else seeds, names):
-            for rate in rates if tuning else [rate_of(runs, name)]:
+        for seed, name in product(TUNING_SEEDS if tuning else SEEDS, METHODS):
+            for rate in RATES if tuning else [rate_of(runs, name)]:
                 job = {"name": name, "rate": rate, "seed": seed}
-                wanted.append((name, flags_of(**job), job | {"small": small}))
+                wanted.append((name, flags_of(**job), job))
         runs.make(run, wanted, at_once)
 
 
@@ -125,17 +114,6 @@ def rate_of(runs, name):
     return max(scores, key=scores.get, default=None)
 
 
-def made_again(runs, names, at_once):
-    """Print the last pass@1 of three seeds made anew, beside all those that are kept."""
-    rates = {name: rate_of(runs, name) for name in names}
-    jobs = [{"name": n, "rate": rates[n], "seed": s, "small": {}} for n in names for s in (1, 2, 3)]
-    for job, values in in_processes(run, jobs, at_once):
-        name, seed = job["name"], job["seed"]
-        kept = {seed: last(run) for seed, run in runs_of(runs, name, rates[name], SEEDS).items()}
-        print(f"{name}, seed {seed}: {last(values)}; kept {kept}", flush=True)
-
-
-# ------------------------------------------------------------------------------ Table and picture
 HEADER = ["method", "rate", "pass@1: mean (95 % interval)", "pass@8", "beside GRPO", "p"]
 HEADER += ["clipped", "completions"]
 
@@ -164,14 +142,8 @@ def shown(runs):
 def tables(runs):
     scored = shown(runs)
     rows = [cells(name, by_seed, scored.get("GRPO", {})) for name, by_seed in scored.items()]
-    count = len(METHODS) * (len(RATES) * len(TUNING_SEEDS) + len(SEEDS))
-    tuning = len([run for run in runs.runs if run["flags"]["seed"] in TUNING_SEEDS])
-    notes = [f"{len(runs.runs)} of {count} runs are made, {tuning} of them to find learning rates."]
-    notes += [f"A difference counts if p is below {LEVEL:.2g}."]
-    ends = [name for name in scored if rate_of(runs, name) in (RATES[0], RATES[-1])]
-    if ends:
-        notes += [f"Best at the lowest or the highest rate tried: {'; '.join(ends)}."]
-    return {"methods": with_footer([*table(HEADER, rows), "", *notes], runs.runs)}
+    note = f"A difference counts if p is below {LEVEL:.2g}."
+    return {"methods": with_footer([*table(HEADER, rows), "", note], runs.runs)}
 
 
 def draw(runs):
@@ -189,27 +161,12 @@ def draw(runs):
     page.savefig(RESULTS / "methods.png", dpi=150)
 
 
-def kept(smoke=False):
-    return Kept("methods", "transformers", smoke=smoke)
-
-
-def main(
-    jobs: int = 1, again: tuple[str, ...] = (), only_tables: bool = False, smoke: bool = False
-):
-    """--jobs runs are made at a time. --again keeps nothing. With --smoke one method makes short
-    runs, and nothing is written."""
-    names, rates, seeds, small = list(METHODS), RATES, SEEDS, {}
-    if smoke:
-        names, rates, seeds = ["imitation of right completions"], RATES[:1], SEEDS[:2]
-        small = {"steps": 4, "prompts_per_step": 4, "eval_problems": 4}
-    runs = kept(smoke)
-    if again:
-        return made_again(runs, again, jobs)
-    if not only_tables:
-        campaign(runs, names, rates, seeds, jobs, small)
-    show(tables(runs), smoke)
-    if not smoke:
-        draw(runs)
+def main(jobs: int = 1):
+    """--jobs runs are made at a time."""
+    runs = Kept("methods", "transformers")
+    campaign(runs, jobs)
+    show(tables(runs))
+    draw(runs)
 
 
 if __name__ == "__main__":
