@@ -1,8 +1,11 @@
 """The tasks of examples/: what their verifiers reward, and that each one checks itself."""
 
 import json
+import os
 import re
 import runpy
+import select
+import tracemalloc
 
 import pytest
 from conftest import ROOT, script
@@ -32,6 +35,7 @@ CASES = {
         (TESTS, 1, f"{F}~Here it is:\n```python\n{F}\n```\nIt adds two.~f = lambda x: x + 2"),
         (TESTS, 0, f"~def f(x): return 3~{F}\nexit()~{F}\nimport os; os._exit(0)~print(0)~é\0"),
         (TESTS, 0, f"assert = 1~{F}\ninput()~\ud800"),
+        (TESTS, 1, f"{F}\n#{'x' * 200_000}"),  # more than Linux takes as an argument
     ],
 }
 
@@ -49,6 +53,43 @@ def test_right_and_wrong_completions(name):
     for answer, reward, completions in CASES[name]:
         for completion in completions.split("~"):
             assert verify(completion, answer) == reward, (completion, answer)
+
+
+# A program that starts another one, which holds a pipe open for as long as it is alive.
+PARENT = """
+import os, signal, time
+pipe = open({pipe!r}, "w")
+if os.fork() == 0:
+    time.sleep(60)
+    os._exit(0)
+open("left behind", "w")
+"""
+ENDS = {"": 1, "while True: print('x' * 10**6)": 0, "os.kill(os.getppid(), signal.SIGINT)": None}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_of_a_program_only_the_reward_stays(end, tmp_path, monkeypatch):
+    """No process, no file, nothing that it has printed; also if it passes, is stopped, or if Ctrl-C
+    ends the run."""
+    functions, pipe = script("functions"), str(tmp_path / "pipe")
+    monkeypatch.setattr(functions, "SECONDS", 2)
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    code = f"{F}\n{PARENT.format(pipe=pipe)}\n{end}"
+    tracemalloc.start()
+    if ENDS[end] is None:
+        with pytest.raises(KeyboardInterrupt):
+            functions.verify(f"{code}\ntime.sleep(60)", TESTS)
+    else:
+        assert functions.verify(code, TESTS) == ENDS[end]
+    assert tracemalloc.get_traced_memory()[1] < 10**7
+    tracemalloc.stop()
+    poll = select.poll()
+    poll.register(reader, select.POLLHUP)
+    assert poll.poll(10_000), "a process is still alive"  # after 10 s
+    os.close(reader)
+    assert os.listdir() == ["pipe"]
 
 
 def rows(start):
