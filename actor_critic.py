@@ -75,8 +75,10 @@ def compute_advantages(rollout, values, next_values, args):
 
 def main(args):
     """A run from top to bottom. Returns its last mean return, and where the agent is saved."""
-    if min(args.max_grad_norm, args.total_timesteps) <= 0:
-        sys.exit("error: --max-grad-norm and --total-timesteps have to be above 0")
+    for flag, value in vars(args).items():
+        positive = flag.startswith(("cg", "clip", "learning", "max", "num", "total", "update"))
+        if positive and value <= 0 or flag in ("gamma", "gae_lambda") and not 0 <= value <= 1:
+            sys.exit(f"error: --{flag.replace('_', '-')} {value}: must be above 0, γ and λ up to 1")
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)  # more would only slow down networks this small
     envs = vector.RecordEpisodeStatistics(make_envs(args.env_id, args.num_envs))
@@ -90,6 +92,7 @@ def main(args):
 
     obs, _ = envs.reset(seed=10_000 * args.seed)  # environment i gets it + i
     earned, real = np.zeros(args.num_envs), np.ones(args.num_envs, bool)
+    returns = envs.return_queue  # of the last 100 episodes
     global_step = 0
     while global_step < args.total_timesteps:
         # ------------------------------------------------------------------------------- Rollout
@@ -155,18 +158,14 @@ def main(args):
         global_step += len(batch["obs"])
         torch.save(agent.state_dict(), folder / "agent.tmp")
         Path(folder, "agent.tmp").replace(folder / "agent.pt")  # so a kill never leaves half a file
-        stats = {
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "explained_variance": 1 - batch["advantages"].var() / batch["targets"].var(),
-            "entropy": entropy,
-        }
+        stats = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        stats["explained_variance"] = 1 - batch["advantages"].var() / batch["targets"].var()
         for key, value in stats.items():
             writer.add_scalar(f"losses/{key}", value, global_step)
-        mean_return = np.mean(envs.return_queue or [np.nan])  # of the last 100 episodes
-        writer.add_scalar("charts/episodic_return", mean_return, global_step)
-        progress = f"mean return {mean_return:.4g}" if envs.return_queue else "no episode has ended"
-        print(f"step {global_step:,}: {progress}")
+        mean_return = np.mean(returns or [np.nan])
+        if returns:
+            writer.add_scalar("charts/episodic_return", mean_return, global_step)
+        print(f"step {global_step:,}: mean return {mean_return:.4g} ({len(returns)} episodes)")
     envs.close()
     writer.close()
     return {"return": mean_return, "agent": str(folder / "agent.pt")}
@@ -191,7 +190,7 @@ class RunningNorm(nn.Module):
 
     def forward(self, x):
         mean = self.sums[1] / self.sums[0]
-        return ((torch.as_tensor(x) - mean) / self.std()).clamp(-10, 10).float()
+        return ((torch.as_tensor(x).double() - mean) / self.std()).clamp(-10, 10).float()
 
 
 def mlp(inputs, outputs):
@@ -227,7 +226,10 @@ class Agent(nn.Module):
 
 def make_envs(env_id, num_envs, **options):
     """num_envs environments that step together, with flat observations and scaled actions."""
-    envs = gym.make_vec(env_id, num_envs, **options)
+    try:
+        envs = gym.make_vec(env_id, num_envs, **options)
+    except (gym.error.Error, ImportError) as error:
+        sys.exit(f"error: --env-id {env_id}: {error}")
     if envs.metadata.get("autoreset_mode") not in (None, gym.vector.AutoresetMode.NEXT_STEP):
         sys.exit(f"error: --env-id {env_id}: does not reset itself in the step after an episode")
     seen, space = envs.single_observation_space, envs.single_action_space

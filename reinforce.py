@@ -73,24 +73,22 @@ def compute_advantages(rollout, values, next_values, args):
     rewards that a time limit cut off, and its errors add a bias. Otherwise G_t would shrink near
     the limit, which V cannot foresee, because s_t contains no clock. (The other two choices of
     --credit treat a time limit as the end.)"""
-    rewards = rollout["rewards"]
-    if args.credit == "baseline":
-        truncated = rollout["done"] & ~rollout["terminated"]
-        rewards = rewards + args.gamma * next_values * truncated
-    returns = rewards.clone()
-    for t in reversed(range(len(rewards) - 1)):
+    baseline = args.credit == "baseline"
+    truncated = rollout["done"] & ~rollout["terminated"]
+    returns = rollout["rewards"] + args.gamma * next_values * truncated * baseline
+    for t in reversed(range(len(returns) - 1)):
         returns[t] += args.gamma * returns[t + 1] * ~rollout["done"][t]
-    if args.credit == "baseline":
-        return returns - values, returns
     if args.credit == "return":
         returns = returns[0].expand_as(returns)  # R(τ) is G_0
-    return returns, returns
+    return returns - values * baseline, returns
 
 
 def main(args):
     """A run from top to bottom. Returns its last mean return, and where the agent is saved."""
-    if min(args.max_grad_norm, args.total_timesteps) <= 0:
-        sys.exit("error: --max-grad-norm and --total-timesteps have to be above 0")
+    for flag, value in vars(args).items():
+        positive = flag.startswith(("cg", "clip", "learning", "max", "num", "total", "update"))
+        if positive and value <= 0 or flag in ("gamma", "gae_lambda") and not 0 <= value <= 1:
+            sys.exit(f"error: --{flag.replace('_', '-')} {value}: must be above 0, γ and λ up to 1")
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)  # more would only slow down networks this small
     envs = vector.RecordEpisodeStatistics(make_envs(args.env_id, args.num_envs))
@@ -103,7 +101,7 @@ def main(args):
     print(f"agent and logs in {folder}")
 
     obs, _ = envs.reset(seed=10_000 * args.seed)  # environment i gets it + i
-    returns = deque(maxlen=100)
+    returns = deque(maxlen=100)  # of the last 100 episodes
     limit = envs.spec.max_episode_steps or 1000  # without a limit an episode might never end
     global_step = 0
     while global_step < args.total_timesteps:
@@ -151,9 +149,9 @@ def main(args):
         policy = agent.policy(batch["obs"])
         terms = batch["advantages"] * policy.log_prob(batch["actions"])  # Ψ_t log π(a_t | s_t)
         policy_loss = -terms.sum() / args.num_envs  # the sum over t, the mean over episodes
-        entropy = policy.entropy().sum() / args.num_envs
+        entropy = policy.entropy()
         optimizer.zero_grad()
-        (policy_loss - args.ent_coef * remaining * entropy).backward()
+        (policy_loss - args.ent_coef * remaining * entropy.sum() / args.num_envs).backward()
         # Not clipped: Adam divides by the size of past gradients, so long early ones keep later
         # steps, which are noisier, short.
         optimizer.step()
@@ -171,17 +169,14 @@ def main(args):
         global_step += len(batch["obs"])
         torch.save(agent.state_dict(), folder / "agent.tmp")
         Path(folder, "agent.tmp").replace(folder / "agent.pt")  # so a kill never leaves half a file
-        mean_return = np.mean(returns)  # of the last 100 episodes
-        stats = {
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "explained_variance": 1 - batch["advantages"].var() / batch["targets"].var(),
-            "entropy": policy.entropy().mean(),
-        }
+        stats = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy.mean()}
+        stats["explained_variance"] = 1 - batch["advantages"].var() / batch["targets"].var()
         for key, value in stats.items():
             writer.add_scalar(f"losses/{key}", value, global_step)
-        writer.add_scalar("charts/episodic_return", mean_return, global_step)
-        print(f"step {global_step:,}: mean return {mean_return:.4g}")
+        mean_return = np.mean(returns or [np.nan])
+        if returns:
+            writer.add_scalar("charts/episodic_return", mean_return, global_step)
+        print(f"step {global_step:,}: mean return {mean_return:.4g} ({len(returns)} episodes)")
     envs.close()
     writer.close()
     return {"return": mean_return, "agent": str(folder / "agent.pt")}
@@ -206,7 +201,7 @@ class RunningNorm(nn.Module):
 
     def forward(self, x):
         mean = self.sums[1] / self.sums[0]
-        return ((torch.as_tensor(x) - mean) / self.std()).clamp(-10, 10).float()
+        return ((torch.as_tensor(x).double() - mean) / self.std()).clamp(-10, 10).float()
 
 
 def mlp(inputs, outputs):
@@ -242,7 +237,10 @@ class Agent(nn.Module):
 
 def make_envs(env_id, num_envs, **options):
     """num_envs environments that step together, with flat observations and scaled actions."""
-    envs = gym.make_vec(env_id, num_envs, **options)
+    try:
+        envs = gym.make_vec(env_id, num_envs, **options)
+    except (gym.error.Error, ImportError) as error:
+        sys.exit(f"error: --env-id {env_id}: {error}")
     if envs.metadata.get("autoreset_mode") not in (None, gym.vector.AutoresetMode.NEXT_STEP):
         sys.exit(f"error: --env-id {env_id}: does not reset itself in the step after an episode")
     seen, space = envs.single_observation_space, envs.single_action_space
