@@ -3,7 +3,7 @@
 The policy π, the actor, plays T steps in each of N environments. A second network, the critic V,
 predicts from a state the discounted sum of the rewards to come. With it, one reward and the next
 state are enough to judge an action: did it lead to more than V had predicted? Then π takes one step
-towards the actions that did, and V several steps towards its targets, in epochs:
+that favours the actions that did. V has to learn faster, so it takes several (--update-epochs):
 
     mean_t δ_t ∇log π(a_t | s_t)                 the actor's step: ∇J (scaled), if γ = 1 and V right
     δ_t = R_t + γ V(s_{t+1}) − V(s_t)            the temporal-difference (TD) error
@@ -16,13 +16,12 @@ falls to 38 instead, because the pole now leans, δ_t is −1.38, and the push b
 What changes from reinforce.py                   Where
     the TD error, not G_t − V(s_t)               compute_advantages
     rollouts of T steps, not whole episodes      main (Rollout), --num-steps
-    the critic's targets contain V itself        main (Update)
+    targets that contain V, and move with it     main (Update)
     a mean over steps, and a clipped gradient    main (Update), --max-grad-norm
 
 Why: the TD error depends on one reward and one step of the environment, so it varies far less than
-G_t − V(s_t). If V is right, its mean is the action's advantage (tests/learn/THEORY.md, 4).
-Weakness: V is rarely right, so it should learn faster than the policy (--update-epochs). And
-nothing limits how far a step moves the policy.
+G_t − V(s_t). If V is right, the mean of δ_t is the advantage of a_t (tests/learn/THEORY.md, 4).
+Weakness: V is rarely right. And nothing limits how far a step moves the policy.
 Differs from the paper: there eligibility traces spread δ_t over past states, after every step. N
 environments and T steps are A2C's (arXiv:1602.01783, synchronous), without its n-step returns. As
 in reinforce.py: rescaled rewards and observations, advantages minus mean, entropy bonus, no γ^t.
@@ -81,7 +80,7 @@ def main(args):
             sys.exit(f"error: --{flag.replace('_', '-')} {value}: must be above 0, γ and λ up to 1")
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)  # more would only slow down networks this small
-    envs = vector.RecordEpisodeStatistics(make_envs(args.env_id, args.num_envs))
+    envs = vector.RecordEpisodeStatistics(make_envs(args.env_id, args.num_envs), stats_key="total")
     agent, earned_norm = Agent(envs), RunningNorm(1)
     optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, fused=True)
     name = f"{envs.spec.name}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
@@ -128,8 +127,7 @@ def main(args):
         advantages, targets = compute_advantages(rollout, values, next_values, args)
         rollout |= {"advantages": advantages, "targets": targets}
         batch = {key: column[rollout["real"]] for key, column in rollout.items()}  # (B, …)
-        # While V is too low everywhere, every action looks good. So the mean goes, at a small bias.
-        # (Many also divide by the std, which blows up a good policy's small advantages.)
+        # While V is too low everywhere, every action looks good, so the mean goes: a small bias.
         batch["advantages"] -= batch["advantages"].mean()
 
         # -------------------------------------------------------------------------------- Update
@@ -144,7 +142,7 @@ def main(args):
         for _ in range(args.update_epochs):
             for rows in torch.randperm(len(batch["obs"])).chunk(args.num_minibatches):
                 mini = {key: column[rows] for key, column in batch.items()}
-                # Targets made anew, as V moves: fixed ones left 2 of 8 seeds of CartPole unsolved.
+                # Made anew here: from fixed targets a reward moves back one step per rollout.
                 next_values = agent.value(mini["next_obs"]).detach()  # a target has no gradient
                 error, _ = compute_advantages(mini, agent.value(mini["obs"]), next_values, args)
                 value_loss = 0.5 * error.square().mean()

@@ -1,17 +1,17 @@
 """PPO, Proximal Policy Optimization: a clip instead of TRPO's trust region.
 
 The current policy, π_old, plays T steps in each of N environments. The critic V predicts the
-discounted sum of the rewards to come, and is fitted to the old V + A_t. A_t, the advantage, is how
-much better than expected action a_t was. Then π takes many small steps from π_old on, to raise
+discounted sum of the rewards to come. The advantage A_t says how much better than predicted action
+a_t turned out, and V is fitted to the old V + A_t. From π_old, π takes many small steps, to raise
 
     L   = mean_t min(r_t A_t, clip(r_t, 1 − ε, 1 + ε) A_t)                       (--clip-coef)
     r_t = π(a_t | s_t) / π_old(a_t | s_t)                           the ratio, 1 at first
     A_t = Σ_l (γλ)^l (R_{t+l} + γ V(s_{t+l+1}) − V(s_{t+l}))        to the episode's end or T
 
 Suppose CartPole's pole leans right, π_old pushed right with probability 0.5, and A_t is 1. If ε is
-0.2, L grows until π pushes right with probability 0.6. From there on L is flat, and the sample has
-no gradient. The min matters when r_t has moved against A_t: if steps on other samples have lowered
-the probability to 0.35, the min is r_t A_t = 0.7, not 0.8, and its gradient pushes it up again.
+0.2, L grows until π pushes right with probability 0.6. Beyond that L is flat, and the sample has no
+gradient. The min matters when r_t has moved against A_t: if steps on other samples have lowered the
+probability to 0.35, the min is r_t A_t = 0.7, not 0.8, and its gradient pushes it up again.
 
 What changes from trpo.py                        Where
     a clip, not a bound on the KL                surrogate, --clip-coef
@@ -19,9 +19,9 @@ What changes from trpo.py                        Where
     actor and critic step together               main (Update; --ent-coef is back, 0 by default)
     optional: a penalty on the KL, adaptive      kl_k3, main (Update), --beta, --kl-target
 
-Why: TRPO needs conjugate gradients and a line search for a single step per rollout. PPO takes many,
-but after the first one the samples come from an older policy. r_t corrects for its actions, not for
-its states. So L can be trusted only near π_old: the clip ends the push at 1 ± ε.
+Why: TRPO needs conjugate gradients and a line search for a single step per rollout. PPO takes many
+steps, but after the first one the samples come from an older policy. The ratio corrects for its
+actions, not for its states, so L can be trusted only near π_old: the clip ends the push at 1 ± ε.
 Weakness: a clipped sample no longer pushes its own ratio, but Adam's momentum and other samples
 may. And if A_t < 0, a ratio above 1 + ε is not clipped, and its gradient grows with it.
 Differs from the paper: k3, rescaled rewards and observations, advantages minus their mean.
@@ -104,7 +104,7 @@ def main(args):
             sys.exit(f"error: --{flag.replace('_', '-')} {value}: must be above 0, γ and λ up to 1")
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)  # more would only slow down networks this small
-    envs = vector.RecordEpisodeStatistics(make_envs(args.env_id, args.num_envs))
+    envs = vector.RecordEpisodeStatistics(make_envs(args.env_id, args.num_envs), stats_key="total")
     agent, earned_norm = Agent(envs), RunningNorm(1)
     optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, fused=True)
     name = f"{envs.spec.name}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
@@ -152,7 +152,7 @@ def main(args):
         advantages, targets = compute_advantages(rollout, values, next_values, args)
         rollout |= {"advantages": advantages, "targets": targets}
         batch = {key: column[rollout["real"]] for key, column in rollout.items()}  # (B, …)
-        # While V is too low everywhere, every action looks good. So the mean goes, at a small bias.
+        # While V is too low everywhere, every action looks good, so the mean goes: a small bias.
         # (Many also divide by the std, which blows up a good policy's small advantages.)
         batch["advantages"] -= batch["advantages"].mean()
 

@@ -2,30 +2,31 @@
 
 In CartPole a state s is four numbers (positions and speeds of cart and pole), an action a pushes
 the cart left or right, and each step pays a reward R of 1 until the pole falls, or until step 500.
-A policy π(a | s), a network with weights θ, gives each action a probability, and one is drawn. So
-an episode τ is s_0, a_0, R_0, s_1, a_1, R_1, … REINFORCE plays one whole episode in each of N
-environments. Then θ takes a step that should raise J, the expected return (what an episode earns):
-the larger an action's credit, what was earned with it, the more likely this step makes it.
+A policy π(a | s), a network with weights θ, gives each action a probability, and one is drawn. This
+makes an episode τ: s_0, a_0, R_0, s_1, a_1, R_1, … REINFORCE plays one whole episode in each of N
+environments and gives every action a credit for what was earned. Then one step of θ makes actions
+with a large credit more likely, to raise J, the expected return, which is what an episode earns:
 
     J(θ) = E[ R(τ) ] = Σ_τ p(τ) R(τ)             over all episodes τ, of probability p(τ)
     ∇J = Σ_τ ∇p(τ) R(τ) = E[ R(τ) ∇log p(τ) ]    as ∇p = p ∇log p: a mean, so N episodes estimate it
     log p(τ) = Σ_t log π(a_t | s_t) + log-probabilities of the environment, without θ
-    ∇J = E[ Σ_t Ψ_t ∇log π(a_t | s_t) ]          if γ = 1, where the credit Ψ_t is (--credit):
+    ∇J = E[ Σ_t Ψ_t ∇log π(a_t | s_t) ]          if γ = 1, with any of three credits Ψ_t (--credit):
     return          R(τ) = R_0 + γ R_1 + …       all the episode has earned; γ ≤ 1 discounts later R
     reward-to-go    G_t = R_t + γ R_{t+1} + …    only what it has earned from a_t on
     baseline        G_t − V(s_t)                 the advantage; V, a network, learns the mean of G_t
 
-Let γ be 1, and two episodes return 380 and 400. With the first credit all their actions are pushed
-up, by nearly the same amount. If V expects 390 at the start, the first actions have advantages of
-−10 and 10. Yet each credit gives ∇J on average, usually with less noise than the one above it: let
-b be what it leaves out (the rewards before a_t) or subtracts (V(s_t)). It was fixed before a_t was
-drawn, so the mean of b ∇log π over all actions is Σ_a π b ∇log π = b Σ_a ∇π = b ∇1 = 0.
+Suppose γ is 1, and two episodes return 380 and 400. The first credit makes all their actions more
+likely, almost equally. If V expects 390 at the start, the first actions have advantages of −10 and
+10. Yet all three credits give ∇J on average, and each is usually less noisy than the one above. To
+see why, let b be what a credit leaves out (the rewards before a_t) or subtracts (V(s_t)). It was
+fixed before a_t was drawn, so the mean of b ∇log π over all actions is
+Σ_a π b ∇log π = b Σ_a ∇π = b ∇1 = 0.
 
 Why: it is the simplest estimate of ∇J. A step of θ changes p, so the next one needs new episodes.
 Weakness: one lucky episode stands for everything that might have followed an action, and nothing is
 learned before an episode ends.
 Differs from the formula: rescaled rewards and observations, advantages minus their mean, a bonus
-for π's entropy, and no γ^t, by which ∇J also weighs G_t: late actions would hardly count.
+for the entropy of π, and no factor γ^t, which would make late actions count for very little.
 
     python reinforce.py --credit return          # compare its curve with the default's (baseline)
 Williams 1992, doi:10.1007/BF00992696; without γ^t: Nota & Thomas 2020, arXiv:1906.07073
@@ -69,10 +70,10 @@ class Args:
 
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
-    """Ψ_t and the critic's targets: all (T, N). With the baseline, V(s_{t+1}) stands in for the
-    rewards that a time limit cut off, and its errors add a bias. Otherwise G_t would shrink near
-    the limit, which V cannot foresee, because s_t contains no clock. (The other two choices of
-    --credit treat a time limit as the end.)"""
+    """Ψ_t and the critic's targets: all (T, N), with one episode in each column. The baseline needs
+    V(s_{t+1}) in place of the rewards that a time limit cut off, although its errors add a bias:
+    otherwise G_t would shrink near the limit, which V cannot foresee, because s_t contains no
+    clock. (The other two credits treat a time limit as the end.)"""
     baseline = args.credit == "baseline"
     truncated = rollout["done"] & ~rollout["terminated"]
     returns = rollout["rewards"] + args.gamma * next_values * truncated * baseline
@@ -91,7 +92,7 @@ def main(args):
             sys.exit(f"error: --{flag.replace('_', '-')} {value}: must be above 0, γ and λ up to 1")
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)  # more would only slow down networks this small
-    envs = vector.RecordEpisodeStatistics(make_envs(args.env_id, args.num_envs))
+    envs = vector.RecordEpisodeStatistics(make_envs(args.env_id, args.num_envs), stats_key="total")
     agent, earned_norm = Agent(envs), RunningNorm(1)
     optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, fused=True)
     name = f"{envs.spec.name}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
@@ -139,8 +140,8 @@ def main(args):
         advantages, targets = compute_advantages(rollout, values, next_values, args)
         rollout |= {"advantages": advantages, "targets": targets}
         batch = {key: column[rollout["real"]] for key, column in rollout.items()}  # (B, …)
-        # While V is too low everywhere, every action looks good. So the mean goes, at a small bias.
-        # (It contains what followed a_t, so the docstring's proof fails: a bias, of order 1/N.)
+        # While V is too low everywhere, every action looks good, so the mean goes: a small bias.
+        # (It contains what followed a_t, so the proof above fails, by a term of order 1/N.)
         if args.credit == "baseline":
             batch["advantages"] -= batch["advantages"].mean()
 
@@ -152,8 +153,8 @@ def main(args):
         entropy = policy.entropy()
         optimizer.zero_grad()
         (policy_loss - args.ent_coef * remaining * entropy.sum() / args.num_envs).backward()
-        # Not clipped: Adam divides by the size of past gradients, so long early ones keep later
-        # steps, which are noisier, short.
+        # Not clipped: Adam divides by the size of past gradients, so that the large ones of early
+        # rollouts keep later steps, which are noisier, small.
         optimizer.step()
         for _ in range(args.update_epochs):
             for rows in torch.randperm(len(batch["obs"])).chunk(args.num_minibatches):

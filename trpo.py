@@ -1,8 +1,8 @@
 """TRPO, Trust Region Policy Optimization: the best step that hardly changes the policy.
 
 The current policy, π_old, plays T steps in each of N environments. The critic V predicts the
-discounted sum of the rewards to come, and is fitted to the old V + A_t. A_t, the advantage, is how
-much better than expected action a_t was. One step of the policy, from π_old to π, nearly solves
+discounted sum of the rewards to come. The advantage A_t says how much better than predicted action
+a_t turned out, and V is fitted to the old V + A_t. One step, from π_old to π, then nearly solves
 
     max_θ L = mean_t r_t A_t   subject to   mean_t KL(π_old ‖ π) ≤ δ             (--max-kl)
     r_t = π(a_t | s_t) / π_old(a_t | s_t)                           the ratio, 1 at first
@@ -17,11 +17,10 @@ What changes from actor_critic.py                Where
     a ratio instead of log π                     surrogate
     the natural gradient                         trust_region_step, conjugate_gradient
     a step within the trust region               line_search, --max-kl
-    targets computed once; no entropy bonus      main (Update; the critic's rate now falls)
+    targets computed once; no entropy bonus      main (Update); the learning rate now falls
 
 The step (ppo.py does not need it): the best short step follows the natural gradient x, the solution
-of F x = ∇L. F, the Fisher matrix, is the Hessian of the KL at π_old (tests/learn/THEORY.md, 9). A
-line search halves the step until L has grown and the KL is at most δ.
+of F x = ∇L. F, the Fisher matrix, is the Hessian of the KL at π_old (tests/learn/THEORY.md, 9).
 Why: Adam's learning rate roughly bounds how much each weight changes, but of two equally long steps
 one may hardly change the policy and the other ruin it. TRPO bounds the mean KL of its step instead.
 Weakness: one step takes some twenty passes over a rollout, and L can be trusted only near π_old.
@@ -163,7 +162,7 @@ def main(args):
             sys.exit(f"error: --{flag.replace('_', '-')} {value}: must be above 0, γ and λ up to 1")
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)  # more would only slow down networks this small
-    envs = vector.RecordEpisodeStatistics(make_envs(args.env_id, args.num_envs))
+    envs = vector.RecordEpisodeStatistics(make_envs(args.env_id, args.num_envs), stats_key="total")
     agent, earned_norm = Agent(envs), RunningNorm(1)
     optimizer = torch.optim.Adam(agent.critic.parameters(), args.learning_rate, fused=True)
     name = f"{envs.spec.name}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
@@ -210,7 +209,7 @@ def main(args):
         advantages, targets = compute_advantages(rollout, values, next_values, args)
         rollout |= {"advantages": advantages, "targets": targets}
         batch = {key: column[rollout["real"]] for key, column in rollout.items()}  # (B, …)
-        # While V is too low everywhere, every action looks good. So the mean goes, at a small bias.
+        # While V is too low everywhere, every action looks good, so the mean goes: a small bias.
         # (Many also divide by the std, which blows up a good policy's small advantages.)
         batch["advantages"] -= batch["advantages"].mean()
 
