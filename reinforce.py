@@ -114,13 +114,13 @@ def main(args):
                 actions = agent.policy(obs).sample().numpy()
             next_obs, rewards, terminated, truncated, _ = envs.step(actions)
             done = real & ((terminated | truncated).astype(bool) | (len(steps) + 1 == limit))
-            earned = rewards + args.gamma * earned * real
+            earned = rewards + args.gamma * earned * (1 - terminated)
             step = {
                 "obs": obs,  # (N, D); in `rollout` (T, N, D)
                 "next_obs": next_obs,
                 "actions": actions,  # (N,) or (N, A)
                 "rewards": rewards.astype(np.float32),  # (N,), like all below
-                "earned": earned,  # so far in this episode, discounted
+                "earned": earned,  # discounted sum so far, as in gymnasium's NormalizeReward
                 "terminated": terminated.astype(bool),  # no reward could follow
                 "done": done,  # terminated, or cut off by a time limit
                 "real": real,  # False after the episode, while others still play

@@ -72,10 +72,10 @@ def compute_advantages(rollout, values, next_values, args):
     episode that a time limit or the rollout's end cut off would have gone on, and V(s_{t+1}) stands
     in for the rest of it."""
     delta = rollout["rewards"] + args.gamma * next_values * ~rollout["terminated"] - values
-    decay = args.gamma * args.gae_lambda * ~rollout["done"]  # at `done` the sum stops
+    decay = args.gamma * args.gae_lambda
     advantages = delta.clone()
-    for t in reversed(range(len(delta) - 1)):
-        advantages[t] += decay[t] * advantages[t + 1]
+    for t in reversed(range(len(delta) - 1)):  # at `done` the sum stops
+        advantages[t] += decay * advantages[t + 1] * ~rollout["done"][t]
     return advantages, values + advantages
 
 
@@ -183,13 +183,13 @@ def main(args):
                 actions = agent.policy(obs).sample().numpy()
             next_obs, rewards, terminated, truncated, _ = envs.step(actions)
             done = np.logical_or(terminated, truncated)
-            earned = rewards + args.gamma * earned * real
+            earned = rewards + args.gamma * earned * (1 - terminated)
             step = {
                 "obs": obs,  # (N, D); in `rollout` (T, N, D)
                 "next_obs": next_obs,
                 "actions": actions,  # (N,) or (N, A)
                 "rewards": rewards.astype(np.float32),  # (N,), like all below
-                "earned": earned,  # so far in this episode, discounted
+                "earned": earned,  # discounted sum so far, as in gymnasium's NormalizeReward
                 "terminated": terminated.astype(bool),  # no reward could follow
                 "done": done,  # terminated, or cut off by a time limit
                 "real": real,  # False after `done`: there gymnasium only resets

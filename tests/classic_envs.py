@@ -2,6 +2,7 @@
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.spaces import Box, Discrete
 
 
 class Diary(gym.Env):
@@ -9,8 +10,10 @@ class Diary(gym.Env):
     after 6 steps by TimeLimit. Its infos have an "episode" that is something else."""
 
     episode = -1
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
+    observation_space = Box(-np.inf, np.inf, (2,), np.float32)
+
+    def __init__(self, action=Discrete(2)):  # noqa: B008
+        self.action_space = action
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -28,7 +31,7 @@ class Mirror(gym.Env):
     """Shows the action that reached it, which lies between its bounds; 5 steps."""
 
     def __init__(self, low=(5, 5, 5), high=(8, 8, 8), dtype=np.float32):
-        self.action_space = gym.spaces.Box(dtype(low), dtype(high), dtype=dtype)
+        self.action_space = Box(dtype(low), dtype(high), dtype=dtype)
         self.observation_space = self.action_space
 
     def reset(self, *, seed=None, options=None):
@@ -45,7 +48,7 @@ class Guess(gym.Env):
     """A point for an action whose sign is that of the coin just shown; a new coin in each of 8
     steps."""
 
-    observation_space = action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    observation_space = action_space = Box(-1, 1, (1,), np.float32)
 
     def _coin(self):
         self.coin = int(self.np_random.integers(2))
@@ -66,9 +69,8 @@ class Spaces(gym.Env):
     """Whatever spaces a test asks for; an observation is any of its space. A point for every step,
     for ever, or until a time limit."""
 
-    def __init__(self, observation=None, action=None):
-        self.observation_space = observation or gym.spaces.Box(-1, 1, (1,), np.float32)
-        self.action_space = action or gym.spaces.Discrete(2)
+    def __init__(self, observation=Box(-1, 1, (1,)), action=Discrete(2)):  # noqa: B008
+        self.observation_space, self.action_space = observation, action
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:
@@ -81,7 +83,8 @@ class Spaces(gym.Env):
 
 
 gym.register("Diary-v0", Diary, max_episode_steps=6)
+gym.register("BoxDiary-v0", Diary, max_episode_steps=6, kwargs={"action": Box(-1, 1, (2,))})
 gym.register("Mirror-v0", Mirror, max_episode_steps=5)
 gym.register("Guess-v0", Guess)
 gym.register("Spaces-v0", Spaces)
-gym.register("Points-v0", Spaces, max_episode_steps=10)
+gym.register("Once-v0", Spaces, max_episode_steps=1)
