@@ -13,7 +13,7 @@ from oracles import row_by_row
 from scripts import CLASSIC_SCRIPTS, LLM_SCRIPTS, ROOT  # noqa: F401
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-ROOMS = "benchmarks", "examples", "experiments", "learn"
+ROOMS = "benchmarks", "examples", "learn"
 # the same tests on every machine; tests/benchmarks/gpu.py is for GPUs
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 for room in (".", *(f"tests/{room}" for room in ROOMS)):

@@ -66,7 +66,7 @@ def test_a_copied_script_brings_what_it_needs():
         block = source(name).split("\n# /// script\n")[1].removesuffix("# ///\n")  # see PEP 723
         metadata = tomllib.loads(re.sub("^# ?", "", block, flags=re.M))
         packages = {pin.partition("==")[0] for pin in metadata["dependencies"]}
-        family = {"transformers", "tqdm"} if name in LLM_SCRIPTS else {"gymnasium[classic-control]"}
+        family = {"transformers"} if name in LLM_SCRIPTS else {"gymnasium[classic-control]"}
         assert packages == {"torch", "tyro", "tensorboard"} | family
         dependencies |= set(metadata["dependencies"])
     assert dependencies == {pin for pin in pins if not pin.startswith("pytest")}
