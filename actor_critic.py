@@ -142,7 +142,7 @@ def main(args):
         for _ in range(args.update_epochs):
             for rows in torch.randperm(len(batch["obs"])).chunk(args.num_minibatches):
                 mini = {key: column[rows] for key, column in batch.items()}
-                # Made anew here: from fixed targets a reward moves back one step per rollout.
+                # Made anew, as V moves: with fixed targets a reward travels one step per rollout.
                 next_values = agent.value(mini["next_obs"]).detach()  # a target has no gradient
                 error, _ = compute_advantages(mini, agent.value(mini["obs"]), next_values, args)
                 value_loss = 0.5 * error.square().mean()

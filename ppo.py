@@ -16,7 +16,7 @@ probability to 0.35, the min is r_t A_t = 0.7, not 0.8, and its gradient pushes 
 What changes from trpo.py                        Where
     a clip, not a bound on the KL                surrogate, --clip-coef
     many steps of Adam, not a single step        main (Update), --update-epochs, --num-minibatches
-    actor and critic step together               main (Update; --ent-coef is back, 0 by default)
+    actor and critic step together               main (Update), --ent-coef 0
     optional: a penalty on the KL, adaptive      kl_k3, main (Update), --beta, --kl-target
 
 Why: TRPO needs conjugate gradients and a line search for a single step per rollout. PPO takes many

@@ -23,8 +23,7 @@ fixed before a_t was drawn, so the mean of b ∇log π over all actions is
 Σ_a π b ∇log π = b Σ_a ∇π = b ∇1 = 0.
 
 Why: it is the simplest estimate of ∇J. A step of θ changes p, so the next one needs new episodes.
-Weakness: one lucky episode stands for everything that might have followed an action, and nothing is
-learned before an episode ends.
+Weakness: one lucky episode stands for all that might have followed an action. And it has to end.
 Differs from the formula: rescaled rewards and observations, advantages minus their mean, a bonus
 for the entropy of π, and no factor γ^t, which would make late actions count for very little.
 

@@ -17,7 +17,7 @@ What changes from actor_critic.py                Where
     a ratio instead of log π                     surrogate
     the natural gradient                         trust_region_step, conjugate_gradient
     a step within the trust region               line_search, --max-kl
-    targets computed once; no entropy bonus      main (Update); the learning rate now falls
+    targets computed once; no bonus; rate falls  main (Update)
 
 The step (ppo.py does not need it): the best short step follows the natural gradient x, the solution
 of F x = ∇L. F, the Fisher matrix, is the Hessian of the KL at π_old (tests/learn/THEORY.md, 9).
