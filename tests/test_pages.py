@@ -178,7 +178,6 @@ CONSTANTS = {
     # limits that we recommend; a fault's temperature and rewards
     "tests/learn/CURVES.md": "0.05 0.0001 0.1 0.4 0.6 0.2 0.3 0.7",
     "tests/learn/EXERCISES.md": "0.05 0.2 0.9",  # the usual line for p; rewards
-    "tests/learn/QUESTIONS.md": "0.1",  # the size of a model, the gap at which a run stops
     # worked by hand or in the section's doctest; λ, γ, β, KLs and probabilities that are assumed
     "tests/learn/THEORY.md": "0.90 2.6 0.95 0.6 0.01 2.475 1.43 0.05 0.99 0.1 0.4 0.58 0.8 1.2 "
     "2.04 2.36 1.6 0.42 0.492 1.46 0.3 0.0001 0.003 0.0002 0.04",
