@@ -149,4 +149,4 @@ def check_logprobs(module, model, batch, args):
         parameters, total = list(model.parameters()), (values * weights).sum()
         parts = torch.autograd.grad(total, parameters, materialize_grads=True)
         gradients.append(torch.cat([part.flatten() for part in parts]))
-    assert (gradients[0] - gradients[1]).abs().max() < 1e-4 * gradients[1].abs().max()
+    assert (gradients[0] - gradients[1]).abs().max() < 1e-3 * gradients[1].abs().max()

@@ -4,8 +4,7 @@ from itertools import count
 
 import pytest
 import torch
-from conftest import calls_of, equal, random_model, script
-from test_llm_epochs import LENGTHS, TEXTS, take_step
+from conftest import calls_of, equal, script, set_task, weights
 
 dapo = script("dapo_llm")
 
@@ -16,7 +15,7 @@ def test_overlong_penalty_by_hand():
     ended = torch.tensor([True, True, True, True, True, False])
     expected = torch.tensor([0, 0, -1 / 16, -0.25, -0.5, -0.5])
     torch.testing.assert_close(dapo.overlong_penalty(lengths, ended, args), expected)
-    args = dapo.Args(max_new_tokens=40, overlong_cache=0)  # no penalty at all
+    args = dapo.Args(max_new_tokens=40, overlong_tokens=0)  # no penalty at all
     assert not dapo.overlong_penalty(lengths, ended, args).any()
 
 
@@ -31,45 +30,39 @@ def test_joined_batches_have_one_width():
     assert joined["mask"] == [[1, 0], [1, 1]] and joined["ended"] == [True, False]
 
 
-def train_step(monkeypatch, verify, **flags):
-    """One step of four groups of six, whose completions have these LENGTHS; the model, and what the
-    step logs."""
-    model = random_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    flags = {"beta": 0.0, "G": 6, "max_new_tokens": 9} | flags
-    return model, take_step("dapo_llm", monkeypatch, verify, model, None, optimizer, **flags)
+FLAGS = {"group_size": 6, "num_minibatches": 1, "overlong_tokens": 32, "steps": 1}
 
 
-def test_dead_groups_move_nothing_though_their_lengths_differ(monkeypatch):
-    """The overlong penalty differs within each group and must not count as a signal."""
-    penalties, before = calls_of(monkeypatch, dapo, "overlong_penalty"), random_model().state_dict()
-    flags = {"max_resample": 2, "overlong_cache": 1.0}
-    model, metrics = train_step(monkeypatch, lambda *_: 0.7, **flags)
+def test_equal_rewards_move_nothing_though_their_lengths_differ(short_run, monkeypatch):
+    """The overlong penalty differs within a group and must not count as a signal."""
+    set_task(monkeypatch, dapo, lambda *_: 0.7)
+    penalties = calls_of(monkeypatch, dapo, "overlong_penalty")
+    args = dapo.Args(**short_run | FLAGS, max_rollouts=2)
+    result = dapo.main(args)
     ((_, penalty),) = penalties
-    assert penalty.view(8, 6).std(1).all()
-    assert equal(model.state_dict(), before) and metrics["discarded_groups"] == 8
-    assert metrics["reward"] == pytest.approx(0.7) and not {"loss", "grad_norm"} & set(metrics)
+    assert penalty.view(8, 6).std(1).any(), "it begins with the first token"
+    assert equal(weights(result["folder"]), dapo.load_model(args)[0].state_dict())
 
 
-def test_it_trains_on_informative_groups_alone_and_counts_what_it_discards(monkeypatch):
+def test_it_trains_on_unequal_groups_alone_and_scores_no_others(short_run, monkeypatch):
     """It draws until it has enough, each time a sample of the problems. The advantages are those of
-    the rewards with the penalty. The fifth live group is one too many."""
-    steps, right = calls_of(monkeypatch, dapo, "train_minibatch"), [1, 2, 6, 9, 10]
-    draws = calls_of(monkeypatch, dapo, "rollout")
-    flags, scored = {"num_minibatches": 1, "max_resample": 50, "overlong_cache": 1.0}, count()
-
-    def verify(completion, answer):
-        return float(next(scored) // 6 in right and len(completion) % 2 == 0)
-
-    _, metrics = train_step(monkeypatch, verify, **flags)
-    live = right[:4]  # of the third draw, the first two
-    lengths, texts = (torch.tensor(of * 3).view(12, 6)[live] for of in (LENGTHS, TEXTS))
-    rewards = 1.0 * (texts % 2 == 0)
-    args = dapo.Args(max_new_tokens=9, overlong_cache=1.0)
-    penalty = dapo.overlong_penalty(lengths.flatten(), lengths.flatten() < 9, args)
-    expected = dapo.compute_advantages(rewards + penalty.view(4, 6), args).flatten()
-    (((_, _, batch, _), _),) = steps
+    the rewards with the penalty. The fifth such group is one too many."""
+    unequal, verified = [1, 2, 6, 9, 10], count()
+    set_task(monkeypatch, dapo, lambda *_: (n := next(verified)) // 6 in unequal and n % 2)
+    monkeypatch.setattr(dapo, "evaluate", lambda *_: {"eval/pass@1": 0.0})
+    updates, rollouts, passes = (
+        calls_of(monkeypatch, dapo, name)
+        for name in ("train_minibatch", "rollout", "token_logprobs")
+    )
+    args = dapo.Args(**short_run | FLAGS, beta=0.1)
+    dapo.main(args)
+    lengths = [batch["mask"].sum(1) for _, (batch, _, _) in rollouts]
+    ended = [batch["ended"] for _, (batch, _, _) in rollouts]
+    penalty = dapo.overlong_penalty(torch.cat(lengths), torch.cat(ended), args).view(12, 6)
+    rewards = torch.cat([rewards for _, (_, rewards, _) in rollouts]) + penalty
+    expected = dapo.compute_advantages(rewards[unequal[:4]], args).flatten()
+    (((_, _, batch, _), _),) = updates
     assert sorted(batch["advantages"].tolist()) == pytest.approx(sorted(expected.tolist()))
-    assert metrics["discarded_groups"] == 8
-    first, second, third = (problems for (_, _, problems, *_), _ in draws)
-    assert sorted(first) == sorted(second) == sorted(third) and first != second != third
+    assert sum(len(batch["mask"]) for (_, batch, _), _ in passes) == 2 * 24, "by π_ref and π_θ"
+    first, second, third = (problems for (_, _, _, problems, *_), _ in rollouts)
+    assert first != second != third
