@@ -40,7 +40,11 @@ def test_advantages_against_the_oracle(name, flags):
     rewards = torch.rand(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.double)
     args, module = args_of(name, **flags), script(name)
     right = [ORACLES[name].advantages(group, args) for group in rewards.tolist()]
-    same("the advantages", module.compute_advantages(rewards, args), torch.tensor(right, dtype=torch.double))
+    same(
+        "the advantages",
+        module.compute_advantages(rewards, args),
+        torch.tensor(right, dtype=torch.double),
+    )
     assert not module.compute_advantages(torch.tensor([[-7000.7] * 8]), args).any()
 
 

@@ -99,13 +99,17 @@ def test_rewards_are_those_of_their_completions():
     problems = [(f"{i}+{i}=", [i]) for i in range(5)]
     batch, rewards, samples = grpo.rollout(model, tokenizer, verify, problems, 3, args)
     scored = [(sample["completion"], [i // 3]) for i, sample in enumerate(samples)]
-    assert [call.args for call in verify.call_args_list] == scored and len(set(map(str, scored))) > 5
+    assert [call.args for call in verify.call_args_list] == scored and len(
+        set(map(str, scored))
+    ) > 5
     assert rewards.tolist() == torch.arange(1.0, 16).view(5, 3).tolist()
     for i, (sample, mask) in enumerate(zip(samples, batch["mask"], strict=True)):
         text = tokenizer.decode(batch["completion_ids"][i][mask > 0])
         assert text == sample["completion"] + "<eos>" * batch["ended"][i]
         prompt = tokenizer.decode(batch["prompt_ids"][i][batch["prompt_mask"][i] > 0])
-        assert (prompt, sample["reward"]) == (problems[i // 3][0], i + 1) == (sample["prompt"], i + 1)
+        assert (
+            (prompt, sample["reward"]) == (problems[i // 3][0], i + 1) == (sample["prompt"], i + 1)
+        )
 
 
 def asked(monkeypatch, tokenizer, *prompts):
