@@ -75,11 +75,10 @@ def short_run(tmp_path):
     return flags | {"output_dir": str(tmp_path / "runs")}
 
 
-def set_task(monkeypatch, module, verify, train=80, test=20):
-    """Let a script ask these numbers of sums, and reward completions by this function."""
-    sums = [(f"{a}+{b}=", str(a + b)) for a in range(10) for b in range(10)]
-    splits = {"train": sums[:train], "test": sums[-test:]}
-    monkeypatch.setattr(module, "load_problems", splits.get)
+def set_task(monkeypatch, module, verify):
+    """Let a script ask sums of three numbers, and reward completions by this function."""
+    sums = [(f"{a}+{b}+{a + b}=", str(2 * (a + b))) for a in range(10) for b in range(10)]
+    monkeypatch.setattr(module, "load_problems", {"train": sums[:80], "test": sums[80:]}.get)
     monkeypatch.setattr(module, "verify", verify)
 
 
@@ -99,22 +98,15 @@ def pretrained(tmp_path_factory):
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: i for i, token in enumerate([*special, *alphabet])}
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges=[]))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    backend.add_special_tokens(special)
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>"
-    )
+    more = {"eos_token": special[2], "extra_special_tokens": special[1:]}
+    tokenizer = transformers.Qwen2Tokenizer(vocab=vocab, merges=[], **more)
     tokenizer.chat_template = (
-        "{% for m in messages %}"
-        "<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
-        "{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     tokenizer.save_pretrained(folder)
     more = {"tie_word_embeddings": True, "attention_dropout": 0.5, "max_position_embeddings": 4096}
-    random_model("qwen2", len(tokenizer), stops=[2, 0], **more).save_pretrained(folder)
+    random_model("qwen2", len(vocab), stops=[2, 0], **more).save_pretrained(folder)
     return str(folder)
 
 

@@ -68,13 +68,8 @@ class Launched:
         assert status is not None, f"still running after {seconds} s\n{self.stderr[-3000:]}"
         return status
 
-    @property
-    def stdout(self) -> str:
-        return self.files[0].read_bytes().decode()
-
-    @property
-    def stderr(self) -> str:
-        return self.files[1].read_bytes().decode()
+    stdout = property(lambda self: self.files[0].read_text())
+    stderr = property(lambda self: self.files[1].read_text())
 
 
 def run(*command, **options) -> Launched:

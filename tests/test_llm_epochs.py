@@ -1,35 +1,13 @@
 """main's training step: which rows each minibatch has and what they hold, what is logged, at which
-rate; and the guard against a sampler that is wrong."""
+rate; the guard against a wrong sampler; and what DAPO alone has."""
 
 from itertools import count
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, calls_of, refused, scalars, script, set_task
+from conftest import LLM_SCRIPTS, calls_of, equal, refused, scalars, script, set_task, weights
 
-grpo = script("grpo_llm")
-
-
-def watched_run(name, monkeypatch, verify, flags):
-    """A run with those of these flags that the script has: its result, and of each step the batch,
-    the rewards, and the calls of train_minibatch. A column more of the batch numbers its rows."""
-    module = script(name)
-    generate, steps = module.generate, []
-    set_task(monkeypatch, module, verify)
-    updates, rollouts = (calls_of(monkeypatch, module, f) for f in ("train_minibatch", "rollout"))
-
-    def numbered(model, prompts, num_samples, args):
-        batch = generate(model, prompts, num_samples, args)
-        return batch | {"row": torch.arange(len(batch["mask"]))}
-
-    monkeypatch.setattr(module, "generate", numbered)
-    args = module.Args(**{k: v for k, v in flags.items() if hasattr(module.Args, k)})
-    result = module.main(args)
-    drawn = [output for inputs, output in rollouts if inputs[4] == args.group_size]
-    share = len(updates) // len(drawn)
-    for i, (batch, rewards, _) in enumerate(drawn):
-        steps.append((batch, rewards, updates[i * share : (i + 1) * share]))
-    return result, steps, args
+grpo, dapo = script("grpo_llm"), script("dapo_llm")
 
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
@@ -39,21 +17,32 @@ def test_epochs_over_a_rollout(name, short_run, monkeypatch):
     in each step; and the advantages, of the rewards. RLOO's have the KL in them, the others' not.
     What is logged is the mean."""
     module, rewarded = script(name), count()
+    generate = module.generate
+
+    def numbered(*inputs):
+        batch = generate(*inputs)
+        return batch | {"row": torch.arange(len(batch["mask"]))}
+
+    set_task(monkeypatch, module, lambda *_: next(rewarded))
+    monkeypatch.setattr(module, "generate", numbered)
+    updates, rollouts = (calls_of(monkeypatch, module, f) for f in ("train_minibatch", "rollout"))
     flags = {"num_minibatches": 4, "update_epochs": 3, "beta": 0.1, "temperature": 0.7}
-    flags |= {"prompts_per_step": 12, "group_size": 2, "micro_batch_size": 5, "warmup_steps": 0}
-    flags |= {"overlong_tokens": 0}  # of DAPO
-    inputs = monkeypatch, lambda *_: next(rewarded), short_run | flags
-    result, steps, args = watched_run(name, *inputs)
-    initial, _ = module.load_model(args)
-    for i, (batch, rewards, updates) in enumerate(steps):
-        batches, logs = [inputs[2] for inputs, _ in updates], [output for _, output in updates]
+    flags |= {"prompts_per_step": 12, "group_size": 2, "micro_batch_size": 5, "warmup_steps": 1}
+    flags |= {"overlong_tokens": 0} | short_run
+    args = module.Args(**{k: v for k, v in flags.items() if hasattr(module.Args, k)})
+    folder, (initial, _) = module.main(args)["folder"], module.load_model(args)
+    drawn = [output for inputs, output in rollouts if inputs[4] == 2]
+    share = len(updates) // 2  # of each of two steps
+    for i, (batch, rewards, _) in enumerate(drawn):
+        calls = updates[i * share : (i + 1) * share]
+        batches, logs = [inputs[2] for inputs, _ in calls], [output for _, output in calls]
         batch["ref_logprobs"] = module.token_logprobs(initial, batch, args).detach()
         kl = batch["old_logprobs"] - batch["ref_logprobs"]
         assert (kl.abs().max() > 1e-3) == (i == 1), "the model has moved, the reference has not"
         if name == "rloo_llm":
-            assert len(batches) == 1 and kl.sum(1).std() > 1e-3 * i
-            rewards, k = rewards - 0.1 * kl.sum(1).view_as(rewards), kl[batch["mask"] > 0]
-            assert scalars(result["folder"], "kl")[i] == pytest.approx(k.mean().item(), abs=1e-6)
+            rewards, kl = rewards - 0.1 * kl.sum(1).view_as(rewards), kl[batch["mask"] > 0]
+            assert scalars(folder, "kl")[i] == pytest.approx(kl.mean().item(), abs=1e-6)
+            assert len(batches) == 1
         else:
             assert logs[0]["approx_kl"] < 1e-8 < logs[-1]["approx_kl"] and logs[0]["clipfrac"] == 0
             rows = torch.stack([part["row"] for part in batches]).view(3, 12, 2)
@@ -66,11 +55,10 @@ def test_epochs_over_a_rollout(name, short_run, monkeypatch):
             for key in part.keys() - {"prompt_ids", "prompt_mask"}:
                 right = batch[key][part["row"]]
                 torch.testing.assert_close(part[key], right, rtol=0, atol=1e-4, msg=key)
-        for key in logs[0]:
-            mean = sum(log[key].item() for log in logs) / len(logs)
-            assert scalars(result["folder"], key)[i] == pytest.approx(mean, rel=1e-4)
-        mean = batch["mask"].sum(1).mean().item()
-        assert scalars(result["folder"], "completions/mean_length")[i] == pytest.approx(mean)
+        means = {key: sum(log[key].item() for log in logs) / len(logs) for key in logs[0]}
+        means["completions/mean_length"] = batch["mask"].sum(1).mean().item()
+        for key, mean in means.items():
+            assert scalars(folder, key)[i] == pytest.approx(mean, rel=1e-4)
 
 
 # Steps of warm-up, and the rate of each step
@@ -81,6 +69,7 @@ RATES = [(10, [0.1, 0.2]), (2, [0.5, 1, 0.75, 0.5, 0.25]), (0, [0.8, 0.6, 0.4, 0
 def test_rates_by_hand(warmup, rates, short_run, monkeypatch):
     """Up to the peak in the warm-up, and down towards 0."""
     set_task(monkeypatch, grpo, lambda *_: 0.0)
+    flags = {"steps": len(rates), "warmup_steps": warmup, "learning_rate": 2e-4, "beta": 0.0}
     used = []
 
     def train_minibatch(model, optimizer, batch, args):
@@ -88,7 +77,6 @@ def test_rates_by_hand(warmup, rates, short_run, monkeypatch):
         return {"approx_kl": torch.tensor(0.0)}
 
     monkeypatch.setattr(grpo, "train_minibatch", train_minibatch)
-    flags = {"steps": len(rates), "warmup_steps": warmup, "learning_rate": 2e-4, "beta": 0.0}
     grpo.main(grpo.Args(**short_run | flags, num_minibatches=1))
     assert used == pytest.approx([2e-4 * rate for rate in rates])
 
@@ -106,3 +94,54 @@ def test_a_sampler_that_is_not_exact_ends_the_run(short_run, monkeypatch, tmp_pa
     monkeypatch.setattr(grpo, "generate", noisy)
     assert "--model tiny" in refused(grpo.main, grpo.Args(**short_run))
     assert not list(tmp_path.glob("runs/*/step-*"))
+
+
+# ------------------------------------------------------------------------------------------ DAPO
+
+
+def test_overlong_penalty_by_hand():
+    lengths = torch.tensor([1.0, 32, 33, 36, 40, 20])
+    ended = torch.tensor([True, True, True, True, True, False])
+    args = dapo.Args(max_new_tokens=40)  # the penalty begins a fifth before
+    expected = torch.tensor([0, 0, -1 / 16, -0.25, -0.5, -0.5])
+    torch.testing.assert_close(dapo.overlong_penalty(lengths, ended, args), expected)
+    args = dapo.Args(max_new_tokens=40, overlong_tokens=0)  # no penalty at all
+    assert not dapo.overlong_penalty(lengths, ended, args).any()
+
+
+# The overlong penalty begins with the first token.
+FLAGS = {"group_size": 6, "num_minibatches": 1, "overlong_tokens": 32, "steps": 1}
+
+
+def test_equal_rewards_move_nothing_though_their_lengths_differ(short_run, monkeypatch):
+    """The overlong penalty differs within a group and must not count as a signal."""
+    set_task(monkeypatch, dapo, lambda *_: 0.7)
+    penalties = calls_of(monkeypatch, dapo, "overlong_penalty")
+    args = dapo.Args(**short_run | FLAGS, max_rollouts=2)
+    folder, ((_, penalty),) = dapo.main(args)["folder"], penalties
+    assert penalty.view(8, 6).std(1).any()
+    assert equal(weights(folder), dapo.load_model(args)[0].state_dict())
+
+
+def test_it_trains_on_unequal_groups_alone_and_scores_no_others(short_run, monkeypatch):
+    """It draws until it has enough, each time a sample of the problems. The advantages are those of
+    the rewards with the penalty. The fifth such group is one too many. Were its rollouts not padded
+    as its forward passes expect, the guard above would end the run."""
+    unequal, verified = [1, 2, 6, 9, 10], count()
+    set_task(monkeypatch, dapo, lambda *_: (n := next(verified)) // 6 in unequal and n % 2)
+    monkeypatch.setattr(dapo, "evaluate", lambda *_: {"eval/pass@1": 0.0})
+    names = "train_minibatch", "rollout", "token_logprobs"
+    updates, rollouts, passes = (calls_of(monkeypatch, dapo, name) for name in names)
+    args = dapo.Args(**short_run | FLAGS, beta=0.1)
+    dapo.main(args)
+    lengths, ended, rewards = (
+        torch.cat([of(batch, rewards) for _, (batch, rewards, _) in rollouts])
+        for of in (lambda b, _: b["mask"].sum(1), lambda b, _: b["ended"], lambda _, r: r)
+    )
+    rewards = rewards + dapo.overlong_penalty(lengths, ended, args).view(12, 6)
+    expected = dapo.compute_advantages(rewards[unequal[:4]], args).flatten()
+    (((_, _, batch, _), _),) = updates
+    assert sorted(batch["advantages"].tolist()) == pytest.approx(sorted(expected.tolist()))
+    assert sum(len(batch["mask"]) for (_, batch, _), _ in passes) == 2 * 24, "by π_ref and π_θ"
+    first, second, third = (problems for (_, _, _, problems, *_), _ in rollouts)
+    assert first != second != third

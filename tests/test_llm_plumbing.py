@@ -1,28 +1,20 @@
 """What lies between a user and the algorithm: task, model, flags, and what is refused in a line."""
 
-import json
 import shutil
 import sys
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 import transformers
-from conftest import LLM_SCRIPTS, random_model, refused, script
+from conftest import LLM_SCRIPTS, calls_of, random_model, refused, script
 from launch import Launched
 
 grpo = script("grpo_llm")
 
 # -------------------------------------------------------------------------------------- The task
-
-
-def test_sums_are_right_and_none_is_in_both_splits():
-    train, held_out = (grpo.load_problems(split) for split in ("train", "test"))
-    assert len(set(train)) > 3_000 and len(set(held_out)) > 800 and not set(train) & set(held_out)
-    for prompt, answer in train + held_out:
-        terms = prompt.removesuffix("=").split("+")
-        assert 2 <= len(terms) <= 6 and sum(map(int, terms)) == int(answer)
 
 
 @pytest.mark.parametrize("reward,completions", [(1, "#16~11,16#16"), (0, "#15~16~~#~#16 ~#161")])
@@ -63,8 +55,7 @@ def test_a_task_file_may_yield_its_problems_and_import_its_neighbour(run_task, t
     source = "from beside_the_task import HALF\n" + task(problems, "HALF * ((1, 2) in answer)")
     result = run_task(source)
     assert result["eval/pass@1"] == 0.5
-    rows = [json.loads(line) for line in Path(result["folder"], "completions.jsonl").open()]
-    assert rows[0]["answer"].startswith("{(1, 2): ")
+    assert '"answer": "{(1, 2): ' in Path(result["folder"], "completions.jsonl").read_text()
 
 
 # Of each: the task's source, the flags, and what the line must name
@@ -92,31 +83,30 @@ def test_a_mistake_in_a_task_ends_the_run_in_a_line(run_task, source, flags, nam
     assert named in refused(partial(run_task, source, **flags))
 
 
-def test_held_out_problems_are_drawn_from_all_and_not_trained_on(tmp_path, monkeypatch):
-    """The first ones of a file may be the easiest. A prompt that is in both splits is not trained
-    on, whatever its answer and the blanks at its ends. Every process gets the same problems, though
-    this task shuffles without a seed."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    source = """
-import random, numpy
+SHUFFLED = """
+import random
 
 def load_problems(split):
     if split == "test":
         return [(f" {i}\\n", split) for i in range(100)]
-    problems = [(f"{i} ", split) for i in range(300)]
-    random.shuffle(problems)
-    numpy.random.shuffle(problems)
-    return problems
+    return random.sample([(f"{i} ", split) for i in range(300)], 300)
 
 verify = print
 """
-    (tmp_path / "a_task_that_shuffles.py").write_text(source)
-    args, splits = grpo.Args(task=str(tmp_path / "a_task_that_shuffles.py"), eval_problems=40), []
+
+
+def test_held_out_problems_are_drawn_from_all_and_not_trained_on(run_task, monkeypatch):
+    """The first ones of a file may be the easiest. A prompt that is in both splits is not trained
+    on, whatever its answer and the blanks at its ends. Every process gets the same problems, though
+    this task shuffles without a seed."""
+    loaded = calls_of(monkeypatch, grpo, "load_task")
+    monkeypatch.setattr(grpo, "load_model", Mock(side_effect=StopIteration))
     for seed in range(2):
         transformers.set_seed(seed)
-        splits.append(grpo.load_task(args))
-    _, train, held_out = splits[0]
-    assert splits[0] == splits[1]
+        with pytest.raises(StopIteration):
+            run_task(SHUFFLED, eval_problems=40)
+    (_, train, held_out), again = (problems for _, problems in loaded)
+    assert (train, held_out) == again[1:]
     held_out = {int(prompt) for prompt, _ in held_out}
     assert len(held_out) == 40 and held_out < set(range(100)) and max(held_out) > 80
     assert sorted(int(prompt) for prompt, _ in train) == list(range(100, 300))
@@ -172,7 +162,12 @@ NEGATIVE = ["beta", "clip_low", "clip_high", "steps", "warmup_steps", "seed", "o
 ZERO = ["num_minibatches", "update_epochs", "prompts_per_step", "learning_rate", "max_grad_norm"]
 ZERO += ["temperature", "max_new_tokens", "micro_batch_size", "eval_every", "eval_problems"]
 WRONG = [*((flag, -1) for flag in NEGATIVE), *((flag, 0) for flag in ZERO), ("group_size", 1)]
-WRONG += [("prompts_per_step", 30), ("device", "gpu"), ("device", "cuda")]  # 30 is 4 · 7.5
+WRONG += [
+    ("clip_low", 1.1),
+    ("prompts_per_step", 30),
+    ("device", "gpu"),
+    ("device", "cuda"),
+]  # 30 is 4 · 7.5
 
 
 @pytest.mark.parametrize("flag,value", WRONG)

@@ -2,35 +2,41 @@
 prompts, and the rewards."""
 
 from itertools import count
-from unittest.mock import Mock
 
 import pytest
 import tokenizers
 import torch
 import transformers
-from conftest import batch_of, calls_of, random_model, refused, script
+from conftest import calls_of, random_model, refused, script
 from oracles import check_logprobs
 
 grpo = script("grpo_llm")
+KEYS = "completion_ids", "mask", "ended"
 PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [10, 2], [3]]
 WINDOW = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
 LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "num_hidden_layers": 4}
 LINEAR |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
 LINEAR |= {"layer_types": ["linear_attention"] * 3 + ["full_attention"]}
 KINDS = {"llama": {}, "qwen3": {}, "gpt2": {}, "gemma3_text": WINDOW, "qwen3_5_text": LINEAR}
-KINDS |= {"lfm2": {"layer_types": ["conv", "full_attention"]}}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_and_gradients_are_those_of_single_rows(kind):
+def test_log_probs_are_those_of_single_rows(kind):
     """Decoders with different positions, attention, state and cache: sampler and token_logprobs
-    agree with plain passes."""
-    model = random_model(kind, vocab=23, stops=[1, 13, 14, 15], **KINDS[kind])
+    agree with plain passes. A completion ends with its first stop token, which may be the padding,
+    0, or is cut off."""
+    stops = [0, 13, 14, 15]
+    model = random_model(kind, vocab=23, stops=stops, **KINDS[kind])
     args = grpo.Args(temperature=1.5, max_new_tokens=12)
     torch.manual_seed(1)
-    batch = grpo.generate(model, PROMPTS, 4, args)
-    assert len(batch["mask"].sum(1).unique()) > 3, "rows must leave at different times"
+    batch = grpo.generate(model, PROMPTS, 8, args)
     check_logprobs(grpo, model, batch, args)
+    for ids, mask, ended in zip(*(batch[key] for key in KEYS), strict=True):
+        *before, last = ids[mask > 0].tolist()
+        assert (
+            not {*stops} & {*before} and ended == (last in stops) and (ended or len(before) == 11)
+        )
+    assert len(batch["mask"].sum(1).unique()) > 3, "rows must leave at different times"
 
 
 @torch.no_grad()
@@ -43,33 +49,16 @@ def test_samples_follow_the_models_distribution():
     args = grpo.Args(max_new_tokens=1, temperature=0.5)
     counts = grpo.generate(model, [[3, 4, 5]], n, args)["completion_ids"][:, 0].bincount()
     expected = (model(torch.tensor([[3, 4, 5]])).logits[0, -1].double() / 0.5).softmax(-1) * n
-    assert counts[0] > 0, "the pad token is a token like any other"
     chi_square = ((counts - expected) ** 2 / expected).sum()
     assert chi_square < 30.1  # 6 degrees of freedom: passed with probability 1 − 4e-5
-
-
-@pytest.mark.parametrize("stops", [(1, 5, 7), (0, 6)])
-def test_mask_ends_with_the_first_of_several_stops(stops):
-    """The padding, 0, may be a stop token, too."""
-    model = random_model("llama", stops=stops)
-    model.lm_head.weight.data /= model.lm_head.weight.norm()  # no stop is too rare to be drawn
-    batch, last = grpo.generate(model, PROMPTS, 40, grpo.Args(max_new_tokens=12)), set()
-    columns = [batch[key].tolist() for key in ("completion_ids", "mask", "ended", "old_logprobs")]
-    for ids, mask, ended, logprobs in zip(*columns, strict=True):
-        ends = [t for t, token in enumerate(ids) if token in stops]
-        length = ends[0] + 1 if ends else 12
-        assert mask == [1.0] * length + [0.0] * (len(ids) - length)
-        assert ended == bool(ends) and not any(ids[length:]) and not any(logprobs[length:])
-        last.add(ids[length - 1])
-    assert set(stops) < last, "each stop token must have ended something, and some were cut off"
 
 
 def test_a_forward_pass_reads_no_more_than_it_must(monkeypatch):
     """The sampler reads each prompt once, and finished rows leave. There are no logits of a prompt,
     which would take as much memory as all else: a vocabulary has 150,000 tokens."""
-    model = random_model("llama")
+    model, args = random_model("llama"), grpo.Args(max_new_tokens=12)
     model.lm_head.weight.data /= model.lm_head.weight.norm()  # so that some are cut off, some not
-    calls, args = calls_of(monkeypatch, model, "forward"), grpo.Args(max_new_tokens=12)
+    calls = calls_of(monkeypatch, model, "forward")
     batch = grpo.generate(model, PROMPTS, 8, args)
     grpo.token_logprobs(model, batch, args)
     prompts, *writing, loss = [tuple(output.logits.shape[:2]) for _, output in calls]
@@ -94,70 +83,55 @@ def test_bf16_computes_in_bf16_and_keeps_all_else_in_float32():
 def test_rewards_are_those_of_their_completions():
     """Question by question, each G times; text by text, and rewards of any size. The answer reaches
     the verifier as it is, here a list. No stop token is in a text."""
-    args = grpo.Args()
-    (model, tokenizer), verify = grpo.load_model(args), Mock(side_effect=count(1))
+    args, scored, numbers = grpo.Args(), [], count(1)
+    model, tokenizer = grpo.load_model(args)
+
+    def verify(*completion_and_answer):
+        scored.append(completion_and_answer)
+        return next(numbers)
+
     problems = [(f"{i}+{i}=", [i]) for i in range(5)]
     batch, rewards, samples = grpo.rollout(model, tokenizer, verify, problems, 3, args)
-    scored = [(sample["completion"], [i // 3]) for i, sample in enumerate(samples)]
-    assert [call.args for call in verify.call_args_list] == scored and len(
-        set(map(str, scored))
-    ) > 5
     assert rewards.tolist() == torch.arange(1.0, 16).view(5, 3).tolist()
     for i, (sample, mask) in enumerate(zip(samples, batch["mask"], strict=True)):
-        text = tokenizer.decode(batch["completion_ids"][i][mask > 0])
-        assert text == sample["completion"] + "<eos>" * batch["ended"][i]
+        text = tokenizer.decode(batch["completion_ids"][i][mask > 0]).removesuffix("<eos>")
+        assert scored[i] == (text, [i // 3]) and text == sample["completion"]
         prompt = tokenizer.decode(batch["prompt_ids"][i][batch["prompt_mask"][i] > 0])
-        assert (
-            (prompt, sample["reward"]) == (problems[i // 3][0], i + 1) == (sample["prompt"], i + 1)
-        )
+        assert prompt == problems[i // 3][0] == sample["prompt"] and sample["reward"] == i + 1
 
 
-def asked(monkeypatch, tokenizer, *prompts):
-    """What the model reads of these prompts; and what the verifier reads of a completion that
-    begins with <|im_start|><|endoftext|>."""
-    model, args = random_model("llama", len(tokenizer)), grpo.Args(max_new_tokens=4)
-
-    def generate(model, prompts, num_samples, args):
-        batch = batch_of(model, prompts, [4] * len(prompts))
-        batch["completion_ids"][:] = torch.tensor([1, 0, 70, 71])
-        return batch
-
-    monkeypatch.setattr(grpo, "generate", generate)
-    problems = [(prompt, "") for prompt in prompts]
-    batch, _, samples = grpo.rollout(model, tokenizer, lambda *_: 0, problems, 1, args)
-    assert {sample["completion"] for sample in samples} == {tokenizer.decode([70, 71])}
-    rows = zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)
-    return [tokenizer.decode(ids[mask > 0]) for ids, mask in rows]
-
-
-def test_prompts_are_texts_or_conversations(monkeypatch, pretrained):
-    """A text is a user's turn. A model that could think does not."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
-    tokenizer.chat_template += "{% if enable_thinking is false %}<think></think>{% endif %}"
-    turns = [("system", "Add."), ("user", "1+1"), ("assistant", "2"), ("user", "3+8")]
-    chat = [{"role": role, "content": text} for role, text in turns]
-    short, long = asked(monkeypatch, tokenizer, "3+8", chat)
-    end = "<|im_start|>assistant\n<think></think>"
-    assert short == f"<|im_start|>user\n3+8<|im_end|>\n{end}"
-    assert long == "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns) + end
-
-
-def test_bos_comes_once_and_no_end(monkeypatch, pretrained):
-    """A tokenizer may begin and end every text; no eos may stand before the completion, unless the
-    chat template puts it there."""
+def test_what_the_model_reads_and_the_verifier_does_not(pretrained):
+    """A prompt is a user's turn, or a conversation, and a model that could think does not; without
+    a chat template it is a text. bos comes once, and no eos stands before the completion, although
+    this tokenizer puts both around every text. No verifier reads special tokens."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
     tokenizer.add_special_tokens({"bos_token": "<s>"})
     special = [(name, tokenizer.convert_tokens_to_ids(name)) for name in ("<s>", "<|im_end|>")]
     tokenizer.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single="<s> $A <|im_end|>", special_tokens=special
     )
-    assert tokenizer("1")["input_ids"][-1] == tokenizer.eos_token_id
-    for template, text in [
-        ("{{ bos_token }}{{ messages[0]['content'] }}<|im_end|>", "<s>3+8 {A}:<|im_end|>"),
-        (None, "<s>3+8 {A}:"),
-    ]:
-        tokenizer.chat_template = template
-        assert asked(monkeypatch, tokenizer, "3+8 {A}:") == [text]
+    model, args = random_model("llama", len(tokenizer), stops=[99]), grpo.Args(max_new_tokens=9)
+
+    def read(*prompts):
+        problems, texts = [(prompt, "") for prompt in prompts], []
+        verify = lambda text, _: texts.append(text) or 0  # noqa: E731
+        batch, _, _ = grpo.rollout(model, tokenizer, verify, problems, 99, args)
+        assert {0, 1, 2} <= {*batch["completion_ids"].flatten().tolist()}
+        assert "<|im" not in "".join(texts) != ""
+        rows = zip(batch["prompt_ids"][::99], batch["prompt_mask"][::99], strict=True)
+        return [tokenizer.decode(ids[mask > 0]) for ids, mask in rows]
+
+    turns = [("system", "Add."), ("user", "1+1"), ("assistant", "2"), ("user", "3+8")]
+    chat = [{"role": role, "content": text} for role, text in turns]
+    end = "<|im_start|>assistant\n<think></think>"
+    tokenizer.chat_template = "{{ bos_token }}" + tokenizer.chat_template
+    tokenizer.chat_template += "{% if enable_thinking is false %}<think></think>{% endif %}"
+    text = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
+    short = f"<s><|im_start|>user\n3+8<|im_end|>\n{end}"
+    assert read("3+8", chat) == [short, f"<s>{text}{end}"]
+    tokenizer.chat_template = None
+    assert read("3+8 {A}:") == ["<s>3+8 {A}:"]
+    assert "--model" in refused(read, chat)
 
 
 @pytest.mark.parametrize("name", ["max_position_embeddings", "original_max_position_embeddings"])
@@ -166,7 +140,7 @@ def test_prompts_beyond_the_models_longest_are_refused(name):
     args = grpo.Args(max_new_tokens=4)
     model, tokenizer = grpo.load_model(args)
     setattr(model.config, name, 9)
-    inputs = lambda prompt: (model, tokenizer, lambda *_: 0, [(prompt, ""), ("1", "")], 1, args)
-    grpo.rollout(*inputs("1+2+3"))
-    line = refused(grpo.rollout, *inputs("1+2+3="))
+    inputs = model, tokenizer, lambda *_: 0
+    grpo.rollout(*inputs, [("1+2+3", ""), ("1", "")], 1, args)
+    line = refused(grpo.rollout, *inputs, [("1+2+3=", ""), ("1", "")], 1, args)
     assert "--max-new-tokens" in line and "10" in line
