@@ -103,21 +103,23 @@ def test_rewards_are_those_of_their_completions():
 def test_what_the_model_reads_and_the_verifier_does_not(pretrained):
     """A prompt is a user's turn, or a conversation, and a model that could think does not; without
     a chat template it is a text. bos comes once, and no eos stands before the completion, although
-    this tokenizer puts both around every text. No verifier reads special tokens."""
+    this tokenizer puts both around every text. No verifier reads special tokens, nor
+    the stop token."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
     tokenizer.add_special_tokens({"bos_token": "<s>"})
     special = [(name, tokenizer.convert_tokens_to_ids(name)) for name in ("<s>", "<|im_end|>")]
     tokenizer.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single="<s> $A <|im_end|>", special_tokens=special
     )
-    model, args = random_model("llama", len(tokenizer), stops=[99]), grpo.Args(max_new_tokens=9)
+    model, args = random_model("llama", len(tokenizer), stops=[70]), grpo.Args(max_new_tokens=9)
 
     def read(*prompts):
         problems, texts = [(prompt, "") for prompt in prompts], []
         verify = lambda text, _: texts.append(text) or 0  # noqa: E731
         batch, _, _ = grpo.rollout(model, tokenizer, verify, problems, 99, args)
         assert {0, 1, 2} <= {*batch["completion_ids"].flatten().tolist()}
-        assert "<|im" not in "".join(texts) != ""
+        text = "".join(texts)
+        assert "<|im" not in text and tokenizer.decode([70]) not in text and batch["ended"].any()
         rows = zip(batch["prompt_ids"][::99], batch["prompt_mask"][::99], strict=True)
         return [tokenizer.decode(ids[mask > 0]) for ids, mask in rows]
 
