@@ -8,12 +8,10 @@ import runpy
 import socket
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 import torch
 from scripts import ROOT
-from tqdm import tqdm
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
@@ -39,7 +37,6 @@ def become(target, environment: dict, files: list[Path]):
         if is_ours(getattr(module, "__file__", None)):
             del sys.modules[name]
     torch.set_num_threads(1)  # two threads in each of two processes would wait for each other
-    tqdm.set_lock(threading.RLock())  # its own is a semaphore, which a killed process leaves behind
     os.chdir(ROOT)
     if callable(target):
         return target()
@@ -71,13 +68,8 @@ class Launched:
         assert status is not None, f"still running after {seconds} s\n{self.stderr[-3000:]}"
         return status
 
-    @property
-    def stdout(self) -> str:
-        return self.files[0].read_bytes().decode()
-
-    @property
-    def stderr(self) -> str:
-        return self.files[1].read_bytes().decode()
+    stdout = property(lambda self: self.files[0].read_text())
+    stderr = property(lambda self: self.files[1].read_text())
 
 
 def run(*command, **options) -> Launched:
@@ -87,14 +79,14 @@ def run(*command, **options) -> Launched:
     return process
 
 
-def side_by_side(*command) -> list[Launched]:
-    """Start two processes that find each other, as torchrun's would; wait for their success."""
+def side_by_side(function) -> list[Launched]:
+    """Call it in two processes that find each other, as torchrun's would; wait for success."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     common = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     ranks = [{"RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
-    launched = [Launched(*command, environment=common | rank) for rank in ranks]
+    launched = [Launched(function, environment=common | rank) for rank in ranks]
     statuses = [process.wait() for process in launched]
     assert statuses == [0, 0], "".join(process.stderr for process in launched)
     return launched

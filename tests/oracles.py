@@ -47,92 +47,61 @@ def clip(ratio, A, args):
     return (bound * A, 0.0) if beyond else (ratio * A, ratio * A)
 
 
-def reinforce(r, s, logprob, A, args):
-    return A * logprob, A
-
-
-def clipped_token(r, s, logprob, A, args):
-    return clip(r, A, args)
-
-
-def clipped_completion(r, s, logprob, A, args):
-    """d s / d log π_t is s / |o|, and each of the |o| tokens carries s: the two cancel."""
-    return clip(s, A, args)
-
-
-def clipped_weight(r, s, logprob, A, args):
+def weighted(r, A, logprob, args):
     weight = min(r, 1 + args.clip_high)
     return weight * A * logprob, weight * A
 
 
+# In GSPO d s / d log π_t is s / |o|, and each of the |o| tokens carries s: the two cancel.
 ORACLES = {
-    "rloo_llm": Oracle(leave_one_out, token_mean, reinforce),
-    "grpo_llm": Oracle(z_scores, completion_mean, clipped_token),
-    "gspo_llm": Oracle(z_scores, completion_mean, clipped_completion),
-    "cispo_llm": Oracle(z_scores, token_mean, clipped_weight),
-    "dapo_llm": Oracle(z_scores, token_mean, clipped_token),
+    "rloo_llm": Oracle(leave_one_out, token_mean, lambda r, s, p, A, args: (A * p, A)),
+    "grpo_llm": Oracle(z_scores, completion_mean, lambda r, s, p, A, args: clip(r, A, args)),
+    "gspo_llm": Oracle(z_scores, completion_mean, lambda r, s, p, A, args: clip(s, A, args)),
+    "cispo_llm": Oracle(z_scores, token_mean, lambda r, s, p, A, args: weighted(r, A, p, args)),
+    "dapo_llm": Oracle(z_scores, token_mean, lambda r, s, p, A, args: clip(r, A, args)),
 }
 
 
-def oracle(name):
-    if name not in ORACLES:
-        pytest.fail(f"nothing to hold {name}.py to: write it as sums in ORACLES, tests/oracles.py")
-    return ORACLES[name]
-
-
-def tokens(logprobs, old, advantages, mask):
-    """Of each token: row, column, and what Oracle.token takes of it."""
-    for i, length in enumerate(mask.sum(1).int().tolist()):
-        logs = [logprobs[i, t].item() - old[i, t].item() for t in range(length)]
-        s = math.exp(sum(logs) / length)
+def expected(name, logprobs, old, advantages, mask, args, ref=None):
+    """Of each token, (B, T): its weight; its objective (with a reference β k3 less) and the
+    objective's derivative by log π; whether the clip changes it; r, and s of its completion."""
+    oracle, lengths = ORACLES[name], mask.sum(1).int().tolist()
+    free = {"clip_low": 1.0, "clip_high": math.inf}  # bounds that no ratio reaches
+    free = replace(args, **{bound: x for bound, x in free.items() if hasattr(args, bound)})
+    names = "weight", "objective", "slope", "clipped", "r", "s"
+    tensors = {key: torch.zeros_like(mask, dtype=torch.double) for key in names}
+    for i, length in enumerate(lengths):
+        logs = (logprobs - old)[i, :length].tolist()
+        s, A = math.exp(sum(logs) / length), advantages[i].item()
         for t, log in enumerate(logs):
-            yield i, t, (math.exp(log), s, logprobs[i, t].item(), advantages[i].item())
+            inputs = math.exp(log), s, logprobs[i, t].item(), A
+            objective, slope = oracle.token(*inputs, args)
+            clipped = objective != oracle.token(*inputs, free)[0]
+            if ref is not None:
+                d = ref[i, t].item() - logprobs[i, t].item()
+                objective -= args.beta * (math.exp(d) - d - 1)
+                slope -= args.beta * (1 - math.exp(d))
+            weight = oracle.share(length, lengths, args)
+            values = weight, objective, slope, clipped, math.exp(log), s
+            for key, value in zip(names, values, strict=True):
+                tensors[key][i, t] = value
+    return tensors | {"clipped": tensors["clipped"] > 0}
 
 
-def value_and_gradient(name, logprobs, old, advantages, mask, args, ref=None):
-    """The objective of a minibatch and its gradient by log π, (B, T); with a reference, each token
-    has β k3 less."""
-    lengths = mask.sum(1).int().tolist()
-    value, gradient = 0.0, torch.zeros_like(mask)
-    for i, t, inputs in tokens(logprobs, old, advantages, mask):
-        objective, slope = oracle(name).token(*inputs, args)
-        if ref is not None:
-            d = ref[i, t].item() - logprobs[i, t].item()
-            objective -= args.beta * (math.exp(d) - d - 1)
-            slope -= args.beta * (1 - math.exp(d))
-        share = oracle(name).share(lengths[i], lengths, args)
-        value += share * objective
-        gradient[i, t] = share * slope
-    return value, gradient
-
-
-def clipped_tokens(name, logprobs, old, advantages, mask, args):
-    """Whether a token's objective would differ without the clip, (B, T)."""
-    bounds = {bound: math.inf for bound in ("clip_low", "clip_high") if hasattr(args, bound)}
-    token, free = oracle(name).token, replace(args, **bounds)
-    clipped = torch.zeros_like(mask).bool()
-    for i, t, inputs in tokens(logprobs, old, advantages, mask):
-        clipped[i, t] = token(*inputs, args) != token(*inputs, free)
-    return clipped
-
-
-def same(what, computed, expected, **facts):
-    """Fails if computed is not expected, but for rounding: says first what is wrong, at how many
+def same(what, computed, right, **facts):
+    """Fails if computed is not right, but for rounding: says first what is wrong, at how many
     places, and what is known of the first of them, and then shows both tensors."""
     __tracebackhide__ = True
-    shapes = tuple(computed.shape), tuple(expected.shape)
+    shapes = tuple(computed.shape), tuple(right.shape)
     assert shapes[0] == shapes[1], f"{what} has the shape {shapes[0]}, and should have {shapes[1]}"
-    wrong = ~torch.isclose(computed.double(), expected.double(), rtol=1e-9, atol=1e-12)
+    wrong = ~torch.isclose(computed.double(), right.double(), rtol=1e-9, atol=1e-12)
     if wrong.any():
         first = tuple(wrong.nonzero()[0].tolist())
-        facts = {"computed": computed, "expected": expected, **facts}
+        facts = {"computed": computed, "expected": right, **facts}
         lines = [f"\n    {name:9} {tensor[first].item():.5g}" for name, tensor in facts.items()]
         text = f"{what} is wrong at {wrong.sum()} of {wrong.numel()} places. At {list(first)}:"
         text += "".join(lines)
-        pytest.fail(f"{text}\n\ncomputed {computed}\n\nexpected {expected}", pytrace=False)
-
-
-# ------------------------------------------------------------------------------------ whole models
+        pytest.fail(f"{text}\n\ncomputed {computed}\n\nexpected {right}", pytrace=False)
 
 
 def single_rows(model, batch):
@@ -154,27 +123,8 @@ def row_by_row(model, batch, temperature=1.0):
     return torch.stack(rows)
 
 
-def check_logprobs(module, model, batch, temperature=1.0):
-    """What the sampler wrote down and a script's token_logprobs are those of plain passes, and the
-    gradient through the latter is, too."""
-    weights = torch.randn(batch["mask"].shape, generator=torch.Generator().manual_seed(0))
-    alone, gradients = row_by_row(model, batch, temperature), []
-    together = module.token_logprobs(model, batch, temperature)
-    torch.testing.assert_close(together, alone, rtol=0, atol=5e-5)
-    torch.testing.assert_close(batch["sampled_logprobs"], alone.detach(), rtol=0, atol=5e-5)
-    for values in (together, alone):
-        parameters, total = list(model.parameters()), (values * weights).sum()
-        parts = torch.autograd.grad(total, parameters, materialize_grads=True)
-        gradients.append(torch.cat([part.flatten() for part in parts]))
-    assert (gradients[0] - gradients[1]).abs().max() < 1e-4 * gradients[1].abs().max()
-
-
-def gradient_of_step(name, model, batch, args):
-    """The loss of a minibatch, and its gradient by all weights: from slopes by log π, by autograd
-    through plain passes."""
-    logprobs = row_by_row(model, batch, args.temperature)
-    tensors = [batch[key] for key in ("old_logprobs", "advantages", "mask")]
-    value, slopes = value_and_gradient(name, logprobs, *tensors, args, batch.get("ref_logprobs"))
-    loss = -(slopes * logprobs).sum()
-    gradient = torch.autograd.grad(loss, list(model.parameters()))
-    return -value, torch.cat([part.flatten() for part in gradient])
+def check_logprobs(module, model, batch, args):
+    """What the sampler wrote down and a script's token_logprobs are those of plain passes."""
+    right = row_by_row(model, batch, args.temperature)
+    for computed in (batch["old_logprobs"], module.token_logprobs(model, batch, args)):
+        torch.testing.assert_close(computed, right, rtol=0, atol=5e-5)

@@ -1,119 +1,146 @@
-"""Epochs over a rollout: which rows each minibatch has, what stays as the rollout left it, and that
-a rollout without a signal moves nothing."""
+"""main's training step: which rows each minibatch has and what they hold, what is logged, at which
+rate; the guard against a wrong sampler; and what DAPO alone has."""
 
-import copy
-import itertools
-import math
+from itertools import count
 
 import pytest
 import torch
-from conftest import LLM_SCRIPTS, Characters, batch_of, calls_of, random_model, reward_by, script
+from conftest import LLM_SCRIPTS, calls_of, equal, refused, scalars, script, set_task, weights
 
-GAP = "sampling/sampling_logp_difference/mean"
-PROMPTS = [[3, 4], [5, 6, 7, 8, 9], [10]]
-# 24 completions in groups of G. The right ones have an odd length, without the stop token.
-LENGTHS = [1, 2, 3, 9, 4, 5, 9, 2, 3, 8, 7, 6, 9, 9, 2, 1, 1, 6, 3, 2, 9, 4, 5, 8]
-TEXTS = [length - (length < 9) for length in LENGTHS]  # the longest are cut off
-
-
-def by_length(completion, answer):
-    return float(len(completion) % 2)
-
-
-class Lengths(Characters):
-    """A completion's text is as long as its tokens are many."""
-
-    def decode(self, ids, skip_special_tokens=False):
-        return "x" * len(ids)
-
-
-def take_step(name, monkeypatch, verify, model, reference, optimizer, nats=0.0, G=4, **flags):
-    """A training step on two minibatches of 24 completions; what it logs. The sampler's log-probs
-    differ by `nats` from those of token_logprobs."""
-    module = script(name)
-
-    def generate(model, prompts, num_samples, max_new_tokens, temperature):
-        batch = batch_of(model, prompts, LENGTHS)
-        logprobs = module.token_logprobs(model, batch, temperature).detach()
-        batch["sampled_logprobs"] = logprobs - nats * batch["mask"]
-        return batch | {"row": torch.arange(24)}
-
-    monkeypatch.setattr(module, "generate", generate)
-    reward_by(monkeypatch, module, verify)
-    flags = {"beta": 0.1, "num_minibatches": 2, "micro_batch_size": 4} | flags
-    args = module.Args(prompts_per_step=24 // G, group_size=G, **flags)
-    problems = [(f"{i}+{3 * i}", str(i)) for i in range(24 // G)]
-    return module.train_step(model, reference, Lengths(), optimizer, problems, 1, args)
+grpo, dapo = script("grpo_llm"), script("dapo_llm")
 
 
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
-def test_epochs_over_a_rollout(monkeypatch, name):
-    """Groups stay whole, and each is used once per epoch, in an order of its own. log π_old comes
-    from one pass as in training, before the first optimizer step, so the first ratios are 1, and
-    it stays as it was. What is logged of the sampler's log-probs counts tokens alone."""
-    module, (model, reference) = script(name), [random_model("qwen2", 50) for _ in "12"]
-    steps = calls_of(monkeypatch, module, "train_minibatch")
-    passes = calls_of(monkeypatch, module, "batch_logprobs")
-    bounds = {"clip_low": 3e-4, "clip_high": 4e-4}  # those of GSPO's paper
-    flags = {key: value for key, value in bounds.items() if hasattr(module.Args, key)}
-    flags |= {"num_minibatches": 4, "update_epochs": 3, "micro_batch_size": 5}
-    flags |= {"nats": 0.01, "temperature": 0.7}
-    start = model, reference, torch.optim.SGD(model.parameters(), lr=0.3)
-    rewards = itertools.count()
-    metrics = take_step(name, monkeypatch, lambda *_: next(rewards), *start, G=2, **flags)
+def test_epochs_over_a_rollout(name, short_run, monkeypatch):
+    """Groups stay whole, and each is used once per epoch, in an order of its own. All else stays as
+    the rollout left it: log π_old, at which the first ratios are 1; log π_ref, of the initial model
+    in each step; and the advantages, of the rewards. RLOO's have the KL in them, the others' not.
+    What is logged is the mean."""
+    module, rewarded = script(name), count()
+    generate = module.generate
 
-    assert [args[0] for args, _ in passes] == [model, reference]
-    assert metrics["kl"] == 0 and metrics[GAP] == pytest.approx(0.01, abs=2e-3)
-    first = steps[0][1]
-    assert first["grad_norm"] > 0 and first["clipfrac"] == 0 and first["approx_kl"] < 1e-8
-    batches = [args[2] for args, _ in steps]
-    assert [len(batch["row"]) for batch in batches] == [6] * 12
-    rows = torch.stack([batch["row"] for batch in batches]).view(3, 12, 2)
-    assert (rows[:, :, 0] % 2 == 0).all() and torch.equal(rows[:, :, 1], rows[:, :, 0] + 1)
-    orders = rows[:, :, 0].tolist()
-    assert all(sorted(order) == list(range(0, 24, 2)) for order in orders)
-    assert orders[0] != orders[1] != orders[2] != sorted(orders[2])  # of 12! orders
-    for key in batches[0].keys() - {"prompt_ids", "prompt_mask"}:
-        values = torch.cat([batch[key] for batch in batches]).view(3, 24, -1)
-        a, b, c = (values[i][rows[i].flatten().argsort()] for i in range(3))
-        assert torch.equal(a, b) and torch.equal(a, c), key
+    def numbered(*inputs):
+        batch = generate(*inputs)
+        return batch | {"row": torch.arange(len(batch["mask"]))}
 
-
-@pytest.mark.parametrize("value", [0.0, 0.7, -7000.7])
-@pytest.mark.parametrize("name", ["grpo_llm", "rloo_llm"])
-def test_equal_rewards_move_nothing(monkeypatch, name, value):
-    """Weights and Adam's momentum stay as they are; Adam would turn any noise into a full step."""
-    model, reference = (random_model("qwen2", 50) for _ in "12")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
-    first = take_step(name, monkeypatch, by_length, model, reference, optimizer)
-    assert first["grad_norm"] > 0
-    if name == "rloo_llm":  # its KL is a reward: without a KL, rewards are equal
-        reference.load_state_dict(model.state_dict())
-    before = copy.deepcopy([model.state_dict(), optimizer.state_dict()["state"]])
-    start = (lambda *_: value, model, reference, optimizer)
-    metrics = take_step(name, monkeypatch, *start, G=8, num_minibatches=1)  # a mean of 8 is rounded
-    after = [model.state_dict(), optimizer.state_dict()["state"]]
-    torch.testing.assert_close(after, before, rtol=0, atol=0)
-    assert metrics["reward"] == pytest.approx(value)
-    assert not {"loss", "grad_norm", "approx_kl", "clipfrac"} & set(metrics)
+    set_task(monkeypatch, module, lambda *_: next(rewarded) % 2)
+    monkeypatch.setattr(module, "generate", numbered)
+    updates, rollouts = (calls_of(monkeypatch, module, f) for f in ("train_minibatch", "rollout"))
+    flags = short_run | {"num_minibatches": 4, "update_epochs": 3, "beta": 0.1, "temperature": 0.7}
+    flags |= {"prompts_per_step": 12, "group_size": 2, "micro_batch_size": 5, "warmup_steps": 1}
+    flags |= {"overlong_tokens": 0, "learning_rate": 5e-3}
+    args = module.Args(**{k: v for k, v in flags.items() if hasattr(module.Args, k)})
+    folder, (initial, _) = module.main(args)["folder"], module.load_model(args)
+    first, second = [output for inputs, output in rollouts if inputs[4] == 2]  # of two steps
+    for i, (batch, rewards, _) in enumerate((first, second)):
+        calls = updates[len(updates) // 2 * i :][: len(updates) // 2]
+        batches, logs = [inputs[2] for inputs, _ in calls], [output for _, output in calls]
+        batch = batch | {"ref_logprobs": module.token_logprobs(initial, batch, args).detach()}
+        kl = batch["old_logprobs"] - batch["ref_logprobs"]
+        assert (kl.abs().max() > 1e-3) == (i == 1), "the model has moved, the reference has not"
+        if name == "rloo_llm":
+            rewards, kl = rewards - 0.1 * kl.sum(1).view_as(rewards), kl[batch["mask"] > 0]
+            assert scalars(folder, "kl")[i] == pytest.approx(kl.mean().item(), abs=1e-6)
+            assert len(batches) == 1 and (rewards.diff().std() > 1e-2) == (i == 1)
+        else:
+            assert logs[0]["approx_kl"] < 1e-8 < logs[-1]["approx_kl"] and logs[0]["clipfrac"] == 0
+            rows = torch.stack([part["row"] for part in batches]).view(3, 12, 2)
+            assert (rows[:, :, 0] % 2 == 0).all() and (rows[:, :, 1] == rows[:, :, 0] + 1).all()
+            orders = rows[:, :, 0].tolist()
+            assert all(sorted(order) == list(range(0, 24, 2)) for order in orders)
+            assert orders[0] != orders[1] != orders[2] != sorted(orders[2])  # of 12! orders
+        batch["advantages"] = module.compute_advantages(rewards, args).flatten()
+        for part in batches:
+            for key in part.keys() - {"prompt_ids", "prompt_mask"}:
+                right = batch[key][part["row"]]
+                torch.testing.assert_close(part[key], right, rtol=0, atol=1e-4, msg=key)
+        means = {key: sum(log[key].item() for log in logs) / len(logs) for key in logs[0]}
+        means["completions/mean_length"] = batch["mask"].sum(1).mean().item()
+        for key, mean in means.items():
+            assert scalars(folder, key)[i] == pytest.approx(mean, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["rloo_llm", "grpo_llm"])
-def test_the_kl_is_in_the_reward_of_rloo_and_not_of_grpo(name, monkeypatch):
-    """The verifier rewards nothing, and the reference is 0.2 nats away on each token. So RLOO takes
-    a step. GRPO takes none, and logs k3 of log π_ref − log π = −0.2."""
-    module, model = script(name), random_model()
+# Steps of warm-up, and the rate of each step
+RATES = [(10, [0.1, 0.2]), (2, [0.5, 1, 0.75, 0.5, 0.25]), (0, [0.8, 0.6, 0.4, 0.2])]
 
-    def batch_logprobs(policy, batch, args):
-        return batch["sampled_logprobs"] - 0.2 * batch["mask"] * (policy is None)
 
-    calls = calls_of(monkeypatch, module, "compute_advantages")
-    monkeypatch.setattr(module, "batch_logprobs", batch_logprobs)
-    start = (lambda *_: 0.0, model, None, torch.optim.SGD(model.parameters(), lr=0.0))
-    metrics = take_step(name, monkeypatch, *start, beta=0.5)
-    ((rewards, _), _), *_ = calls
-    in_reward = name == "rloo_llm"
-    expected = -0.5 * 0.2 * torch.tensor(LENGTHS).view(6, 4) * in_reward
-    torch.testing.assert_close(rewards, expected, rtol=1e-4, atol=1e-5)
-    kl = 0.2 if in_reward else math.exp(-0.2) + 0.2 - 1
-    assert metrics["kl"] == pytest.approx(kl, rel=1e-3) and ("grad_norm" in metrics) == in_reward
+@pytest.mark.parametrize("warmup,rates", RATES)
+def test_rates_by_hand(warmup, rates, short_run, monkeypatch):
+    """Up to the peak in the warm-up, and down towards 0."""
+    set_task(monkeypatch, grpo, lambda *_: 0.0)
+    flags = {"steps": len(rates), "warmup_steps": warmup, "learning_rate": 2e-4, "beta": 0.0}
+    used = []
+
+    def train_minibatch(model, optimizer, batch, args):
+        used.append(optimizer.param_groups[0]["lr"])
+        return {"approx_kl": torch.tensor(0.0)}
+
+    monkeypatch.setattr(grpo, "train_minibatch", train_minibatch)
+    grpo.main(grpo.Args(**short_run | flags, num_minibatches=1))
+    assert used == pytest.approx([2e-4 * rate for rate in rates])
+
+
+def test_a_sampler_that_is_not_exact_ends_the_run(short_run, monkeypatch, tmp_path):
+    """In one line at the first step, before a checkpoint."""
+    set_task(monkeypatch, grpo, lambda completion, _: len(completion))
+    generate = grpo.generate
+
+    def noisy(*inputs):
+        batch = generate(*inputs)
+        noise = 0.05 - 0.1 * (torch.arange(batch["mask"].shape[1]) % 2)  # in nats
+        return batch | {"old_logprobs": batch["old_logprobs"] + noise * batch["mask"]}
+
+    monkeypatch.setattr(grpo, "generate", noisy)
+    assert "--model tiny" in refused(grpo.main, grpo.Args(**short_run))
+    assert not list(tmp_path.glob("runs/*/step-*"))
+
+
+# ------------------------------------------------------------------------------------------ DAPO
+
+
+def test_overlong_penalty_by_hand():
+    lengths = torch.tensor([1.0, 32, 33, 36, 40, 20])
+    ended = torch.tensor([True, True, True, True, True, False])
+    args = dapo.Args(max_new_tokens=40)  # the penalty begins a fifth before
+    expected = torch.tensor([0, 0, -1 / 16, -0.25, -0.5, -0.5])
+    torch.testing.assert_close(dapo.overlong_penalty(lengths, ended, args), expected)
+    args = dapo.Args(max_new_tokens=40, overlong_tokens=0)  # no penalty at all
+    assert not dapo.overlong_penalty(lengths, ended, args).any()
+
+
+# The overlong penalty begins with the first token.
+FLAGS = {"group_size": 6, "num_minibatches": 1, "overlong_tokens": 32, "steps": 1}
+
+
+def test_equal_rewards_move_nothing_though_their_lengths_differ(short_run, monkeypatch):
+    """The overlong penalty differs within a group and must not count as a signal."""
+    set_task(monkeypatch, dapo, lambda *_: 0.7)
+    penalties = calls_of(monkeypatch, dapo, "overlong_penalty")
+    args = dapo.Args(**short_run | FLAGS, max_rollouts=2)
+    folder, ((_, penalty),) = dapo.main(args)["folder"], penalties
+    assert penalty.view(8, 6).std(1).any()
+    assert equal(weights(folder), dapo.load_model(args)[0].state_dict())
+
+
+def test_it_trains_on_unequal_groups_alone_and_scores_no_others(short_run, monkeypatch):
+    """It draws until it has enough, each time a sample of the problems. The advantages are those of
+    the rewards with the penalty. The fifth such group is one too many. Were its rollouts not padded
+    as its forward passes expect, the guard above would end the run."""
+    unequal, verified = [1, 2, 6, 9, 10], count()
+    set_task(monkeypatch, dapo, lambda *_: (n := next(verified)) // 6 in unequal and n % 2)
+    monkeypatch.setattr(dapo, "evaluate", lambda *_: {"eval/pass@1": 0.0})
+    names = "train_minibatch", "rollout", "token_logprobs"
+    updates, rollouts, passes = (calls_of(monkeypatch, dapo, name) for name in names)
+    args = dapo.Args(**short_run | FLAGS, beta=0.1)
+    dapo.main(args)
+    lengths, ended, rewards = (
+        torch.cat([of(batch, rewards) for _, (batch, rewards, _) in rollouts])
+        for of in (lambda b, _: b["mask"].sum(1), lambda b, _: b["ended"], lambda _, r: r)
+    )
+    rewards = rewards + dapo.overlong_penalty(lengths, ended, args).view(12, 6)
+    expected = dapo.compute_advantages(rewards[unequal[:4]], args).flatten()
+    (((_, _, batch, _), _),) = updates
+    assert sorted(batch["advantages"].tolist()) == pytest.approx(sorted(expected.tolist()))
+    assert sum(len(batch["mask"]) for (_, batch, _), _ in passes) == 2 * 24, "by π_ref and π_θ"
+    first, second, third = (problems for (_, _, _, problems, *_), _ in rollouts)
+    assert first != second != third

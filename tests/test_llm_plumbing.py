@@ -1,9 +1,5 @@
-"""What lies between a user and the algorithm: task, model, prompts, evaluation, flags, rates."""
+"""What lies between a user and the algorithm: task, model, flags, and what is refused in a line."""
 
-import json
-import os
-import pickle
-import re
 import shutil
 import sys
 from functools import partial
@@ -11,34 +7,14 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-import tokenizers
 import torch
 import transformers
-from conftest import (
-    Characters,
-    batch_of,
-    calls_of,
-    random_model,
-    refused,
-    reward_by,
-    scalars,
-    script,
-)
-from launch import Launched, flags, run
-from torch.utils.tensorboard import SummaryWriter
+from conftest import LLM_SCRIPTS, calls_of, random_model, refused, script
+from launch import Launched
 
 grpo = script("grpo_llm")
-CPU = torch.device("cpu")
 
 # -------------------------------------------------------------------------------------- The task
-
-
-def test_sums_are_right_and_none_is_in_both_splits():
-    train, held_out = (grpo.load_problems(split) for split in ("train", "test"))
-    assert len(set(train)) > 3_000 and len(set(held_out)) > 800 and not set(train) & set(held_out)
-    for prompt, answer in train + held_out:
-        terms = prompt.removesuffix("=").split("+")
-        assert 2 <= len(terms) <= 6 and sum(map(int, terms)) == int(answer)
 
 
 @pytest.mark.parametrize("reward,completions", [(1, "#16~11,16#16"), (0, "#15~16~~#~#16 ~#161")])
@@ -46,251 +22,169 @@ def test_a_sum_must_stand_at_the_end_behind_a_hash(reward, completions):
     assert {grpo.verify(completion, "16") for completion in completions.split("~")} == {reward}
 
 
-TASK = """
+def task(problems="[(f'{split} {i}', i) for i in range(20)]", reward="1.0"):
+    return f"""
 def load_problems(split):
-    return [(f"{split} {i}", [i, None]) for i in range(20)]
+    return {problems}
 
 def verify(completion, answer):
-    return 1.0
+    return {reward}
 """
 
 
 @pytest.fixture
-def task_file(tmp_path, monkeypatch):
-    """Call it with a source and the name of a file: the file's path."""
+def run_task(tmp_path, monkeypatch):
+    """Call it with a task's source, if there is to be such a file: a run of one step."""
     monkeypatch.setattr(sys, "path", [*sys.path])
 
-    def write(source=TASK, name="my_task.py"):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(source)
-        return str(path)
+    def run(source, name="a_task_of_ones_own.py", **flags):
+        monkeypatch.delitem(sys.modules, "a_task_of_ones_own", raising=False)
+        if source is not None:
+            (tmp_path / name).write_text(source)
+        small = {"steps": 1, "prompts_per_step": 4, "max_new_tokens": 4, "eval_problems": 8}
+        small |= {"task": str(tmp_path / name), "output_dir": str(tmp_path / "runs")}
+        return grpo.main(grpo.Args(**small | flags))
 
-    return write
-
-
-def test_the_file_that_is_named_is_the_task(task_file):
-    """And not a module of Python, nor another task of this name."""
-    for folder in "ab":
-        path = task_file(TASK.replace("split}", f"split}} of {folder}"), f"{folder}/math.py")
-        load_problems, _ = grpo.load_task(path)
-        assert load_problems("test")[0] == (f"test of {folder} 0", [0, None])
+    return run
 
 
-def test_a_task_s_neighbour_comes_before_a_package_and_its_functions_can_be_pickled(
-    task_file, tmp_path
-):
-    """But it hides no module beside the script. A pool of processes pickles functions."""
-    sys.path.append(str(tmp_path / "site-packages"))
-    task_file("HALF = 0.1\n", "site-packages/beside_the_task.py")
-    task_file("HALF = 0.5\n", "beside_the_task.py")
-    source = TASK.replace("return 1.0", "return HALF") + "from beside_the_task import HALF"
-    _, verify = grpo.load_task(task_file(source, "task_with_a_neighbour.py"))
-    assert pickle.loads(pickle.dumps(verify))("#3", "3") == 0.5
-    assert sys.path[1] == str(tmp_path)
+def test_a_task_file_may_yield_its_problems_and_import_its_neighbour(run_task, tmp_path):
+    """Its answers reach the verifier as they are."""
+    (tmp_path / "beside_the_task.py").write_text("HALF = 0.5\n")
+    problems = "([f'{split} {i}', {(1, 2): i}] for i in range(20))"
+    source = "from beside_the_task import HALF\n" + task(problems, "HALF * ((1, 2) in answer)")
+    result = run_task(source)
+    assert result["eval/pass@1"] == 0.5
+    assert '"answer": "{(1, 2): ' in Path(result["folder"], "completions.jsonl").read_text()
 
 
-def test_exit_in_a_task_does_not_look_like_a_success(task_file, short_run):
-    path = task_file(TASK.replace("return 1.0", "exit()"))
-    process = Launched("grpo_llm.py", *flags(short_run | {"task": path, "max_new_tokens": 4}))
-    assert process.wait() == 1
-    assert process.stderr.splitlines()[-1] == f"--task {path} has called exit()"
+# Of each: the task's source, the flags, and what the line must name
+MISTAKES = {
+    "no file": (None, {}, "--task"),
+    "the name of a module": (task(), {"name": "math.py"}, "--task"),
+    "no verify": (task().partition("def verify")[0], {}, "verify"),
+    "no load_problems": ("def verify" + task().partition("def verify")[2], {}, "load_problems"),
+    "no return": (task("None"), {}, "--task"),
+    "dicts": (task("[{'prompt': '1', 'answer': 2}] * 9"), {}, "load_problems"),
+    "three columns": (task("[('1', 2, 3)] * 9"), {}, "load_problems"),
+    "an empty prompt": (task("[('', 2)] * 9"), {}, "load_problems"),
+    "one list for both splits": (task("[(f'{i}', i) for i in range(20)]"), {}, "--task"),
+    "no test split": (task("[(f'{i}', i) for i in range(20) if split == 'train']"), {}, "--task"),
+    "too few": (task(), {"prompts_per_step": 24}, "--prompts-per-step"),
+    "a text": (task(reward="'right'"), {}, "verify("),
+    "no reward": (task(reward="None"), {}, "verify("),
+    "NaN": (task(reward="float('nan')"), {}, "verify("),
+    "infinite": (task(reward="-float('inf')"), {}, "verify("),
+}
 
 
-def test_held_out_problems_are_drawn_from_all_and_not_trained_on(task_file):
-    """The first ones of a file may be the easiest. A prompt that is in both splits is not trained
-    on, whatever its answer and the blanks at its ends. Every process and every resumed run gets the
-    same problems, though this task shuffles without a seed."""
-    source = """
-import random, numpy
+@pytest.mark.parametrize("source,flags,named", MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_in_a_task_ends_the_run_in_a_line(run_task, source, flags, named):
+    assert named in refused(partial(run_task, source, **flags))
+
+
+SHUFFLED = """
+import random
 
 def load_problems(split):
     if split == "test":
         return [(f" {i}\\n", split) for i in range(100)]
-    problems = [(f"{i} ", split) for i in range(300)]
-    random.shuffle(problems)
-    numpy.random.shuffle(problems)
-    return problems
+    return random.sample([(f"{i} ", split) for i in range(300)], 300)
 
 verify = print
 """
-    args, splits = grpo.Args(task=task_file(source), eval_problems=40), []
+
+
+def test_held_out_problems_are_drawn_from_all_and_not_trained_on(run_task, monkeypatch):
+    """The first ones of a file may be the easiest. A prompt that is in both splits is not trained
+    on, whatever its answer and the blanks at its ends. Every process gets the same problems, though
+    this task shuffles without a seed."""
+    loaded = calls_of(monkeypatch, grpo, "load_task")
+    monkeypatch.setattr(grpo, "load_model", Mock(side_effect=StopIteration))
     for seed in range(2):
         transformers.set_seed(seed)
-        splits.append(grpo.load_data(args))
-    train, held_out = splits[0]
-    assert splits[0] == splits[1]
+        with pytest.raises(StopIteration):
+            run_task(SHUFFLED, eval_problems=40)
+    (_, train, held_out), again = (problems for _, problems in loaded)
+    assert (train, held_out) == again[1:]
     held_out = {int(prompt) for prompt, _ in held_out}
     assert len(held_out) == 40 and held_out < set(range(100)) and max(held_out) > 80
     assert sorted(int(prompt) for prompt, _ in train) == list(range(100, 300))
 
 
-def test_an_exception_in_verify_ends_the_run_and_names_the_answer(monkeypatch):
-    reward_by(monkeypatch, grpo, Mock(side_effect=ZeroDivisionError))
-    with pytest.raises(ZeroDivisionError) as caught:
-        grpo.rollout(random_model(), Characters(), [("1+2", "3!")], 4, 1.0, grpo.Args())
-    assert "'3!'" in caught.value.__notes__[0]
-
-
-def test_which_problems_a_step_asks(monkeypatch):
-    """None twice, and others in another step and with another seed."""
-    rollout = Mock(side_effect=StopIteration)
-    monkeypatch.setattr(grpo, "rollout", rollout)
-    for step, seed in [(1, 1), (1, 1), (2, 1), (1, 2)]:
-        args = grpo.Args(prompts_per_step=8, seed=seed)
-        with pytest.raises(StopIteration):
-            grpo.train_step(None, None, None, None, range(9), step, args)
-    first, again, *others = [tuple(call.args[2]) for call in rollout.call_args_list]
-    assert len(set(first)) == 8 and first == again and len({first, *others}) == 3
-
-
 # ------------------------------------------------------------------------------------- The model
 
-
-def test_no_dropout_and_no_special_tokens(pretrained, monkeypatch):
-    """Dropout is off, and no verifier sees special tokens."""
-    args = grpo.Args(model=pretrained)
-    model, tokenizer = grpo.load_policy(args, CPU)
-    batch = batch_of(model, [[3, 4]], [4])
-    batch["completion_ids"][0, :2] = torch.tensor([1, 0])  # <|im_start|><|endoftext|>
-    monkeypatch.setattr(grpo, "generate", lambda *_: batch)
-    _, (completion,), _ = grpo.rollout(model, tokenizer, [("1+2", "3")], 1, 1.0, args)
-    assert completion == tokenizer.decode(batch["completion_ids"][0, 2:]) != ""
-    a, b = (grpo.token_logprobs(model, batch, 1.0) for _ in range(2))
-    assert torch.equal(a, b)
+# The eos of the generation config and of the tokenizer; whether there is a chat template; the stops
+BASE, TURN, OTHER = "<|endoftext|>", "<|im_end|>", "<|end|>"
+ENDS = [
+    (BASE, BASE, True, [BASE, TURN]),
+    (None, None, True, [TURN]),
+    (BASE, TURN, True, [BASE, TURN]),
+]
+ENDS += [(OTHER, BASE, True, [BASE, OTHER]), (BASE, None, False, [BASE]), (None, None, False, [])]
 
 
-# How a template writes a message behind its role; the eos token that the generation config names,
-# beside the tokenizer's <|endoftext|>, 0; and what else ends a completion.
-TURNS = {
-    "blanks, the end, eos": ("{{ text }}\n  <|im_end|>\n<|endoftext|>", 0, ["<|im_end|>"]),
-    "GLM's turn ends where the next begins": ("{{ text }}", 0, ["<|im_start|>"]),
-    "text alone": ("{{ text }} Next:", 0, []),
-    "gpt-oss also ends thoughts like this": ("{{ text }}<|end|>", 2, ["<|im_end|>"]),
-}
-
-
-@pytest.mark.parametrize("turn,eos,ends", TURNS.values(), ids=TURNS)
-def test_the_token_that_ends_a_turn_stops_a_base_model_too(turn, eos, ends, pretrained, tmp_path):
+@pytest.mark.parametrize("config,eos,template,stops", ENDS)
+def test_what_ends_a_completion(config, eos, template, stops, pretrained, tmp_path):
     """A base model's files name <|endoftext|> alone; its chat template ends a turn otherwise. Where
-    the files name two ends, the template adds nothing. A hub's settings of sampling are gone."""
-    shutil.copytree(pretrained, tmp_path, dirs_exist_ok=True)
+    the files name two ends, nothing is added. What the hub says of sampling is gone, dropout is
+    off, and weights are float32."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
-    tokenizer.add_tokens(["\n", "  ", "<|end|>"])
-    tokenizer.eos_token = "<|endoftext|>"
-    turn = "<|im_start|>{{ m['role'] }}\n" + turn.replace("text", "m['content']")
-    system = "<|im_start|>system\nYou help!<|end|>\n"  # it has such tokens, too
-    tokenizer.chat_template = system + "{% for m in messages %}" + turn + "{% endfor %}"
+    tokenizer.add_tokens([OTHER] if config == OTHER else [])
+    tokenizer.eos_token = eos
+    tokenizer.chat_template = tokenizer.chat_template if template else None
     tokenizer.save_pretrained(tmp_path)
-    settings = transformers.GenerationConfig(eos_token_id=eos, do_sample=True, top_k=7)
-    settings.save_pretrained(tmp_path)
-    model, _ = grpo.load_policy(grpo.Args(model=str(tmp_path)), CPU)
-    stops = tokenizer.convert_ids_to_tokens(model.generation_config.eos_token_id)
-    assert stops == ["<|endoftext|>", *ends] and model.generation_config.top_k != 7
+    model = random_model("qwen2", len(tokenizer), attention_dropout=0.5).bfloat16()
+    id_of = tokenizer.convert_tokens_to_ids
+    settings = {"eos_token_id": config and id_of(config), "do_sample": True, "top_k": 7}
+    model.generation_config = transformers.GenerationConfig(**settings)
+    model.save_pretrained(tmp_path)
+    args = grpo.Args(model=str(tmp_path))
+    if not stops:
+        assert "--model" in refused(grpo.load_model, args)
+        return
+    model, _ = grpo.load_model(args)
+    assert model.generation_config.eos_token_id == [id_of(stop) for stop in stops]
+    assert not model.generation_config.do_sample and model.generation_config.top_k != 7
+    assert model.dtype == torch.float32 and not model.training
 
 
-# ------------------------------------------------------------------------------------ The prompts
-
-
-def test_bos_comes_once_and_no_end(pretrained):
-    """A tokenizer may begin and end every text; no eos may stand before the completion, unless the
-    chat template puts it there."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
-    tokenizer.add_special_tokens({"bos_token": "<s>"})
-    special = [(name, tokenizer.convert_tokens_to_ids(name)) for name in ("<s>", "<|im_end|>")]
-    tokenizer.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<s> $A <|im_end|>", special_tokens=special
-    )
-    assert tokenizer("1")["input_ids"][-1] == tokenizer.eos_token_id
-    turns = "<s><|im_start|>user\n3+8 {A}:<|im_end|>\n<|im_start|>assistant\n"
-    for template, text in [
-        ("{{ bos_token }}" + tokenizer.chat_template, turns),
-        ("{{ messages[0]['content'] }}<|im_end|>", "3+8 {A}:<|im_end|>"),
-        (None, "<s>3+8 {A}:"),
-    ]:
-        tokenizer.chat_template = template
-        (ids,) = grpo.encode_prompts([("3+8 {A}:", "11")], tokenizer)
-        assert tokenizer.decode(ids) == text
-
-
-# ---------------------------------------------------------------------------------- An evaluation
-
-
-def test_scores_are_means_of_any_reward(short_run, monkeypatch, tmp_path):
-    """pass@1 is of all samples, pass@8 of each problem's best. --steps 0 logs every score, and
-    saves nothing. No more problems are asked at once than in training. The shell leaves the ~ of
-    --output-dir=~/runs as it is."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    reward_by(monkeypatch, grpo, lambda completion, answer: len(completion) ** 2 / -7)
-    rollouts = calls_of(monkeypatch, grpo, "rollout")
-    run_flags = {"steps": 0, "temperature": 1.5, "output_dir": "~/runs"}
-    result = grpo.main(grpo.Args(**short_run | run_flags))
-    assert Path(result["folder"]).parent == tmp_path / "runs"
-    assert [(len(args[2]), *args[3:5]) for args, _ in rollouts] == [(4, 8, 1.5)] * 2
-    rewards = torch.cat([rewards for _, (_, _, rewards) in rollouts])
-    assert len(rewards.unique()) > 5
-    assert result["eval/pass@1"] == pytest.approx(rewards.mean().item())
-    assert result["eval/pass@8"] == pytest.approx(rewards.amax(1).mean().item())
-    for name in ("eval/pass@1", "eval/pass@8", "eval/mean_length", "eval/clipped_ratio"):
-        assert scalars(result["folder"], name) == [pytest.approx(result[name])]
-    assert not list(Path(result["folder"]).glob("step-*"))
-
-
-def test_what_is_shown_of_an_evaluation(monkeypatch, capsys, tmp_path):
-    """Of the problem whose rewards differ most, in whichever part it was asked: the right answer,
-    the best and the worst completion. At most 400 characters of each, and none that moves, colours
-    or rings a terminal."""
-    hostile = "\x1b[2J\x1b]0;title\x07\r\n\t\x00\u202e\x9b31m\ud800\u2028" + 10_000 * "x"
-    problems = [(f"1+{i}", f"{1 + i}{hostile}") for i in range(3)]
-    rewards = torch.zeros(3, 8)
-    rewards[1, 2], rewards[1, 5], rewards[2, 0] = 1.5, -0.5, 1.0
-
-    def rollout(model, tokenizer, part, *_):  # one problem at a time
-        i = problems.index(part[0])
-        batch = {"mask": torch.ones(8, 1), "ended": torch.ones(8) > 0}
-        return batch, [f"#{8 * i + j}{hostile}" for j in range(8)], rewards[i : i + 1]
-
-    monkeypatch.setattr(grpo, "rollout", rollout)
-    args, writer = grpo.Args(prompts_per_step=1), SummaryWriter(tmp_path)
-    grpo.evaluate(None, Characters(), problems, args, writer, 3)
-    scores, problem, best, worst, end = lines = capsys.readouterr().out.split("\n")
-    assert all(line.isprintable() and len(line) < 850 for line in lines) and end == ""
-    assert scores.startswith("step 3: ") and ", right answer '2" in problem
-    assert best.startswith("      reward 1.50: '#10") and worst.startswith(
-        "      reward -0.50: '#13"
-    )
-
-
-def test_what_a_run_says_and_keeps(task_file, short_run):
-    """It prints its flags, how many problems there are, each evaluation, the result and its folder;
-    it keeps every completion of its evaluations, and its flags. This terminal knows ASCII alone. A
-    notebook or a cluster may have set RANK, which counts only beside WORLD_SIZE."""
-    run_flags = short_run | {"task": task_file(), "steps": 1, "max_new_tokens": 4}
-    environment = os.environ | {"PYTHONIOENCODING": "ascii", "RANK": "3"}
-    process = run("grpo_llm.py", *flags(run_flags), environment=environment)
-    args, lines = str(grpo.Args(**run_flags)), process.stdout.splitlines()
-    assert lines[:2] == [args, "20 questions to train on, 8 to evaluate on"]
-    evaluations = [line.partition(":")[0] for line in lines if ": eval/" in line]
-    assert evaluations == ["step 0", "step 1"]
-    (folder,) = Path(short_run["output_dir"]).iterdir()
-    result = re.fullmatch(r"pass@1 (\S+) \? (\S+); \d+ s; model and logs in (.*)", lines[-1])
-    logged = scalars(folder, "eval/pass@1")
-    assert result.groups() == (*(f"{score:.3f}" for score in logged), str(folder))
-    kept = [json.loads(line) for line in (folder / "completions.jsonl").open()]
-    assert [row["step"] for row in kept] == [0] * 64 + [1] * 64
-    assert all(row["prompt"] == f"test {row['answer'][0]}" for row in kept)
-    means = [sum(row["reward"] for row in part) / 64 for part in (kept[:64], kept[64:])]
-    assert means == pytest.approx(logged)
-    (log,) = folder.glob("events*")
-    assert args.encode() in log.read_bytes()
+def test_a_model_without_keys_and_values_is_refused(pretrained, tmp_path):
+    """Mamba has a state in their place: the sampler would draw from another distribution."""
+    shutil.copytree(pretrained, tmp_path, dirs_exist_ok=True)
+    random_model("mamba", state_size=4).save_pretrained(tmp_path)
+    assert "--model" in refused(grpo.load_model, grpo.Args(model=str(tmp_path)))
 
 
 # -------------------------------------------------------------------------------------- The flags
 
+NEGATIVE = ["beta", "clip_low", "clip_high", "steps", "warmup_steps", "seed", "overlong_tokens"]
+ZERO = ["num_minibatches", "update_epochs", "prompts_per_step", "learning_rate", "max_grad_norm"]
+ZERO += ["temperature", "max_new_tokens", "micro_batch_size", "eval_every", "eval_problems"]
+WRONG = [*((flag, -1) for flag in NEGATIVE), *((flag, 0) for flag in ZERO), ("group_size", 1)]
+WRONG += [
+    ("clip_low", 1.1),
+    ("prompts_per_step", 30),
+    ("device", "gpu"),
+    ("device", "cuda"),
+]  # 30 is 4 · 7.5
 
-@pytest.mark.parametrize("flag", [{"max_grad_norm": 0}, {"temperature": -1}, {"group_size": 1}])
-def test_values_that_would_be_wrong_in_silence_are_refused(flag):
-    refused(partial(grpo.Args, **flag))
+
+@pytest.mark.parametrize("flag,value", WRONG)
+@pytest.mark.parametrize("name", LLM_SCRIPTS)
+def test_a_wrong_flag_is_refused_and_named(name, flag, value):
+    args = script(name).Args
+    if hasattr(args, flag) and (name, value) != ("rloo_llm", 30):  # it has no minibatches
+        line = refused(partial(args, **{flag: value}))
+        assert line.startswith(f"--{flag.replace('_', '-')}")
+        if value == -1:
+            args(**{flag: 0})
+
+
+def test_a_refused_command_has_the_status_1_and_no_traceback():
+    process = Launched("grpo_llm.py", "--eval-every", "0")
+    assert process.wait() == 1 and process.stdout == ""
+    assert len(process.stderr.splitlines()) == 1 and "--eval-every" in process.stderr
 
 
 def test_defaults_follow_from_model_and_task_unless_given():
@@ -303,36 +197,4 @@ def test_defaults_follow_from_model_and_task_unless_given():
     assert chosen() == (5e-4, 32, 256)
     assert chosen(model="some/model") == (1e-6, 32, 4)
     assert chosen(task="t.py") == (5e-4, 256, 256)
-    assert chosen(learning_rate=0, max_new_tokens=0, micro_batch_size=0) == (0, 0, 0)
-
-
-LOGGED = "reward", "completions/mean_length", "sampling/sampling_logp_difference/mean"
-# Steps of warm-up, and the rate of each step
-RATES = [(10, [0.5, 1]), (2, [0.5, 1, 0.75, 0.5, 0.25]), (0, [1, 0.75, 0.5, 0.25])]
-
-
-@pytest.mark.parametrize("warmup,rates", RATES)
-def test_rates_by_hand(warmup, rates, short_run, monkeypatch):
-    """Up to the peak in the warm-up, or in all steps if these are fewer, and down towards 0."""
-    used = []
-
-    def train_step(model, reference, tokenizer, optimizer, *_):
-        (group,) = optimizer.param_groups
-        assert group["weight_decay"] == 0
-        used.append(group["lr"])
-        return dict.fromkeys(LOGGED, 0.0)
-
-    monkeypatch.setattr(grpo, "train_step", train_step)
-    run_flags = {"steps": len(rates), "warmup_steps": warmup, "learning_rate": 2e-4, "beta": 0.0}
-    result = grpo.main(grpo.Args(**short_run | run_flags))
-    assert used == pytest.approx([2e-4 * rate for rate in rates])
-    assert scalars(result["folder"], "learning_rate") == pytest.approx(used)
-
-
-def test_a_sampler_that_is_not_exact_ends_the_run(short_run, monkeypatch):
-    """In one line at the first step: RWKV is such a model."""
-    metrics = dict.fromkeys(LOGGED, 0.0) | {LOGGED[-1]: 0.2}
-    monkeypatch.setattr(grpo, "train_step", lambda *_: metrics)
-    line = refused(grpo.main, grpo.Args(**short_run))
-    assert line.startswith("--model: its KV cache is inexact")
-    assert not list(Path(short_run["output_dir"]).glob("*/step-*"))
+    assert chosen(learning_rate=1, max_new_tokens=1, micro_batch_size=1) == (1, 1, 1)

@@ -1,9 +1,11 @@
-"""One optimizer step: its gradient, however the rows are split; what it logs."""
+"""One optimizer step: its gradient, however rows are split; what it logs; when there is none."""
+
+import copy
 
 import pytest
 import torch
 from conftest import LLM_SCRIPTS, batch_of, calls_of, random_model, script
-from oracles import clipped_tokens, gradient_of_step, row_by_row
+from oracles import expected, row_by_row
 
 # Of three questions, four completions each. Each log ratio is one of these and a little more, so
 # that tokens and whole completions lie on both sides of every clip, with advantages of both signs.
@@ -14,8 +16,7 @@ LOG_RATIOS = torch.tensor([-0.4, -0.4, 0.4, 0.4, 0.0, 0.0] * 2)
 
 def stepped_model(name, **flags):
     """A random model that has moved since a batch was drawn; the batch, with invented advantages,
-    and with a reference where the KL is in the loss; and the script's flags, of which these differ
-    from the defaults."""
+    and with a reference where the KL is in the loss; and the script's flags."""
     model = random_model("gpt2").double()
     args = script(name).Args(**{"temperature": 0.7, "group_size": 4, "max_grad_norm": 1e9} | flags)
     g = torch.Generator().manual_seed(3)
@@ -32,46 +33,66 @@ def stepped_model(name, **flags):
     return model, batch, args
 
 
-def step(name, model, batch, args, rate=0.0):
-    """One step of SGD; returns its gradient, and what is logged."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    stats = script(name).train_minibatch(model, optimizer, batch, args)
-    return torch.cat([p.grad.flatten() for p in model.parameters()]), stats
-
-
 @pytest.mark.parametrize("beta", [0.0, 0.3])
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
 def test_gradient_of_a_step_is_the_oracles_through_plain_passes(name, beta, monkeypatch):
     """The micro-batches tear groups. Five rows have no advantage: only a KL in the loss gives them
-    a gradient, and without one they are not even read. approx_kl and clipfrac count the tokens of
-    the other rows."""
+    a gradient, and without one they are not even read. What is logged is of the rows that are."""
     model, batch, args = stepped_model(name, beta=beta, micro_batch_size=5)
-    batch["advantages"][:5] = 0.0
-    calls = calls_of(monkeypatch, model, "forward")
-    gradient, stats = step(name, model, batch, args)
-    left_out = 0 if beta > 0 and name != "rloo_llm" else 5
-    assert sum(len(input_ids) for (input_ids,), _ in calls) == 12 - left_out
-    loss, expected = gradient_of_step(name, model, batch, args)
-    assert expected.abs().max() > 1e-2
-    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
-    assert stats["loss"] == pytest.approx(loss, abs=1e-5)
+    batch["advantages"][3:8] = 0.0
+    calls, sgd = calls_of(monkeypatch, model, "forward"), torch.optim.SGD(model.parameters(), lr=0)
+    logs = script(name).train_minibatch(model, sgd, batch, args)
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+    read = batch["mask"].clone()
+    if beta == 0:
+        read[3:8] = 0
+        assert sum(len(ids) for (ids,), _ in calls) == 7
     logprobs = row_by_row(model, batch, args.temperature)
     tensors = [batch[key] for key in ("old_logprobs", "advantages", "mask")]
-    counted = batch["mask"].clone()
-    counted[:5] = 0
-    clipped = clipped_tokens(name, logprobs, *tensors, args)[counted > 0].double().mean().item()
-    assert stats["clipfrac"] == pytest.approx(clipped)
-    assert 0.05 < clipped < 0.95 or name == "rloo_llm"
-    drift = (logprobs - batch["old_logprobs"])[counted > 0]
-    approx_kl = (drift.exp() - drift - 1).mean().item()
-    assert stats["approx_kl"] == pytest.approx(approx_kl, rel=1e-4)
+    right = expected(name, logprobs, *tensors, args, batch.get("ref_logprobs"))
+    loss = -(right["weight"] * right["slope"] * logprobs).sum()
+    parts = torch.autograd.grad(loss, list(model.parameters()))
+    slopes = torch.cat([part.flatten() for part in parts])
+    assert slopes.abs().max() > 1e-2
+    torch.testing.assert_close(gradient, slopes, rtol=1e-4, atol=1e-5)
+    numbers = {"loss": -(right["weight"] * right["objective"]).sum(), "grad_norm": slopes.norm()}
+    if name != "rloo_llm":
+        d = logprobs - batch["old_logprobs"]
+        numbers |= {"approx_kl": (d.expm1() - d)[read > 0].mean()}
+        numbers |= {"clipfrac": right["clipped"][read > 0].double().mean()}
+        assert 0.05 < numbers["clipfrac"] < 0.95
+    if "ref_logprobs" in batch:
+        d = batch["ref_logprobs"] - logprobs
+        numbers |= {"kl": (d.expm1() - d)[read > 0].mean()}
+    assert logs.keys() == numbers.keys()
+    for key, number in numbers.items():
+        assert logs[key].item() == pytest.approx(number.item(), rel=1e-4, abs=1e-5), key
 
 
 def test_max_grad_norm():
     """SGD's step is the gradient: with a small bound, a small step of just that length."""
     model, batch, args = stepped_model("grpo_llm", beta=0.0, max_grad_norm=1e-3)
     before = torch.cat([p.detach().flatten() for p in model.parameters()])
-    _, stats = step("grpo_llm", model, batch, args, rate=1.0)
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    logs = script("grpo_llm").train_minibatch(model, sgd, batch, args)
     after = torch.cat([p.detach().flatten() for p in model.parameters()])
-    assert stats["grad_norm"] > 1e-2, "what is logged is the norm before"
+    assert logs["grad_norm"] > 1e-2, "what is logged is the norm before"
     assert (after - before).norm().item() == pytest.approx(1e-3, rel=1e-2)
+
+
+@pytest.mark.parametrize("name", ["grpo_llm", "rloo_llm"])
+@pytest.mark.parametrize("advantage", [0.0, float("nan")])
+def test_without_a_signal_or_with_nan_nothing_moves(name, advantage):
+    """Not even by Adam's momentum, and it stays as it is. NaN ends the run."""
+    model, batch, args = stepped_model(name, beta=0.0)
+    optimizer, step = torch.optim.Adam(model.parameters()), script(name).train_minibatch
+    step(model, optimizer, batch, args)
+    before = copy.deepcopy([model.state_dict(), optimizer.state_dict()["state"]])
+    batch["advantages"] = torch.full((12,), advantage)
+    if advantage == 0:
+        step(model, optimizer, batch, args)
+    else:
+        with pytest.raises(RuntimeError, match="non-finite"):
+            step(model, optimizer, batch, args)
+    after = [model.state_dict(), optimizer.state_dict()["state"]]
+    torch.testing.assert_close(after, before, rtol=0, atol=0)

@@ -27,8 +27,8 @@ def test_below_the_marker_all_scripts_are_the_same(scripts):
 
 
 GRPO = ["grpo_llm", "gspo_llm", "cispo_llm"]
-SAME = [("Args.__post_init__", LLM_SCRIPTS), ("main", LLM_SCRIPTS), ("train_step", GRPO)]
-SAME += [("train_minibatch", ["dapo_llm", *GRPO]), ("kl_k3", ["dapo_llm", *GRPO])]
+SAME = [("main", GRPO), ("token_weights", ["rloo_llm", "dapo_llm", "cispo_llm"])]
+SAME += [(part, ["dapo_llm", *GRPO]) for part in ("compute_advantages", "kl_k3", "train_minibatch")]
 SAME += [("compute_advantages", CLASSIC_SCRIPTS[2:])]
 
 
@@ -37,6 +37,14 @@ def test_what_tests_read_in_one_script_is_the_same_in_these(part, scripts):
     texts = {name: parts(source(name))[part] for name in scripts}
     differing = [name for name, text in texts.items() if text != texts[scripts[0]]]
     assert not differing, f"`{part}` is not as in {scripts[0]}.py in: {', '.join(differing)}"
+
+
+def test_runs_of_language_models_begin_and_end_alike():
+    """All that main does before it draws, and after it has trained."""
+    mains = [parts(source(name))["main"] for name in LLM_SCRIPTS]
+    begin, end = "        # Draw a group of completions", "        if RANK == 0:\n            for name"
+    assert len({main.split(begin)[0] for main in mains}) == 1
+    assert len({main.split(end)[1] for main in mains}) == 1
 
 
 def test_every_script_at_the_top_is_known():
@@ -51,8 +59,8 @@ def test_functions_fit_on_a_screen_and_flags_have_their_help(name):
     functions = [n for n in ast.walk(ast.parse(source(name))) if isinstance(n, ast.FunctionDef)]
     lengths = {node.name: node.end_lineno - node.lineno + 1 for node in functions}
     for function, length in lengths.items():
-        most = 100 if function == "main" else 45
-        assert length <= most, f"`{function}` has {length} lines; at most {most}"
+        limit = 100 if function == "main" else 45  # main is the lesson
+        assert length <= limit, f"`{function}` has {length} lines; at most {limit}"
     for field, text in parts(source(name)).items():
         if field.startswith("Args.") and field != "Args.__post_init__":
             words = len(" ".join(re.findall("# (.+)", text)).split())
