@@ -31,8 +31,8 @@ MISTAKES = {
     "cispo_llm surrogate": (".exp().detach()", ".exp()"),
     "reinforce compute_advantages": ('["done"] & ~rollout["terminated"]', '["done"]'),
     "actor_critic compute_advantages": ('~rollout["terminated"]', '~rollout["done"]'),
-    "ppo compute_advantages": ('next_advantage * ~rollout["done"][t]', "next_advantage"),
-    "ppo surrogate": ("kl_k3(old_logprobs, logprobs)", "kl_k3(logprobs, old_logprobs)"),
+    "ppo compute_advantages": (' * ~rollout["done"][t]', ""),
+    "ppo surrogate": ("torch.minimum", "torch.maximum"),
 }
 
 
