@@ -159,7 +159,7 @@ def main(args):
     for flag, value in vars(args).items():
         positive = flag.startswith(("cg", "clip", "learning", "max", "num", "total", "update"))
         if positive and value <= 0 or flag in ("gamma", "gae_lambda") and not 0 <= value <= 1:
-            sys.exit(f"error: --{flag.replace('_', '-')} {value}: must be above 0, γ and λ up to 1")
+            sys.exit(f"--{flag.replace('_', '-')} {value}: must be above 0, γ and λ up to 1")
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)  # more would only slow down networks this small
     envs = vector.RecordEpisodeStatistics(make_envs(args.env_id, args.num_envs), stats_key="total")
@@ -303,9 +303,9 @@ def make_envs(env_id, num_envs, **options):
     try:
         envs = gym.make_vec(env_id, num_envs, **options)
     except (gym.error.Error, ImportError) as error:
-        sys.exit(f"error: --env-id {env_id}: {error}")
+        sys.exit(f"--env-id {env_id}: {error}")
     if envs.metadata.get("autoreset_mode") not in (None, gym.vector.AutoresetMode.NEXT_STEP):
-        sys.exit(f"error: --env-id {env_id}: does not reset itself in the step after an episode")
+        sys.exit(f"--env-id {env_id}: does not reset itself in the step after an episode")
     seen, space = envs.single_observation_space, envs.single_action_space
     if seen.shape != (flatdim(seen),):  # a number, a Dict or an image
         envs = vector.FlattenObservation(envs)
@@ -313,7 +313,7 @@ def make_envs(env_id, num_envs, **options):
     if isinstance(space, Discrete):
         return vector.TransformAction(envs, lambda a: a + space.start)
     if not isinstance(space, Box) or len(space.shape) != 1:
-        sys.exit(f"error: --env-id {env_id}: needs Discrete actions or a flat Box, has {space}")
+        sys.exit(f"--env-id {env_id}: needs Discrete actions or a flat Box, has {space}")
     # π starts as N(0, 1): −1 and 1 become the bounds (below a million). log π has actions as drawn.
     low, high = np.where(space.high / 2 - space.low / 2 < 1e6, [space.low, space.high], [[-1], [1]])
     envs = vector.TransformAction(envs, lambda a: a.clip(space.low, space.high).astype(space.dtype))
