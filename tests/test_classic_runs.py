@@ -218,7 +218,7 @@ FLAGS += [("ppo", "env_id", "CartPoll-v1"), ("actor_critic", "env_id", "nowhere:
 @pytest.mark.parametrize("name,flag,value", FLAGS)
 def test_a_bad_flag_ends_in_one_line(name, flag, value):
     line = refused(script(name).main, script(name).Args(**{flag: value}))
-    assert line.startswith(f"error: --{flag.replace('_', '-')} {value}: ")
+    assert line.startswith(f"--{flag.replace('_', '-')} {value}: ")
 
 
 @pytest.mark.parametrize("space", [Box(-1, 1, ()), MultiDiscrete([2, 2]), None], ids=str)
@@ -226,7 +226,7 @@ def test_an_environment_that_no_agent_fits(space):
     """A Box of one number would get two, in silence. Or it does not reset itself in time."""
     options = {"vector_kwargs": {"autoreset_mode": gym.vector.AutoresetMode.DISABLED}}
     line = refused(lambda: ppo.make_envs("Spaces-v0", 2, **{"action": space} if space else options))
-    assert line.startswith("error: --env-id Spaces-v0: ")
+    assert line.startswith("--env-id Spaces-v0: ")
 
 
 def test_an_environment_in_the_current_folder_and_its_neighbour(tmp_path):
