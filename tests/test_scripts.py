@@ -41,7 +41,7 @@ def test_what_tests_read_in_one_script_is_the_same_in_these(part, scripts):
 
 def test_runs_of_language_models_begin_and_end_alike():
     """All that main does before it draws, and after it has trained."""
-    mains = [parts(source(name))["main"] for name in LLM_SCRIPTS]
+    mains = [parts(source(name))["main"].partition("def main")[2] for name in LLM_SCRIPTS]
     begin, end = (
         "        # Draw a group of completions",
         "        if RANK == 0:\n            for name",
