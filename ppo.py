@@ -128,7 +128,7 @@ def main(args):
             earned = rewards + args.gamma * earned * (1 - terminated)
             step = {
                 "obs": obs,  # (N, D); in `rollout` (T, N, D)
-                "next_obs": next_obs,
+                "next_obs": next_obs,  # also after a last step: the reset comes a step later
                 "actions": actions,  # (N,) or (N, A)
                 "rewards": rewards.astype(np.float32),  # (N,), like all below
                 "earned": earned,  # discounted sum so far, as in gymnasium's NormalizeReward
