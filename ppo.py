@@ -1,36 +1,35 @@
 """PPO, Proximal Policy Optimization: a clip instead of TRPO's trust region.
 
 The current policy, π_old, plays T steps in each of N environments. The critic V predicts the
-discounted sum of the rewards to come, and is fitted to the old V + A_t. A_t, the advantage, is how
-much better than expected action a_t was. Then π takes many small steps from π_old on, to raise
+discounted sum of the rewards to come. The advantage A_t says how much better than predicted action
+a_t turned out, and V is fitted to the old V + A_t. From π_old, π takes many small steps, to raise
 
     L   = mean_t min(r_t A_t, clip(r_t, 1 − ε, 1 + ε) A_t)                       (--clip-coef)
     r_t = π(a_t | s_t) / π_old(a_t | s_t)                           the ratio, 1 at first
     A_t = Σ_l (γλ)^l (R_{t+l} + γ V(s_{t+l+1}) − V(s_{t+l}))        to the episode's end or T
 
 Suppose CartPole's pole leans right, π_old pushed right with probability 0.5, and A_t is 1. If ε is
-0.2, L grows until π pushes right with probability 0.6. From there on L is flat, and the sample has
-no gradient. The min matters when r_t has moved against A_t: if steps on other samples have lowered
-the probability to 0.35, the min is r_t A_t = 0.7, not 0.8, and its gradient pushes it up again.
+0.2, L grows until π pushes right with probability 0.6. Beyond that L is flat, and the sample has no
+gradient. The min matters when r_t has moved against A_t: if steps on other samples have lowered the
+probability to 0.35, the min is r_t A_t = 0.7, not 0.8, and its gradient pushes it up again.
 
 What changes from trpo.py                        Where
     a clip, not a bound on the KL                surrogate, --clip-coef
-    many steps of Adam, not a single step        update, --update-epochs, --num-minibatches
-    actor and critic step together               update (--ent-coef is back, 0 by default)
-    optional: a penalty on KL(π_old ‖ π)         kl_k3, surrogate, --beta
+    many steps of Adam, not a single step        main (Update), --update-epochs, --num-minibatches
+    actor and critic step together               main (Update), --ent-coef 0
+    optional: a penalty on the KL, adaptive      kl_k3, main (Update), --beta, --kl-target
 
-Why: TRPO needs conjugate gradients and a line search for a single step per rollout. PPO takes many,
-but after the first one the samples come from an older policy. r_t corrects for its actions, not for
-its states. So L can be trusted only near π_old: the clip ends the push at 1 ± ε.
+Why: TRPO needs conjugate gradients and a line search for a single step per rollout. PPO takes many
+steps, but after the first one the samples come from an older policy. The ratio corrects for its
+actions, not for its states, so L can be trusted only near π_old: the clip ends the push at 1 ± ε.
 Weakness: a clipped sample no longer pushes its own ratio, but Adam's momentum and other samples
 may. And if A_t < 0, a ratio above 1 + ε is not clipped, and its gradient grows with it.
-Differs from the paper: k3, a fixed β, rescaled rewards and observations, advantages minus mean.
+Differs from the paper: k3, rescaled rewards and observations, advantages minus their mean.
     python ppo.py --env-id Pendulum-v1 --gamma 0.95 --total-timesteps 300000   # continuous actions
-    python ppo.py --clip-coef inf --beta 1       # the other form: L = mean_t r_t A_t − β KL
+    python ppo.py --clip-coef inf --beta 1 --kl-target 0.01     # L = mean_t r_t A_t − β KL instead
 Schulman et al. 2017, arXiv:1707.06347; Huang et al. 2022, The 37 Implementation Details of PPO
 """
 
-import random
 import sys
 import time
 from dataclasses import dataclass
@@ -45,14 +44,14 @@ from gymnasium.wrappers import vector
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 from torch.nn.utils import clip_grad_norm_
-from torch.utils.data import default_collate
 from torch.utils.tensorboard import SummaryWriter
 
 
 @dataclass
 class Args:
     clip_coef: float = 0.2  # ε: the ratio is clipped to 1 ± ε; inf: no clipping
-    beta: float = 0.0  # β, weight of a KL penalty
+    beta: float = 0.0  # β, weight of a penalty on KL(π_old ‖ π)
+    kl_target: float = 0.0  # β > 0 doubles above 1.5 × this KL, halves below it / 1.5; 0: fixed
     update_epochs: int = 4  # epochs: passes over each rollout
     num_minibatches: int = 4  # optimizer steps per epoch
     ent_coef: float = 0.0  # weight of an entropy bonus, to keep π random; decays to 0
@@ -61,175 +60,169 @@ class Args:
     num_steps: int = 128  # T, steps per rollout in each environment
     num_envs: int = 16  # N, environments stepped in parallel
     learning_rate: float = 3e-3  # Adam's learning rate; decays linearly to 0
-    max_grad_norm: float = 1.0  # the gradients of actor and critic are each clipped to this norm
+    max_grad_norm: float = 1.0  # the gradient is clipped to this norm
     total_timesteps: int = 200_000  # steps across all environments
     env_id: str = "CartPole-v1"  # any gymnasium environment with Discrete or Box actions
     seed: int = 1  # the same seed gives the same run, on the same machine
     output_dir: str = "runs"  # each run makes its own folder in here, for its logs and agent.pt
 
-    def __post_init__(self):
-        if not (self.clip_coef > 0 and self.max_grad_norm > 0 and 0 <= self.gae_lambda <= 1):
-            sys.exit("error: needs --clip-coef and --max-grad-norm > 0, --gae-lambda in [0, 1]")
-
 
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
-    """GAE(γ, λ) and the critic's targets, V + GAE, for a rollout (see `rollouts`): all (T, N).
-
-    λ = 0 leaves the TD error, biased by V's errors; λ = 1 leaves REINFORCE's noisy G_t − V(s_t).
-    No reward follows a termination. An episode that a time limit or the rollout's end cut off would
-    have gone on, and V(s_{t+1}) stands in for the rest of it.
-    """
-    next_values = next_values * ~rollout["terminated"]
-    delta = rollout["rewards"] + args.gamma * next_values - values
+    """GAE(γ, λ) and the critic's targets, V + GAE: all (T, N). No reward follows a termination. An
+    episode that a time limit or the rollout's end cut off would have gone on, and V(s_{t+1}) stands
+    in for the rest of it."""
+    delta = rollout["rewards"] + args.gamma * next_values * ~rollout["terminated"] - values
     decay = args.gamma * args.gae_lambda
-    advantages = torch.zeros_like(delta)
-    next_advantage = 0.0
-    for t in reversed(range(len(delta))):
-        # After `done` another episode begins, so the sum stops there.
-        next_advantage = delta[t] + decay * next_advantage * ~rollout["done"][t]
-        advantages[t] = next_advantage
+    advantages = delta.clone()
+    for t in reversed(range(len(delta) - 1)):  # at `done` the sum stops
+        advantages[t] += decay * advantages[t + 1] * ~rollout["done"][t]
     return advantages, values + advantages
 
 
-@torch.no_grad()
-def prepare(agent, rollout, args):
-    """The rollout's B real steps as columns (B, …), with their advantages and targets."""
-    values = agent.value(rollout["obs"])
-    next_values = agent.value(rollout["next_obs"])
-    advantages, targets = compute_advantages(rollout, values, next_values, args)
-    rollout = rollout | {"advantages": advantages, "targets": targets}
-    return {name: column[rollout["mask"]] for name, column in rollout.items()}
+def surrogate(logprobs, old_logprobs, advantages, args):
+    """Each step's term of L, and whether the clip has removed its gradient."""
+    ratio = (logprobs - old_logprobs).exp()
+    unclipped = ratio * advantages
+    clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef) * advantages
+    objective = torch.minimum(unclipped, clipped)
+    return objective, objective < unclipped
 
 
 def kl_k3(logprobs, other_logprobs):
-    """Schulman's k3 of each action, an estimate of KL(π ‖ other) if π drew the actions. With d =
-    log(other / π), −d has the KL as its mean, and e^d − 1 has Σ_a other − 1 = 0. Their sum is
-    never negative and, near π, varies less. (Here π is π_old, and the other is the new policy.)"""
+    """Schulman's k3, which estimates KL(π ‖ other) from π's actions: log(π / other), plus a term
+    whose mean is 0, so that no action's is negative. (π is π_old, and the other the new policy.)"""
     d = other_logprobs - logprobs
     return d.expm1() - d
 
 
-def surrogate(logprobs, old_logprobs, advantages, args):
-    """Each step's term of L minus β KL, and whether the clip removes its gradient because the ratio
-    has passed its bound in the direction of A: all (B,)."""
-    ratio = (logprobs - old_logprobs).exp()
-    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-    unclipped = ratio * advantages
-    objective = torch.minimum(unclipped, clipped_ratio * advantages)
-    penalty = args.beta * kl_k3(old_logprobs, logprobs)
-    return objective - penalty, objective < unclipped
+def main(args):
+    """A run from top to bottom. Returns its last mean return, and where the agent is saved."""
+    for flag, value in vars(args).items():
+        positive = flag.startswith(("cg", "clip", "learning", "max", "num", "total", "update"))
+        if positive and value <= 0 or flag in ("gamma", "gae_lambda") and not 0 <= value <= 1:
+            sys.exit(f"--{flag.replace('_', '-')} {value}: must be above 0, γ and λ up to 1")
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(1)  # more would only slow down networks this small
+    envs = vector.RecordEpisodeStatistics(make_envs(args.env_id, args.num_envs), stats_key="total")
+    agent, earned_norm = Agent(envs), RunningNorm(1)
+    optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, fused=True)
+    name = f"{envs.spec.name}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+    folder = Path(args.output_dir, name).expanduser()
+    writer = SummaryWriter(folder)
+    writer.add_text("hyperparameters", str(args))
+    print(f"agent and logs in {folder}")
 
-
-def update(agent, optimizer, batch, progress_remaining, args):
-    """Several epochs of minibatches, with one step of actor and critic on each. Returns approx_kl
-    and the last step's numbers, to log."""
-    optimizer.param_groups[0]["lr"] = args.learning_rate * progress_remaining
-    with torch.no_grad():
-        old_logprobs = agent.policy(batch["obs"]).log_prob(batch["actions"])
-    # While V is too low everywhere, every action looks good. So the mean goes, at a small bias.
-    # (Many also divide by the std, which blows up a good policy's small advantages.)
-    advantages = batch["advantages"] - batch["advantages"].mean()
-
-    for _ in range(args.update_epochs):
-        order = torch.randperm(len(batch["obs"]))
-        for rows in order.chunk(args.num_minibatches):
-            policy = agent.policy(batch["obs"][rows])
-            logprobs = policy.log_prob(batch["actions"][rows])
-            objective, clipped = surrogate(logprobs, old_logprobs[rows], advantages[rows], args)
-            policy_loss = -objective.mean()
-            error = agent.value(batch["obs"][rows]) - batch["targets"][rows]
-            value_loss = 0.5 * error.square().mean()
-            entropy = policy.entropy().mean()
-            bonus = args.ent_coef * progress_remaining * entropy
-            optimizer.zero_grad()
-            (policy_loss + value_loss - bonus).backward()
-            clip_grad_norm_(agent.actor.parameters(), args.max_grad_norm)
-            clip_grad_norm_(agent.critic.parameters(), args.max_grad_norm, error_if_nonfinite=True)
-            optimizer.step()
-
-    with torch.no_grad():
-        new_logprobs = agent.policy(batch["obs"]).log_prob(batch["actions"])
-    return {
-        "policy_loss": policy_loss.item(),
-        "value_loss": value_loss.item(),
-        "entropy": entropy.item(),
-        "approx_kl": kl_k3(old_logprobs, new_logprobs).mean().item(),
-        "clipfrac": clipped.float().mean().item(),
-    }
-
-
-# --------------------------------------------------------------------------------------- Rollouts
-def rollouts(envs, agent, args):
-    """Yield, forever, rollouts of T = num_steps steps in N environments, with the returns of the
-    episodes that ended in them.
-
-    `done` marks the last step of an episode. A terminated episode is over, so no reward could
-    follow; a truncated one would have gone on, but hit the time limit. In the next step gymnasium
-    resets the environment and ignores the action. That is not a real step, so its `mask` is False.
-    """
-    obs, _ = envs.reset(seed=10_000 * args.seed)  # most tasks: environment i gets it + i
-    earned = np.zeros(args.num_envs)
-    mask = np.ones(args.num_envs, bool)
-    while True:
-        steps, returns = [], []
+    obs, _ = envs.reset(seed=10_000 * args.seed)  # environment i gets it + i
+    earned, real = np.zeros(args.num_envs), np.ones(args.num_envs, bool)
+    returns = envs.return_queue  # of the last 100 episodes
+    global_step, beta = 0, args.beta
+    while global_step < args.total_timesteps:
+        # ------------------------------------------------------------------------------- Rollout
+        steps = []
         for _ in range(args.num_steps):
-            actions = agent.act(obs)
-            next_obs, rewards, terminated, truncated, infos = envs.step(actions)
+            with torch.no_grad():
+                actions = agent.policy(obs).sample().numpy()
+            next_obs, rewards, terminated, truncated, _ = envs.step(actions)
             done = np.logical_or(terminated, truncated)
-            if "whole episode" in infos:  # from RecordEpisodeStatistics, see main
-                returns += infos["whole episode"]["r"][done].tolist()
             earned = rewards + args.gamma * earned * (1 - terminated)
             step = {
-                "obs": obs,  # (N, D); in the rollout (T, N, D)
-                "next_obs": next_obs,  # even after the last step: the reset comes a step later
+                "obs": obs,  # (N, D); in `rollout` (T, N, D)
+                "next_obs": next_obs,  # also after a last step: the reset comes a step later
                 "actions": actions,  # (N,) or (N, A)
                 "rewards": rewards.astype(np.float32),  # (N,), like all below
-                "earned": earned,  # as in gymnasium's NormalizeReward, see train
-                "terminated": terminated.astype(bool),
-                "done": done,
-                "mask": mask,
+                "earned": earned,  # discounted sum so far, as in gymnasium's NormalizeReward
+                "terminated": terminated.astype(bool),  # no reward could follow
+                "done": done,  # terminated, or cut off by a time limit
+                "real": real,  # False after `done`: there gymnasium only resets
             }
             steps.append(step)
-            obs, mask = next_obs, ~done
-        rollout = default_collate(steps)
-        if rollout["mask"].any():  # a rollout may contain nothing but resets
-            yield rollout, returns
+            obs, real = next_obs, ~done
+
+        # ---------------------------------------------------------------------------- Advantages
+        rollout = {key: torch.tensor(np.array([step[key] for step in steps])) for key in steps[0]}
+        if not rollout["real"].any():  # nothing but resets
+            continue
+        earned_norm.update(rollout["earned"][rollout["real"]][:, None])  # before its first use
+        rollout["rewards"] /= earned_norm.std()  # so one rate suits rewards of any size
+        with torch.no_grad():
+            values = agent.value(rollout["obs"])
+            next_values = agent.value(rollout["next_obs"])
+            rollout["old_logprobs"] = agent.policy(rollout["obs"]).log_prob(rollout["actions"])
+        advantages, targets = compute_advantages(rollout, values, next_values, args)
+        rollout |= {"advantages": advantages, "targets": targets}
+        batch = {key: column[rollout["real"]] for key, column in rollout.items()}  # (B, …)
+        # While V is too low everywhere, every action looks good, so the mean goes: a small bias.
+        # (Many also divide by the std, which blows up a good policy's small advantages.)
+        batch["advantages"] -= batch["advantages"].mean()
+
+        # -------------------------------------------------------------------------------- Update
+        remaining = 1 - global_step / args.total_timesteps  # falls from 1 to 0
+        optimizer.param_groups[0]["lr"] = args.learning_rate * remaining
+        for _ in range(args.update_epochs):
+            for rows in torch.randperm(len(batch["obs"])).chunk(args.num_minibatches):
+                mini = {key: column[rows] for key, column in batch.items()}
+                policy = agent.policy(mini["obs"])
+                logprobs, old_logprobs = policy.log_prob(mini["actions"]), mini["old_logprobs"]
+                objective, clipped = surrogate(logprobs, old_logprobs, mini["advantages"], args)
+                policy_loss = -objective.mean() + beta * kl_k3(old_logprobs, logprobs).mean()
+                value_loss = 0.5 * (agent.value(mini["obs"]) - mini["targets"]).square().mean()
+                entropy = policy.entropy().mean()
+                optimizer.zero_grad()
+                (policy_loss + value_loss - args.ent_coef * remaining * entropy).backward()
+                clip_grad_norm_(agent.parameters(), args.max_grad_norm, error_if_nonfinite=True)
+                optimizer.step()
+        new_logprobs = agent.policy(batch["obs"]).log_prob(batch["actions"]).detach()
+        approx_kl = kl_k3(batch["old_logprobs"], new_logprobs).mean()
+        if 0 < 1.5 * args.kl_target < approx_kl:  # π has gone too far
+            beta *= 2
+        elif approx_kl < args.kl_target / 1.5:
+            beta /= 2
+        agent.obs_norm.update(batch["obs"])  # only now, as the update needs the π that played
+
+        # ----------------------------------------------------------------------------------- Log
+        global_step += len(batch["obs"])
+        torch.save(agent.state_dict(), folder / "agent.tmp")
+        Path(folder, "agent.tmp").replace(folder / "agent.pt")  # so a kill never leaves half a file
+        stats = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        stats["explained_variance"] = 1 - batch["advantages"].var() / batch["targets"].var()
+        stats |= {"approx_kl": approx_kl, "beta": beta, "clipfrac": clipped.float().mean()}
+        for key, value in stats.items():
+            writer.add_scalar(f"losses/{key}", value, global_step)
+        mean_return = np.mean(returns or [np.nan])
+        if returns:
+            writer.add_scalar("charts/episodic_return", mean_return, global_step)
+        print(f"step {global_step:,}: mean return {mean_return:.4g} ({len(returns)} episodes)")
+    envs.close()
+    writer.close()
+    return {"return": mean_return, "agent": str(folder / "agent.pt")}
 
 
 # From here on, all scripts of this family are the same, byte for byte.
-# ------------------------------------------------------------------------------------------ Agent
-class RunningMeanStd(nn.Module):
-    """Scales to mean 0 and std 1 over all rows so far (in float64: a mean may dwarf the std)."""
+class RunningNorm(nn.Module):
+    """Scales each component to mean 0 and standard deviation 1 over all that `update` has seen."""
 
-    def __init__(self, shape):
+    def __init__(self, size):
         super().__init__()
-        self.register_buffer("count", torch.zeros(()).double())
-        self.register_buffer("mean", torch.zeros(shape).double())
-        self.register_buffer("std", torch.ones(shape).double())
+        guess = torch.tensor([[1.0], [0.0], [1.0]]).double()  # sums of 1, x and x² over one row
+        self.register_buffer("sums", 1e-12 * guess.repeat(1, size))
 
-    def update(self, rows):
-        """The variance of old and new rows is the mean of both, plus the variance of the means."""
-        var, mean = torch.var_mean(rows.double(), 0, correction=0)
-        self.count += len(rows)
-        share = len(rows) / self.count
-        delta = mean - self.mean
-        self.mean += share * delta
-        var = (1 - share) * self.std**2 + share * var + share * (1 - share) * delta**2
-        self.std = var.sqrt().maximum(1e-12 * self.mean.abs() + 1e-30)  # a constant becomes 0
+    def update(self, x):
+        x = x.double()
+        self.sums += torch.stack([x**0, x, x**2]).sum(1)
+
+    def std(self):
+        mean, square = self.sums[1:] / self.sums[0]
+        return (square - mean**2).clamp(min=1e-12).sqrt()
 
     def forward(self, x):
-        return ((x.double() - self.mean) / self.std).clamp(-10, 10).float()
+        mean = self.sums[1] / self.sums[0]
+        return ((torch.as_tensor(x).double() - mean) / self.std()).clamp(-10, 10).float()
 
 
 def mlp(inputs, outputs):
-    return nn.Sequential(
-        nn.Linear(inputs, 64),
-        nn.Tanh(),
-        nn.Linear(64, 64),
-        nn.Tanh(),
-        nn.Linear(64, outputs),
-    )
+    hidden = [nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()]
+    return nn.Sequential(*hidden, nn.Linear(64, outputs))
 
 
 class Agent(nn.Module):
@@ -237,13 +230,12 @@ class Agent(nn.Module):
 
     def __init__(self, envs):
         super().__init__()
-        obs_size = flatdim(envs.single_observation_space)
-        actions = envs.single_action_space
-        self.discrete = isinstance(actions, Discrete)
-        self.obs_norm = RunningMeanStd(obs_size)
+        obs_size, actions = flatdim(envs.single_observation_space), envs.single_action_space
+        self.obs_norm = RunningNorm(obs_size)
         self.actor = mlp(obs_size, flatdim(actions))
-        self.critic = mlp(obs_size, 1)
         self.actor[-1].weight.data *= 0.01  # nearly uniform at first
+        self.critic = mlp(obs_size, 1)
+        self.discrete = isinstance(actions, Discrete)
         if not self.discrete:  # one std per component of an action, the same in all states
             self.actor.log_std = nn.Parameter(torch.zeros(actions.shape))
 
@@ -252,106 +244,30 @@ class Agent(nn.Module):
         output = self.actor(self.obs_norm(obs))
         if self.discrete:
             return Categorical(logits=output)
-        gaussian = Normal(output, self.actor.log_std.exp())
-        return Independent(gaussian, 1)  # its log-probability sums over an action's components
+        return Independent(Normal(output, self.actor.log_std.exp()), 1)
 
     def value(self, obs):
         """V(s): obs (…, D) → (…)."""
         return self.critic(self.obs_norm(obs)).squeeze(-1)
 
-    @torch.inference_mode()
-    def act(self, obs, greedy=False):
-        """Actions for the observations of N environments: samples from π, or its mode."""
-        policy = self.policy(torch.as_tensor(obs))
-        actions = policy.mode if greedy else policy.sample()
-        return actions.numpy()
-
-
-# --------------------------------------------------------------- Training, evaluation, environments
-def train(envs, agent, folder, args):
-    """Train `agent`. folder/agent.pt always holds the weights that played the newest rollout."""
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
-    writer = SummaryWriter(folder)
-    writer.add_text("hyperparameters", str(args))
-    earned = RunningMeanStd(())
-    earned.update(torch.zeros(1))  # nothing is earned before the first step
-    global_step, start = 0, time.perf_counter()
-    for iteration, (rollout, returns) in enumerate(rollouts(envs, agent, args)):
-        torch.save(agent.state_dict(), folder / "agent.tmp")
-        Path(folder, "agent.tmp").replace(folder / "agent.pt")  # so a kill never leaves half a file
-        global_step += int(rollout["mask"].sum())
-        if returns:
-            writer.add_scalar("charts/episodic_return", np.mean(returns), global_step)
-        if iteration % 10 == 0:
-            mean = f"{np.mean(returns):.4g}" if returns else "unknown, as no episode has ended"
-            print(f"step {global_step:,}: mean return {mean}")
-        if global_step >= args.total_timesteps:
-            break
-        # Rewards are divided by the standard deviation of their discounted sums so far, so that one
-        # rate suits an environment that pays 0.001 per step and one that pays 1,000.
-        earned.update(rollout["earned"][rollout["mask"]])
-        rollout["rewards"] /= earned.std
-        batch = prepare(agent, rollout, args)
-        progress_remaining = 1 - global_step / args.total_timesteps  # falls from 1 to 0
-        stats = update(agent, optimizer, batch, progress_remaining, args)
-        agent.obs_norm.update(batch["obs"])  # only now, as update needs the π that acted
-        unexplained = batch["advantages"].var() / batch["targets"].var()
-        stats["explained_variance"] = 1 - unexplained.item()  # 1: V fits its targets
-        for key, value in stats.items():
-            writer.add_scalar(f"losses/{key}", value, global_step)
-        writer.add_scalar("charts/SPS", global_step / (time.perf_counter() - start), global_step)
-        writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
-    writer.close()
-
-
-def main(args):
-    """Train, save, evaluate. Returns the score, a mean return, and the path of the saved agent."""
-    torch.set_num_threads(1)  # more would only slow down networks this small
-    torch.manual_seed(args.seed)
-    np.random.seed(args.seed)  # some environments draw from this, or from random
-    random.seed(args.seed)
-    envs = make_envs(args.env_id, args.num_envs)
-    envs = vector.RecordEpisodeStatistics(envs, stats_key="whole episode")  # "episode" may be taken
-    name = f"{envs.spec.name}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
-    folder = Path(args.output_dir, name).expanduser()
-    print(f"agent and logs in {folder}")
-    agent = Agent(envs)
-    train(envs, agent, folder, args)
-    envs.close()
-    score = evaluate(agent, args)
-    print(f"mean return {score:.4g} in 100 greedy episodes; agent and logs in {folder}")
-    return {"eval/return": score, "agent": str(folder / "agent.pt")}
-
-
-def evaluate(agent, args, episodes=100):
-    """The mean return of greedy episodes, one per environment, each cut off after 10,000 steps."""
-    envs = make_envs(args.env_id, episodes)
-    returns = np.zeros(episodes)
-    running = np.ones(episodes, bool)
-    obs, _ = envs.reset(seed=10_000 * args.seed + 5_000)  # no run trains on these seeds
-    for _ in range(10_000):
-        obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs, greedy=True))
-        returns += rewards * running
-        running &= ~np.logical_or(terminated, truncated)
-        if not running.any():
-            break
-    envs.close()
-    return returns.mean()
-
 
 def make_envs(env_id, num_envs, **options):
     """num_envs environments that step together, with flat observations and scaled actions."""
-    envs = gym.make_vec(env_id, num_envs=num_envs, **options)
+    try:
+        envs = gym.make_vec(env_id, num_envs, **options)
+    except (gym.error.Error, ImportError) as error:
+        sys.exit(f"--env-id {env_id}: {error}")
+    if envs.metadata.get("autoreset_mode") not in (None, gym.vector.AutoresetMode.NEXT_STEP):
+        sys.exit(f"--env-id {env_id}: does not reset itself in the step after an episode")
     seen, space = envs.single_observation_space, envs.single_action_space
-    if seen.shape != (flatdim(seen),):  # a number, a Dict or an image becomes a vector
+    if seen.shape != (flatdim(seen),):  # a number, a Dict or an image
         envs = vector.FlattenObservation(envs)
     envs = vector.TransformObservation(envs, np.copy)  # some environments reuse their array
     if isinstance(space, Discrete):
         return vector.TransformAction(envs, lambda a: a + space.start)
     if not isinstance(space, Box) or len(space.shape) != 1:
-        sys.exit(f"error: --env-id {env_id}: needs Discrete actions or a flat Box, has {space}")
-    # π starts as N(0, 1), so -1 and 1 become the bounds, if there are any (beyond a million there
-    # are none). Only the environment sees the clipped action; log π does not.
+        sys.exit(f"--env-id {env_id}: needs Discrete actions or a flat Box, has {space}")
+    # π starts as N(0, 1): −1 and 1 become the bounds (below a million). log π has actions as drawn.
     low, high = np.where(space.high / 2 - space.low / 2 < 1e6, [space.low, space.high], [[-1], [1]])
     envs = vector.TransformAction(envs, lambda a: a.clip(space.low, space.high).astype(space.dtype))
     return vector.TransformAction(envs, lambda a: (low + high + (high - low) * a) / 2)

@@ -2,38 +2,38 @@
 
 In CartPole a state s is four numbers (positions and speeds of cart and pole), an action a pushes
 the cart left or right, and each step pays a reward R of 1 until the pole falls, or until step 500.
-A policy π(a | s), a network with weights θ, gives each action a probability, and one is drawn. So
-an episode τ is s_0, a_0, R_0, s_1, a_1, R_1, … REINFORCE plays one whole episode in each of N
-environments. Then θ takes a step that should raise J, the expected return (what an episode earns):
-the larger an action's credit, what was earned with it, the more likely this step makes it.
+A policy π(a | s), a network with weights θ, gives each action a probability, and one is drawn. This
+makes an episode τ: s_0, a_0, R_0, s_1, a_1, R_1, … REINFORCE plays one whole episode in each of N
+environments and gives every action a credit for what was earned. Then one step of θ makes actions
+with a large credit more likely, to raise J, the expected return, which is what an episode earns:
 
     J(θ) = E[ R(τ) ] = Σ_τ p(τ) R(τ)             over all episodes τ, of probability p(τ)
     ∇J = Σ_τ ∇p(τ) R(τ) = E[ R(τ) ∇log p(τ) ]    as ∇p = p ∇log p: a mean, so N episodes estimate it
     log p(τ) = Σ_t log π(a_t | s_t) + log-probabilities of the environment, without θ
-    ∇J = E[ Σ_t Ψ_t ∇log π(a_t | s_t) ]          if γ = 1, where the credit Ψ_t is one of (--psi):
+    ∇J = E[ Σ_t Ψ_t ∇log π(a_t | s_t) ]          if γ = 1, with any of three credits Ψ_t (--credit):
     return          R(τ) = R_0 + γ R_1 + …       all the episode has earned; γ ≤ 1 discounts later R
     reward-to-go    G_t = R_t + γ R_{t+1} + …    only what it has earned from a_t on
     baseline        G_t − V(s_t)                 the advantage; V, a network, learns the mean of G_t
 
-Let γ be 1, and two episodes return 380 and 400. With the first credit all their actions are pushed
-up, by nearly the same amount. If V expects 390 at the start, the first actions have advantages of
-−10 and 10. Yet each credit gives ∇J on average, usually with less noise than the one above it: let
-b be what it leaves out (the rewards before a_t) or subtracts (V(s_t)). It was fixed before a_t was
-drawn, so the mean of b ∇log π over all actions is Σ_a π b ∇log π = b Σ_a ∇π = b ∇1 = 0.
+Suppose γ is 1, and two episodes return 380 and 400. The first credit makes all their actions more
+likely, almost equally. If V expects 390 at the start, the first actions have advantages of −10 and
+10. Yet all three credits give ∇J on average, and each is usually less noisy than the one above. To
+see why, let b be what a credit leaves out (the rewards before a_t) or subtracts (V(s_t)). It was
+fixed before a_t was drawn, so the mean of b ∇log π over all actions is
+Σ_a π b ∇log π = b Σ_a ∇π = b ∇1 = 0.
 
 Why: it is the simplest estimate of ∇J. A step of θ changes p, so the next one needs new episodes.
-Weakness: one lucky episode stands for everything that might have followed an action, and nothing is
-learned before an episode ends.
+Weakness: one lucky episode stands for all that might have followed an action. And it has to end.
 Differs from the formula: rescaled rewards and observations, advantages minus their mean, a bonus
-for π's entropy, and no γ^t, by which ∇J also weighs G_t: late actions would hardly count.
+for the entropy of π, and no factor γ^t, which would make late actions count for very little.
 
-    python reinforce.py --psi return             # compare its curve with the default's (baseline)
+    python reinforce.py --credit return          # compare its curve with the default's (baseline)
 Williams 1992, doi:10.1007/BF00992696; without γ^t: Nota & Thomas 2020, arXiv:1906.07073
 """
 
-import random
 import sys
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -47,18 +47,16 @@ from gymnasium.wrappers import vector
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 from torch.nn.utils import clip_grad_norm_
-from torch.utils.data import default_collate
 from torch.utils.tensorboard import SummaryWriter
 
 
 @dataclass
 class Args:
     # an action's credit: the whole return, the rewards from then on, or those rewards minus V(s)
-    psi: Literal["return", "reward-to-go", "baseline"] = "baseline"
+    credit: Literal["return", "reward-to-go", "baseline"] = "baseline"
     update_epochs: int = 4  # the critic's epochs: its passes over the steps of each rollout
     num_minibatches: int = 4  # optimizer steps per epoch
-    # weight of a bonus for π's entropy, −Σ π log π, so that π keeps trying actions; decays to 0
-    ent_coef: float = 0.01
+    ent_coef: float = 0.01  # weight of a bonus for π's entropy, so that π stays random; decays to 0
     gamma: float = 0.99  # γ, the discount factor
     num_envs: int = 24  # N, environments stepped in parallel: many, as whole returns are noisy
     learning_rate: float = 4e-3  # Adam's learning rate; no decay, to recover from late setbacks
@@ -68,155 +66,147 @@ class Args:
     seed: int = 1  # the same seed gives the same run, on the same machine
     output_dir: str = "runs"  # each run makes its own folder in here, for its logs and agent.pt
 
-    def __post_init__(self):
-        if not self.max_grad_norm > 0:
-            sys.exit("error: needs --max-grad-norm > 0")
-
 
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
-    """Ψ_t (with a baseline: the advantage) and the critic's targets, for a rollout (see
-    `rollouts`): all (T, N). Only --psi baseline trains and uses the critic.
-
-    There V(s_{t+1}) stands in for the rewards that a time limit cut off, and its errors add a bias.
-    Otherwise G_t would shrink near the limit, which V cannot foresee, because s_t contains no
-    clock. (The other choices of --psi treat a time limit as the end.)
-    """
-    rewards = rollout["rewards"]
-    if args.psi == "baseline":
-        truncated = rollout["done"] & ~rollout["terminated"]
-        rewards = rewards + args.gamma * next_values * truncated
-    returns = torch.zeros_like(rewards)
-    next_return = 0.0
-    for t in reversed(range(len(rewards))):
-        next_return = rewards[t] + args.gamma * next_return * ~rollout["done"][t]
-        returns[t] = next_return
-    if args.psi == "baseline":
-        return returns - values, returns
-    if args.psi == "return":
+    """Ψ_t and the critic's targets: all (T, N), with one episode in each column. The baseline needs
+    V(s_{t+1}) in place of the rewards that a time limit cut off, although its errors add a bias:
+    otherwise G_t would shrink near the limit, which V cannot foresee, because s_t contains no
+    clock. (The other two credits treat a time limit as the end.)"""
+    baseline = args.credit == "baseline"
+    truncated = rollout["done"] & ~rollout["terminated"]
+    returns = rollout["rewards"] + args.gamma * next_values * truncated * baseline
+    for t in reversed(range(len(returns) - 1)):
+        returns[t] += args.gamma * returns[t + 1] * ~rollout["done"][t]
+    if args.credit == "return":
         returns = returns[0].expand_as(returns)  # R(τ) is G_0
-    return returns, returns
+    return returns - values * baseline, returns
 
 
-@torch.no_grad()
-def prepare(agent, rollout, args):
-    """The rollout's B real steps as columns (B, …), with their advantages and targets."""
-    values = agent.value(rollout["obs"])
-    next_values = agent.value(rollout["next_obs"])
-    advantages, targets = compute_advantages(rollout, values, next_values, args)
-    rollout = rollout | {"advantages": advantages, "targets": targets}
-    return {name: column[rollout["mask"]] for name, column in rollout.items()}
+def main(args):
+    """A run from top to bottom. Returns its last mean return, and where the agent is saved."""
+    for flag, value in vars(args).items():
+        positive = flag.startswith(("cg", "clip", "learning", "max", "num", "total", "update"))
+        if positive and value <= 0 or flag in ("gamma", "gae_lambda") and not 0 <= value <= 1:
+            sys.exit(f"--{flag.replace('_', '-')} {value}: must be above 0, γ and λ up to 1")
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(1)  # more would only slow down networks this small
+    envs = vector.RecordEpisodeStatistics(make_envs(args.env_id, args.num_envs), stats_key="total")
+    agent, earned_norm = Agent(envs), RunningNorm(1)
+    optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, fused=True)
+    name = f"{envs.spec.name}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+    folder = Path(args.output_dir, name).expanduser()
+    writer = SummaryWriter(folder)
+    writer.add_text("hyperparameters", str(args))
+    print(f"agent and logs in {folder}")
 
-
-def update(agent, optimizer, batch, progress_remaining, args):
-    """One step of the policy, then several epochs of the critic. Returns what to log."""
-    advantages = batch["advantages"]
-    if args.psi == "baseline":  # while V is too low everywhere, every action looks good
-        # The mean contains what followed a_t, so the docstring's proof fails: a bias, of order 1/N.
-        advantages = advantages - advantages.mean()
-    policy = agent.policy(batch["obs"])
-    entropy = policy.entropy().mean()
-    logprobs = policy.log_prob(batch["actions"])
-    policy_loss = -(advantages * logprobs).mean()
-    loss = policy_loss - args.ent_coef * progress_remaining * entropy
-    loss = loss * len(logprobs) / args.num_envs  # the mean of the episodes' sums over their steps
-    optimizer.zero_grad()
-    loss.backward()
-    # Not clipped: Adam divides by the size of past gradients, so long early ones keep later steps,
-    # which are noisier, short.
-    optimizer.step()
-    stats = {"policy_loss": policy_loss.item(), "entropy": entropy.item()}
-    if args.psi == "baseline":  # only now: a V that has seen these returns knows what followed a_t
-        stats["value_loss"] = fit_critic(agent, optimizer, batch, args)
-    return stats
-
-
-def fit_critic(agent, optimizer, batch, args):
-    """Several epochs of minibatches that pull V(s_t) towards its target. Returns the last loss."""
-    for _ in range(args.update_epochs):
-        order = torch.randperm(len(batch["obs"]))
-        for rows in order.chunk(args.num_minibatches):
-            error = agent.value(batch["obs"][rows]) - batch["targets"][rows]
-            loss = 0.5 * error.square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            clip_grad_norm_(agent.critic.parameters(), args.max_grad_norm, error_if_nonfinite=True)
-            optimizer.step()  # of V alone: Adam skips the actor, whose gradients are None
-    return loss.item()
-
-
-# --------------------------------------------------------------------------------------- Rollouts
-def rollouts(envs, agent, args):
-    """Yield, forever, rollouts of a whole episode in each of N environments, with the returns of
-    the episodes that ended in them.
-
-    `done` marks the last step of an episode. A terminated episode is over, so no reward could
-    follow; a truncated one would have gone on, but hit the time limit. After either, `mask` is
-    False: the environment plays on, unused, until the longest episode, of T steps, has ended.
-    """
+    obs, _ = envs.reset(seed=10_000 * args.seed)  # environment i gets it + i
+    returns = deque(maxlen=100)  # of the last 100 episodes
     limit = envs.spec.max_episode_steps or 1000  # without a limit an episode might never end
-    obs, _ = envs.reset(seed=10_000 * args.seed)  # most tasks: environment i gets it + i
-    while True:
-        earned = np.zeros(args.num_envs)
-        mask = np.ones(args.num_envs, bool)
-        steps, returns = [], []
-        while mask.any():
-            actions = agent.act(obs)
-            next_obs, rewards, terminated, truncated, infos = envs.step(actions)
-            done = np.logical_or(terminated, truncated)
-            if "whole episode" in infos:  # from RecordEpisodeStatistics, see main
-                returns += infos["whole episode"]["r"][mask & done].tolist()
-            done |= len(steps) + 1 == limit
+    global_step = 0
+    while global_step < args.total_timesteps:
+        # ------------------------------------------------------------------------------- Rollout
+        steps = []
+        earned, real = np.zeros(args.num_envs), np.ones(args.num_envs, bool)
+        while real.any():
+            with torch.no_grad():
+                actions = agent.policy(obs).sample().numpy()
+            next_obs, rewards, terminated, truncated, _ = envs.step(actions)
+            done = real & ((terminated | truncated).astype(bool) | (len(steps) + 1 == limit))
             earned = rewards + args.gamma * earned * (1 - terminated)
             step = {
-                "obs": obs,  # (N, D); in the rollout (T, N, D)
-                "next_obs": next_obs,  # even after the last step: the reset comes a step later
+                "obs": obs,  # (N, D); in `rollout` (T, N, D)
+                "next_obs": next_obs,  # also after a last step: the reset comes a step later
                 "actions": actions,  # (N,) or (N, A)
                 "rewards": rewards.astype(np.float32),  # (N,), like all below
-                "earned": earned,  # as in gymnasium's NormalizeReward, see train
-                "terminated": terminated.astype(bool),
-                "done": done,
-                "mask": mask,
+                "earned": earned,  # discounted sum so far, as in gymnasium's NormalizeReward
+                "terminated": terminated.astype(bool),  # no reward could follow
+                "done": done,  # terminated, or cut off by a time limit
+                "real": real,  # False after the episode, while others still play
             }
             steps.append(step)
-            obs, mask = next_obs, mask & ~done
-        yield default_collate(steps), returns
+            returns.extend(envs.episode_returns[done])
+            obs, real = next_obs, real & ~done
         obs, _ = envs.reset()
+
+        # ---------------------------------------------------------------------------- Advantages
+        rollout = {key: torch.tensor(np.array([step[key] for step in steps])) for key in steps[0]}
+        earned_norm.update(rollout["earned"][rollout["real"]][:, None])  # before its first use
+        rollout["rewards"] /= earned_norm.std()  # so one rate suits rewards of any size
+        with torch.no_grad():
+            values = agent.value(rollout["obs"])
+            next_values = agent.value(rollout["next_obs"])
+        advantages, targets = compute_advantages(rollout, values, next_values, args)
+        rollout |= {"advantages": advantages, "targets": targets}
+        batch = {key: column[rollout["real"]] for key, column in rollout.items()}  # (B, …)
+        # While V is too low everywhere, every action looks good, so the mean goes: a small bias.
+        # (It contains what followed a_t, so the proof above fails, by a term of order 1/N.)
+        if args.credit == "baseline":
+            batch["advantages"] -= batch["advantages"].mean()
+
+        # -------------------------------------------------------------------------------- Update
+        remaining = 1 - global_step / args.total_timesteps  # falls from 1 to 0
+        policy = agent.policy(batch["obs"])
+        terms = batch["advantages"] * policy.log_prob(batch["actions"])  # Ψ_t log π(a_t | s_t)
+        policy_loss = -terms.sum() / args.num_envs  # the sum over t, the mean over episodes
+        entropy = policy.entropy()
+        optimizer.zero_grad()
+        (policy_loss - args.ent_coef * remaining * entropy.sum() / args.num_envs).backward()
+        # Not clipped: Adam divides by the size of past gradients, so that the large ones of early
+        # rollouts keep later steps, which are noisier, small.
+        optimizer.step()
+        for _ in range(args.update_epochs):
+            for rows in torch.randperm(len(batch["obs"])).chunk(args.num_minibatches):
+                mini = {key: column[rows] for key, column in batch.items()}
+                value_loss = 0.5 * (agent.value(mini["obs"]) - mini["targets"]).square().mean()
+                optimizer.zero_grad()
+                value_loss.backward()
+                clip_grad_norm_(agent.parameters(), args.max_grad_norm, error_if_nonfinite=True)
+                optimizer.step()  # of V alone: Adam skips the actor, whose gradients are None
+        agent.obs_norm.update(batch["obs"])  # only now, as the update needs the π that played
+
+        # ----------------------------------------------------------------------------------- Log
+        global_step += len(batch["obs"])
+        torch.save(agent.state_dict(), folder / "agent.tmp")
+        Path(folder, "agent.tmp").replace(folder / "agent.pt")  # so a kill never leaves half a file
+        stats = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy.mean()}
+        stats["explained_variance"] = 1 - batch["advantages"].var() / batch["targets"].var()
+        for key, value in stats.items():
+            writer.add_scalar(f"losses/{key}", value, global_step)
+        mean_return = np.mean(returns or [np.nan])
+        if returns:
+            writer.add_scalar("charts/episodic_return", mean_return, global_step)
+        print(f"step {global_step:,}: mean return {mean_return:.4g} ({len(returns)} episodes)")
+    envs.close()
+    writer.close()
+    return {"return": mean_return, "agent": str(folder / "agent.pt")}
 
 
 # From here on, all scripts of this family are the same, byte for byte.
-# ------------------------------------------------------------------------------------------ Agent
-class RunningMeanStd(nn.Module):
-    """Scales to mean 0 and std 1 over all rows so far (in float64: a mean may dwarf the std)."""
+class RunningNorm(nn.Module):
+    """Scales each component to mean 0 and standard deviation 1 over all that `update` has seen."""
 
-    def __init__(self, shape):
+    def __init__(self, size):
         super().__init__()
-        self.register_buffer("count", torch.zeros(()).double())
-        self.register_buffer("mean", torch.zeros(shape).double())
-        self.register_buffer("std", torch.ones(shape).double())
+        guess = torch.tensor([[1.0], [0.0], [1.0]]).double()  # sums of 1, x and x² over one row
+        self.register_buffer("sums", 1e-12 * guess.repeat(1, size))
 
-    def update(self, rows):
-        """The variance of old and new rows is the mean of both, plus the variance of the means."""
-        var, mean = torch.var_mean(rows.double(), 0, correction=0)
-        self.count += len(rows)
-        share = len(rows) / self.count
-        delta = mean - self.mean
-        self.mean += share * delta
-        var = (1 - share) * self.std**2 + share * var + share * (1 - share) * delta**2
-        self.std = var.sqrt().maximum(1e-12 * self.mean.abs() + 1e-30)  # a constant becomes 0
+    def update(self, x):
+        x = x.double()
+        self.sums += torch.stack([x**0, x, x**2]).sum(1)
+
+    def std(self):
+        mean, square = self.sums[1:] / self.sums[0]
+        return (square - mean**2).clamp(min=1e-12).sqrt()
 
     def forward(self, x):
-        return ((x.double() - self.mean) / self.std).clamp(-10, 10).float()
+        mean = self.sums[1] / self.sums[0]
+        return ((torch.as_tensor(x).double() - mean) / self.std()).clamp(-10, 10).float()
 
 
 def mlp(inputs, outputs):
-    return nn.Sequential(
-        nn.Linear(inputs, 64),
-        nn.Tanh(),
-        nn.Linear(64, 64),
-        nn.Tanh(),
-        nn.Linear(64, outputs),
-    )
+    hidden = [nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()]
+    return nn.Sequential(*hidden, nn.Linear(64, outputs))
 
 
 class Agent(nn.Module):
@@ -224,13 +214,12 @@ class Agent(nn.Module):
 
     def __init__(self, envs):
         super().__init__()
-        obs_size = flatdim(envs.single_observation_space)
-        actions = envs.single_action_space
-        self.discrete = isinstance(actions, Discrete)
-        self.obs_norm = RunningMeanStd(obs_size)
+        obs_size, actions = flatdim(envs.single_observation_space), envs.single_action_space
+        self.obs_norm = RunningNorm(obs_size)
         self.actor = mlp(obs_size, flatdim(actions))
-        self.critic = mlp(obs_size, 1)
         self.actor[-1].weight.data *= 0.01  # nearly uniform at first
+        self.critic = mlp(obs_size, 1)
+        self.discrete = isinstance(actions, Discrete)
         if not self.discrete:  # one std per component of an action, the same in all states
             self.actor.log_std = nn.Parameter(torch.zeros(actions.shape))
 
@@ -239,106 +228,30 @@ class Agent(nn.Module):
         output = self.actor(self.obs_norm(obs))
         if self.discrete:
             return Categorical(logits=output)
-        gaussian = Normal(output, self.actor.log_std.exp())
-        return Independent(gaussian, 1)  # its log-probability sums over an action's components
+        return Independent(Normal(output, self.actor.log_std.exp()), 1)
 
     def value(self, obs):
         """V(s): obs (…, D) → (…)."""
         return self.critic(self.obs_norm(obs)).squeeze(-1)
 
-    @torch.inference_mode()
-    def act(self, obs, greedy=False):
-        """Actions for the observations of N environments: samples from π, or its mode."""
-        policy = self.policy(torch.as_tensor(obs))
-        actions = policy.mode if greedy else policy.sample()
-        return actions.numpy()
-
-
-# --------------------------------------------------------------- Training, evaluation, environments
-def train(envs, agent, folder, args):
-    """Train `agent`. folder/agent.pt always holds the weights that played the newest rollout."""
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
-    writer = SummaryWriter(folder)
-    writer.add_text("hyperparameters", str(args))
-    earned = RunningMeanStd(())
-    earned.update(torch.zeros(1))  # nothing is earned before the first step
-    global_step, start = 0, time.perf_counter()
-    for iteration, (rollout, returns) in enumerate(rollouts(envs, agent, args)):
-        torch.save(agent.state_dict(), folder / "agent.tmp")
-        Path(folder, "agent.tmp").replace(folder / "agent.pt")  # so a kill never leaves half a file
-        global_step += int(rollout["mask"].sum())
-        if returns:
-            writer.add_scalar("charts/episodic_return", np.mean(returns), global_step)
-        if iteration % 10 == 0:
-            mean = f"{np.mean(returns):.4g}" if returns else "unknown, as no episode has ended"
-            print(f"step {global_step:,}: mean return {mean}")
-        if global_step >= args.total_timesteps:
-            break
-        # Rewards are divided by the standard deviation of their discounted sums so far, so that one
-        # rate suits an environment that pays 0.001 per step and one that pays 1,000.
-        earned.update(rollout["earned"][rollout["mask"]])
-        rollout["rewards"] /= earned.std
-        batch = prepare(agent, rollout, args)
-        progress_remaining = 1 - global_step / args.total_timesteps  # falls from 1 to 0
-        stats = update(agent, optimizer, batch, progress_remaining, args)
-        agent.obs_norm.update(batch["obs"])  # only now, as update needs the π that acted
-        unexplained = batch["advantages"].var() / batch["targets"].var()
-        stats["explained_variance"] = 1 - unexplained.item()  # 1: V fits its targets
-        for key, value in stats.items():
-            writer.add_scalar(f"losses/{key}", value, global_step)
-        writer.add_scalar("charts/SPS", global_step / (time.perf_counter() - start), global_step)
-        writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
-    writer.close()
-
-
-def main(args):
-    """Train, save, evaluate. Returns the score, a mean return, and the path of the saved agent."""
-    torch.set_num_threads(1)  # more would only slow down networks this small
-    torch.manual_seed(args.seed)
-    np.random.seed(args.seed)  # some environments draw from this, or from random
-    random.seed(args.seed)
-    envs = make_envs(args.env_id, args.num_envs)
-    envs = vector.RecordEpisodeStatistics(envs, stats_key="whole episode")  # "episode" may be taken
-    name = f"{envs.spec.name}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
-    folder = Path(args.output_dir, name).expanduser()
-    print(f"agent and logs in {folder}")
-    agent = Agent(envs)
-    train(envs, agent, folder, args)
-    envs.close()
-    score = evaluate(agent, args)
-    print(f"mean return {score:.4g} in 100 greedy episodes; agent and logs in {folder}")
-    return {"eval/return": score, "agent": str(folder / "agent.pt")}
-
-
-def evaluate(agent, args, episodes=100):
-    """The mean return of greedy episodes, one per environment, each cut off after 10,000 steps."""
-    envs = make_envs(args.env_id, episodes)
-    returns = np.zeros(episodes)
-    running = np.ones(episodes, bool)
-    obs, _ = envs.reset(seed=10_000 * args.seed + 5_000)  # no run trains on these seeds
-    for _ in range(10_000):
-        obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs, greedy=True))
-        returns += rewards * running
-        running &= ~np.logical_or(terminated, truncated)
-        if not running.any():
-            break
-    envs.close()
-    return returns.mean()
-
 
 def make_envs(env_id, num_envs, **options):
     """num_envs environments that step together, with flat observations and scaled actions."""
-    envs = gym.make_vec(env_id, num_envs=num_envs, **options)
+    try:
+        envs = gym.make_vec(env_id, num_envs, **options)
+    except (gym.error.Error, ImportError) as error:
+        sys.exit(f"--env-id {env_id}: {error}")
+    if envs.metadata.get("autoreset_mode") not in (None, gym.vector.AutoresetMode.NEXT_STEP):
+        sys.exit(f"--env-id {env_id}: does not reset itself in the step after an episode")
     seen, space = envs.single_observation_space, envs.single_action_space
-    if seen.shape != (flatdim(seen),):  # a number, a Dict or an image becomes a vector
+    if seen.shape != (flatdim(seen),):  # a number, a Dict or an image
         envs = vector.FlattenObservation(envs)
     envs = vector.TransformObservation(envs, np.copy)  # some environments reuse their array
     if isinstance(space, Discrete):
         return vector.TransformAction(envs, lambda a: a + space.start)
     if not isinstance(space, Box) or len(space.shape) != 1:
-        sys.exit(f"error: --env-id {env_id}: needs Discrete actions or a flat Box, has {space}")
-    # π starts as N(0, 1), so -1 and 1 become the bounds, if there are any (beyond a million there
-    # are none). Only the environment sees the clipped action; log π does not.
+        sys.exit(f"--env-id {env_id}: needs Discrete actions or a flat Box, has {space}")
+    # π starts as N(0, 1): −1 and 1 become the bounds (below a million). log π has actions as drawn.
     low, high = np.where(space.high / 2 - space.low / 2 < 1e6, [space.low, space.high], [[-1], [1]])
     envs = vector.TransformAction(envs, lambda a: a.clip(space.low, space.high).astype(space.dtype))
     return vector.TransformAction(envs, lambda a: (low + high + (high - low) * a) / 2)

@@ -1,8 +1,8 @@
 """TRPO, Trust Region Policy Optimization: the best step that hardly changes the policy.
 
 The current policy, π_old, plays T steps in each of N environments. The critic V predicts the
-discounted sum of the rewards to come, and is fitted to the old V + A_t. A_t, the advantage, is how
-much better than expected action a_t was. One step of the policy, from π_old to π, nearly solves
+discounted sum of the rewards to come. The advantage A_t says how much better than predicted action
+a_t turned out, and V is fitted to the old V + A_t. One step, from π_old to π, then nearly solves
 
     max_θ L = mean_t r_t A_t   subject to   mean_t KL(π_old ‖ π) ≤ δ             (--max-kl)
     r_t = π(a_t | s_t) / π_old(a_t | s_t)                           the ratio, 1 at first
@@ -14,14 +14,13 @@ raise one of them to 0.57 in every state, or further in some states and less far
 
 What changes from actor_critic.py                Where
     GAE, not a single TD error                   compute_advantages, --gae-lambda
-    a ratio instead of log π                     measure, in update
-    the natural gradient                         conjugate_gradient, fisher_vector_product
+    a ratio instead of log π                     surrogate
+    the natural gradient                         trust_region_step, conjugate_gradient
     a step within the trust region               line_search, --max-kl
-    targets computed once; no entropy bonus      fit_critic, update (the critic's rate now falls)
+    targets computed once; no bonus; rate falls  main (Update)
 
 The step (ppo.py does not need it): the best short step follows the natural gradient x, the solution
-of F x = ∇L. F, the Fisher matrix, is the Hessian of the KL at π_old (tests/learn/THEORY.md, 9). A
-line search halves the step until L has grown and the KL is at most δ.
+of F x = ∇L. F, the Fisher matrix, is the Hessian of the KL at π_old (tests/learn/THEORY.md, 9).
 Why: Adam's learning rate roughly bounds how much each weight changes, but of two equally long steps
 one may hardly change the policy and the other ruin it. TRPO bounds the mean KL of its step instead.
 Weakness: one step takes some twenty passes over a rollout, and L can be trusted only near π_old.
@@ -31,7 +30,6 @@ observations, whose statistics change after the step and move π a little beyond
 Schulman et al. 2015, arXiv:1502.05477; GAE: Schulman et al. 2015, arXiv:1506.02438
 """
 
-import random
 import sys
 import time
 from dataclasses import dataclass
@@ -46,7 +44,6 @@ from gymnasium.wrappers import vector
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal, kl_divergence
 from torch.nn.utils import clip_grad_norm_
-from torch.utils.data import default_collate
 from torch.utils.tensorboard import SummaryWriter
 
 
@@ -61,52 +58,37 @@ class Args:
     gamma: float = 0.99  # γ, the discount factor
     num_steps: int = 128  # T, steps per rollout in each environment
     num_envs: int = 16  # N, environments stepped in parallel
-    learning_rate: float = 3e-3  # the critic's learning rate (Adam); decays linearly to 0
+    learning_rate: float = 3e-3  # Adam's learning rate, of the critic; decays linearly to 0
     max_grad_norm: float = 1.0  # the critic's gradient is clipped to this norm
     total_timesteps: int = 200_000  # steps across all environments
     env_id: str = "CartPole-v1"  # any gymnasium environment with Discrete or Box actions
     seed: int = 1  # the same seed gives the same run, on the same machine
     output_dir: str = "runs"  # each run makes its own folder in here, for its logs and agent.pt
 
-    def __post_init__(self):
-        if not (self.max_kl > 0 and self.max_grad_norm > 0 and 0 <= self.gae_lambda <= 1):
-            sys.exit("error: needs --max-kl and --max-grad-norm > 0, --gae-lambda in [0, 1]")
-
 
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
-    """GAE(γ, λ) and the critic's targets, V + GAE, for a rollout (see `rollouts`): all (T, N).
-
-    λ = 0 leaves the TD error, biased by V's errors; λ = 1 leaves REINFORCE's noisy G_t − V(s_t).
-    No reward follows a termination. An episode that a time limit or the rollout's end cut off would
-    have gone on, and V(s_{t+1}) stands in for the rest of it.
-    """
-    next_values = next_values * ~rollout["terminated"]
-    delta = rollout["rewards"] + args.gamma * next_values - values
+    """GAE(γ, λ) and the critic's targets, V + GAE: all (T, N). No reward follows a termination. An
+    episode that a time limit or the rollout's end cut off would have gone on, and V(s_{t+1}) stands
+    in for the rest of it."""
+    delta = rollout["rewards"] + args.gamma * next_values * ~rollout["terminated"] - values
     decay = args.gamma * args.gae_lambda
-    advantages = torch.zeros_like(delta)
-    next_advantage = 0.0
-    for t in reversed(range(len(delta))):
-        # After `done` another episode begins, so the sum stops there.
-        next_advantage = delta[t] + decay * next_advantage * ~rollout["done"][t]
-        advantages[t] = next_advantage
+    advantages = delta.clone()
+    for t in reversed(range(len(delta) - 1)):  # at `done` the sum stops
+        advantages[t] += decay * advantages[t + 1] * ~rollout["done"][t]
     return advantages, values + advantages
 
 
-@torch.no_grad()
-def prepare(agent, rollout, args):
-    """The rollout's B real steps as columns (B, …), with their advantages and targets."""
-    values = agent.value(rollout["obs"])
-    next_values = agent.value(rollout["next_obs"])
-    advantages, targets = compute_advantages(rollout, values, next_values, args)
-    rollout = rollout | {"advantages": advantages, "targets": targets}
-    return {name: column[rollout["mask"]] for name, column in rollout.items()}
+def surrogate(logprobs, old_logprobs, advantages):
+    """Each step's term of L. The ratio is there because π_old drew a: Σ_a π_old r A = Σ_a π A."""
+    ratio = (logprobs - old_logprobs).exp()
+    return ratio * advantages
 
 
-def flat_gradient(scalar, parameters, twice=False):
-    """d scalar / dθ, one vector (P,) of all parameters; `twice` if it will be differentiated."""
-    gradients = torch.autograd.grad(scalar, parameters, retain_graph=True, create_graph=twice)
-    return torch.cat([gradient.flatten() for gradient in gradients])
+def flat_gradient(scalar, parameters, create_graph=False):
+    """d scalar / dθ, one vector (P,) of all parameters."""
+    grads = torch.autograd.grad(scalar, parameters, retain_graph=True, create_graph=create_graph)
+    return torch.cat([grad.flatten() for grad in grads])
 
 
 def conjugate_gradient(product, g, steps, tolerance=1e-10):
@@ -114,159 +96,180 @@ def conjugate_gradient(product, g, steps, tolerance=1e-10):
     Each step goes to the minimum of ½ xᵀF x − gᵀx along one direction. As uᵀF v = 0 for any two
     directions u and v, no step undoes another: P steps would be exact, and ten often suffice."""
     x = torch.zeros_like(g)
-    residual = direction = g
-    square = residual @ residual
+    r = p = g  # the residual g − F x, and the direction
+    rr = r @ r
     for _ in range(steps):
-        if square <= tolerance:
+        if rr <= tolerance:  # also if g is 0
             break
-        image = product(direction)
-        alpha = square / (direction @ image)
-        x = x + alpha * direction
-        residual = residual - alpha * image
-        new_square = residual @ residual
-        direction = residual + new_square / square * direction
-        square = new_square
+        Fp = product(p)
+        alpha = rr / (p @ Fp)
+        x = x + alpha * p
+        r = r - alpha * Fp
+        new_rr = r @ r
+        p = r + new_rr / rr * p
+        rr = new_rr
     return x
 
 
 @torch.no_grad()
 def line_search(measure, parameters, step, args):
     """Take `step`, halved until L has grown and the KL is at most δ (measure returns both). If nine
-    halvings are not enough, restore θ. Returns the KL and the number of halvings, or 0 and 10."""
+    halvings are not enough, restore θ. Returns L, the KL and the halvings (10: no step)."""
     theta = nn.utils.parameters_to_vector(parameters)
     start, _ = measure()
     for backtracks in range(10):
         nn.utils.vector_to_parameters(theta + 0.5**backtracks * step, parameters)
         objective, kl = measure()
         if objective > start and kl <= args.max_kl:
-            return kl.item(), backtracks
+            return objective, kl, backtracks
     nn.utils.vector_to_parameters(theta, parameters)
-    return 0.0, 10
+    return start, 0.0, 10
 
 
-def update(agent, optimizer, batch, progress_remaining, args):
-    """One policy step in the trust region, then epochs of the critic. Returns what to log."""
-    optimizer.param_groups[0]["lr"] = args.learning_rate * progress_remaining
+def trust_region_step(agent, batch, args):
+    """One step of the policy, along the natural gradient. Returns what to log."""
     with torch.no_grad():
         old_policy = agent.policy(batch["obs"])
         old_logprobs = old_policy.log_prob(batch["actions"])
-    # While V is too low everywhere, every action looks good. So the mean goes, at a small bias.
-    # (Many also divide by the std, which blows up a good policy's small advantages.)
-    advantages = batch["advantages"] - batch["advantages"].mean()
 
     def measure():
-        """L and the KL at the current parameters. As π_old drew the actions, r has to weigh them:
-        Σ_a π_old r A = Σ_a π A."""
+        """L and the mean KL(π_old ‖ π) at the current parameters."""
         policy = agent.policy(batch["obs"])
-        ratio = (policy.log_prob(batch["actions"]) - old_logprobs).exp()
-        return (ratio * advantages).mean(), kl_divergence(old_policy, policy).mean()
+        terms = surrogate(policy.log_prob(batch["actions"]), old_logprobs, batch["advantages"])
+        return terms.mean(), kl_divergence(old_policy, policy).mean()
 
     parameters = list(agent.actor.parameters())
     objective, kl = measure()
     g = flat_gradient(objective, parameters)
-    kl_gradient = flat_gradient(kl, parameters, twice=True)
+    kl_gradient = flat_gradient(kl, parameters, create_graph=True)  # 0, but its derivatives are F
 
     def fisher_vector_product(v):
-        """(F + damping I) v, without ever building F: the gradient of ∇KL · v."""
+        """(F + damping I) v without F. Damping holds back weights that hardly affect π."""
         return flat_gradient(kl_gradient @ v, parameters) + args.damping * v
 
-    # x = (F + damping I)⁻¹ g: damping keeps weights that hardly affect π from moving far. step_size
-    # makes ½ sᵀ(F + damping I) s equal to δ for the step s, so the KL's estimate, ½ sᵀF s, is less.
-    search_direction = conjugate_gradient(fisher_vector_product, g, args.cg_steps)
-    curvature = search_direction @ fisher_vector_product(search_direction)
-    step_size = (2 * args.max_kl / (curvature + 1e-20)).sqrt()
-    kl, backtracks = line_search(measure, parameters, step_size * search_direction, args)
-    objective, _ = measure()  # before the step L was 0, as the advantages' mean is
-    stats = {"policy_loss": -objective.item(), "entropy": old_policy.entropy().mean().item()}
-    stats |= {"kl": kl, "backtracks": backtracks}
-    return stats | {"value_loss": fit_critic(agent, optimizer, batch, args)}
+    x = conjugate_gradient(fisher_vector_product, g, args.cg_steps)
+    # So ½ sᵀ(F + damping I) s is δ for the step s, and the KL, about ½ sᵀF s, is less.
+    step_size = (2 * args.max_kl / (x @ fisher_vector_product(x) + 1e-20)).sqrt()
+    objective, kl, backtracks = line_search(measure, parameters, step_size * x, args)
+    return -objective, old_policy.entropy().mean(), kl, backtracks
 
 
-def fit_critic(agent, optimizer, batch, args):
-    """Several epochs of minibatches that pull V(s_t) towards its target. Returns the last loss."""
-    for _ in range(args.update_epochs):
-        order = torch.randperm(len(batch["obs"]))
-        for rows in order.chunk(args.num_minibatches):
-            error = agent.value(batch["obs"][rows]) - batch["targets"][rows]
-            loss = 0.5 * error.square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            clip_grad_norm_(agent.critic.parameters(), args.max_grad_norm, error_if_nonfinite=True)
-            optimizer.step()  # of V alone: Adam skips the actor, whose gradients are None
-    return loss.item()
+def main(args):
+    """A run from top to bottom. Returns its last mean return, and where the agent is saved."""
+    for flag, value in vars(args).items():
+        positive = flag.startswith(("cg", "clip", "learning", "max", "num", "total", "update"))
+        if positive and value <= 0 or flag in ("gamma", "gae_lambda") and not 0 <= value <= 1:
+            sys.exit(f"--{flag.replace('_', '-')} {value}: must be above 0, γ and λ up to 1")
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(1)  # more would only slow down networks this small
+    envs = vector.RecordEpisodeStatistics(make_envs(args.env_id, args.num_envs), stats_key="total")
+    agent, earned_norm = Agent(envs), RunningNorm(1)
+    optimizer = torch.optim.Adam(agent.critic.parameters(), args.learning_rate, fused=True)
+    name = f"{envs.spec.name}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+    folder = Path(args.output_dir, name).expanduser()
+    writer = SummaryWriter(folder)
+    writer.add_text("hyperparameters", str(args))
+    print(f"agent and logs in {folder}")
 
-
-# --------------------------------------------------------------------------------------- Rollouts
-def rollouts(envs, agent, args):
-    """Yield, forever, rollouts of T = num_steps steps in N environments, with the returns of the
-    episodes that ended in them.
-
-    `done` marks the last step of an episode. A terminated episode is over, so no reward could
-    follow; a truncated one would have gone on, but hit the time limit. In the next step gymnasium
-    resets the environment and ignores the action. That is not a real step, so its `mask` is False.
-    """
-    obs, _ = envs.reset(seed=10_000 * args.seed)  # most tasks: environment i gets it + i
-    earned = np.zeros(args.num_envs)
-    mask = np.ones(args.num_envs, bool)
-    while True:
-        steps, returns = [], []
+    obs, _ = envs.reset(seed=10_000 * args.seed)  # environment i gets it + i
+    earned, real = np.zeros(args.num_envs), np.ones(args.num_envs, bool)
+    returns = envs.return_queue  # of the last 100 episodes
+    global_step = 0
+    while global_step < args.total_timesteps:
+        # ------------------------------------------------------------------------------- Rollout
+        steps = []
         for _ in range(args.num_steps):
-            actions = agent.act(obs)
-            next_obs, rewards, terminated, truncated, infos = envs.step(actions)
+            with torch.no_grad():
+                actions = agent.policy(obs).sample().numpy()
+            next_obs, rewards, terminated, truncated, _ = envs.step(actions)
             done = np.logical_or(terminated, truncated)
-            if "whole episode" in infos:  # from RecordEpisodeStatistics, see main
-                returns += infos["whole episode"]["r"][done].tolist()
             earned = rewards + args.gamma * earned * (1 - terminated)
             step = {
-                "obs": obs,  # (N, D); in the rollout (T, N, D)
-                "next_obs": next_obs,  # even after the last step: the reset comes a step later
+                "obs": obs,  # (N, D); in `rollout` (T, N, D)
+                "next_obs": next_obs,  # also after a last step: the reset comes a step later
                 "actions": actions,  # (N,) or (N, A)
                 "rewards": rewards.astype(np.float32),  # (N,), like all below
-                "earned": earned,  # as in gymnasium's NormalizeReward, see train
-                "terminated": terminated.astype(bool),
-                "done": done,
-                "mask": mask,
+                "earned": earned,  # discounted sum so far, as in gymnasium's NormalizeReward
+                "terminated": terminated.astype(bool),  # no reward could follow
+                "done": done,  # terminated, or cut off by a time limit
+                "real": real,  # False after `done`: there gymnasium only resets
             }
             steps.append(step)
-            obs, mask = next_obs, ~done
-        rollout = default_collate(steps)
-        if rollout["mask"].any():  # a rollout may contain nothing but resets
-            yield rollout, returns
+            obs, real = next_obs, ~done
+
+        # ---------------------------------------------------------------------------- Advantages
+        rollout = {key: torch.tensor(np.array([step[key] for step in steps])) for key in steps[0]}
+        if not rollout["real"].any():  # nothing but resets
+            continue
+        earned_norm.update(rollout["earned"][rollout["real"]][:, None])  # before its first use
+        rollout["rewards"] /= earned_norm.std()  # so one rate suits rewards of any size
+        with torch.no_grad():
+            values = agent.value(rollout["obs"])
+            next_values = agent.value(rollout["next_obs"])
+        advantages, targets = compute_advantages(rollout, values, next_values, args)
+        rollout |= {"advantages": advantages, "targets": targets}
+        batch = {key: column[rollout["real"]] for key, column in rollout.items()}  # (B, …)
+        # While V is too low everywhere, every action looks good, so the mean goes: a small bias.
+        # (Many also divide by the std, which blows up a good policy's small advantages.)
+        batch["advantages"] -= batch["advantages"].mean()
+
+        # -------------------------------------------------------------------------------- Update
+        remaining = 1 - global_step / args.total_timesteps  # falls from 1 to 0
+        optimizer.param_groups[0]["lr"] = args.learning_rate * remaining
+        policy_loss, entropy, kl, backtracks = trust_region_step(agent, batch, args)
+        for _ in range(args.update_epochs):
+            for rows in torch.randperm(len(batch["obs"])).chunk(args.num_minibatches):
+                mini = {key: column[rows] for key, column in batch.items()}
+                value_loss = 0.5 * (agent.value(mini["obs"]) - mini["targets"]).square().mean()
+                optimizer.zero_grad()
+                value_loss.backward()
+                clip_grad_norm_(agent.parameters(), args.max_grad_norm, error_if_nonfinite=True)
+                optimizer.step()
+        agent.obs_norm.update(batch["obs"])  # only now, as the update needs the π that played
+
+        # ----------------------------------------------------------------------------------- Log
+        global_step += len(batch["obs"])
+        torch.save(agent.state_dict(), folder / "agent.tmp")
+        Path(folder, "agent.tmp").replace(folder / "agent.pt")  # so a kill never leaves half a file
+        stats = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        stats["explained_variance"] = 1 - batch["advantages"].var() / batch["targets"].var()
+        stats |= {"kl": kl, "backtracks": backtracks}
+        for key, value in stats.items():
+            writer.add_scalar(f"losses/{key}", value, global_step)
+        mean_return = np.mean(returns or [np.nan])
+        if returns:
+            writer.add_scalar("charts/episodic_return", mean_return, global_step)
+        print(f"step {global_step:,}: mean return {mean_return:.4g} ({len(returns)} episodes)")
+    envs.close()
+    writer.close()
+    return {"return": mean_return, "agent": str(folder / "agent.pt")}
 
 
 # From here on, all scripts of this family are the same, byte for byte.
-# ------------------------------------------------------------------------------------------ Agent
-class RunningMeanStd(nn.Module):
-    """Scales to mean 0 and std 1 over all rows so far (in float64: a mean may dwarf the std)."""
+class RunningNorm(nn.Module):
+    """Scales each component to mean 0 and standard deviation 1 over all that `update` has seen."""
 
-    def __init__(self, shape):
+    def __init__(self, size):
         super().__init__()
-        self.register_buffer("count", torch.zeros(()).double())
-        self.register_buffer("mean", torch.zeros(shape).double())
-        self.register_buffer("std", torch.ones(shape).double())
+        guess = torch.tensor([[1.0], [0.0], [1.0]]).double()  # sums of 1, x and x² over one row
+        self.register_buffer("sums", 1e-12 * guess.repeat(1, size))
 
-    def update(self, rows):
-        """The variance of old and new rows is the mean of both, plus the variance of the means."""
-        var, mean = torch.var_mean(rows.double(), 0, correction=0)
-        self.count += len(rows)
-        share = len(rows) / self.count
-        delta = mean - self.mean
-        self.mean += share * delta
-        var = (1 - share) * self.std**2 + share * var + share * (1 - share) * delta**2
-        self.std = var.sqrt().maximum(1e-12 * self.mean.abs() + 1e-30)  # a constant becomes 0
+    def update(self, x):
+        x = x.double()
+        self.sums += torch.stack([x**0, x, x**2]).sum(1)
+
+    def std(self):
+        mean, square = self.sums[1:] / self.sums[0]
+        return (square - mean**2).clamp(min=1e-12).sqrt()
 
     def forward(self, x):
-        return ((x.double() - self.mean) / self.std).clamp(-10, 10).float()
+        mean = self.sums[1] / self.sums[0]
+        return ((torch.as_tensor(x).double() - mean) / self.std()).clamp(-10, 10).float()
 
 
 def mlp(inputs, outputs):
-    return nn.Sequential(
-        nn.Linear(inputs, 64),
-        nn.Tanh(),
-        nn.Linear(64, 64),
-        nn.Tanh(),
-        nn.Linear(64, outputs),
-    )
+    hidden = [nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()]
+    return nn.Sequential(*hidden, nn.Linear(64, outputs))
 
 
 class Agent(nn.Module):
@@ -274,13 +277,12 @@ class Agent(nn.Module):
 
     def __init__(self, envs):
         super().__init__()
-        obs_size = flatdim(envs.single_observation_space)
-        actions = envs.single_action_space
-        self.discrete = isinstance(actions, Discrete)
-        self.obs_norm = RunningMeanStd(obs_size)
+        obs_size, actions = flatdim(envs.single_observation_space), envs.single_action_space
+        self.obs_norm = RunningNorm(obs_size)
         self.actor = mlp(obs_size, flatdim(actions))
-        self.critic = mlp(obs_size, 1)
         self.actor[-1].weight.data *= 0.01  # nearly uniform at first
+        self.critic = mlp(obs_size, 1)
+        self.discrete = isinstance(actions, Discrete)
         if not self.discrete:  # one std per component of an action, the same in all states
             self.actor.log_std = nn.Parameter(torch.zeros(actions.shape))
 
@@ -289,106 +291,30 @@ class Agent(nn.Module):
         output = self.actor(self.obs_norm(obs))
         if self.discrete:
             return Categorical(logits=output)
-        gaussian = Normal(output, self.actor.log_std.exp())
-        return Independent(gaussian, 1)  # its log-probability sums over an action's components
+        return Independent(Normal(output, self.actor.log_std.exp()), 1)
 
     def value(self, obs):
         """V(s): obs (…, D) → (…)."""
         return self.critic(self.obs_norm(obs)).squeeze(-1)
 
-    @torch.inference_mode()
-    def act(self, obs, greedy=False):
-        """Actions for the observations of N environments: samples from π, or its mode."""
-        policy = self.policy(torch.as_tensor(obs))
-        actions = policy.mode if greedy else policy.sample()
-        return actions.numpy()
-
-
-# --------------------------------------------------------------- Training, evaluation, environments
-def train(envs, agent, folder, args):
-    """Train `agent`. folder/agent.pt always holds the weights that played the newest rollout."""
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
-    writer = SummaryWriter(folder)
-    writer.add_text("hyperparameters", str(args))
-    earned = RunningMeanStd(())
-    earned.update(torch.zeros(1))  # nothing is earned before the first step
-    global_step, start = 0, time.perf_counter()
-    for iteration, (rollout, returns) in enumerate(rollouts(envs, agent, args)):
-        torch.save(agent.state_dict(), folder / "agent.tmp")
-        Path(folder, "agent.tmp").replace(folder / "agent.pt")  # so a kill never leaves half a file
-        global_step += int(rollout["mask"].sum())
-        if returns:
-            writer.add_scalar("charts/episodic_return", np.mean(returns), global_step)
-        if iteration % 10 == 0:
-            mean = f"{np.mean(returns):.4g}" if returns else "unknown, as no episode has ended"
-            print(f"step {global_step:,}: mean return {mean}")
-        if global_step >= args.total_timesteps:
-            break
-        # Rewards are divided by the standard deviation of their discounted sums so far, so that one
-        # rate suits an environment that pays 0.001 per step and one that pays 1,000.
-        earned.update(rollout["earned"][rollout["mask"]])
-        rollout["rewards"] /= earned.std
-        batch = prepare(agent, rollout, args)
-        progress_remaining = 1 - global_step / args.total_timesteps  # falls from 1 to 0
-        stats = update(agent, optimizer, batch, progress_remaining, args)
-        agent.obs_norm.update(batch["obs"])  # only now, as update needs the π that acted
-        unexplained = batch["advantages"].var() / batch["targets"].var()
-        stats["explained_variance"] = 1 - unexplained.item()  # 1: V fits its targets
-        for key, value in stats.items():
-            writer.add_scalar(f"losses/{key}", value, global_step)
-        writer.add_scalar("charts/SPS", global_step / (time.perf_counter() - start), global_step)
-        writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
-    writer.close()
-
-
-def main(args):
-    """Train, save, evaluate. Returns the score, a mean return, and the path of the saved agent."""
-    torch.set_num_threads(1)  # more would only slow down networks this small
-    torch.manual_seed(args.seed)
-    np.random.seed(args.seed)  # some environments draw from this, or from random
-    random.seed(args.seed)
-    envs = make_envs(args.env_id, args.num_envs)
-    envs = vector.RecordEpisodeStatistics(envs, stats_key="whole episode")  # "episode" may be taken
-    name = f"{envs.spec.name}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
-    folder = Path(args.output_dir, name).expanduser()
-    print(f"agent and logs in {folder}")
-    agent = Agent(envs)
-    train(envs, agent, folder, args)
-    envs.close()
-    score = evaluate(agent, args)
-    print(f"mean return {score:.4g} in 100 greedy episodes; agent and logs in {folder}")
-    return {"eval/return": score, "agent": str(folder / "agent.pt")}
-
-
-def evaluate(agent, args, episodes=100):
-    """The mean return of greedy episodes, one per environment, each cut off after 10,000 steps."""
-    envs = make_envs(args.env_id, episodes)
-    returns = np.zeros(episodes)
-    running = np.ones(episodes, bool)
-    obs, _ = envs.reset(seed=10_000 * args.seed + 5_000)  # no run trains on these seeds
-    for _ in range(10_000):
-        obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs, greedy=True))
-        returns += rewards * running
-        running &= ~np.logical_or(terminated, truncated)
-        if not running.any():
-            break
-    envs.close()
-    return returns.mean()
-
 
 def make_envs(env_id, num_envs, **options):
     """num_envs environments that step together, with flat observations and scaled actions."""
-    envs = gym.make_vec(env_id, num_envs=num_envs, **options)
+    try:
+        envs = gym.make_vec(env_id, num_envs, **options)
+    except (gym.error.Error, ImportError) as error:
+        sys.exit(f"--env-id {env_id}: {error}")
+    if envs.metadata.get("autoreset_mode") not in (None, gym.vector.AutoresetMode.NEXT_STEP):
+        sys.exit(f"--env-id {env_id}: does not reset itself in the step after an episode")
     seen, space = envs.single_observation_space, envs.single_action_space
-    if seen.shape != (flatdim(seen),):  # a number, a Dict or an image becomes a vector
+    if seen.shape != (flatdim(seen),):  # a number, a Dict or an image
         envs = vector.FlattenObservation(envs)
     envs = vector.TransformObservation(envs, np.copy)  # some environments reuse their array
     if isinstance(space, Discrete):
         return vector.TransformAction(envs, lambda a: a + space.start)
     if not isinstance(space, Box) or len(space.shape) != 1:
-        sys.exit(f"error: --env-id {env_id}: needs Discrete actions or a flat Box, has {space}")
-    # π starts as N(0, 1), so -1 and 1 become the bounds, if there are any (beyond a million there
-    # are none). Only the environment sees the clipped action; log π does not.
+        sys.exit(f"--env-id {env_id}: needs Discrete actions or a flat Box, has {space}")
+    # π starts as N(0, 1): −1 and 1 become the bounds (below a million). log π has actions as drawn.
     low, high = np.where(space.high / 2 - space.low / 2 < 1e6, [space.low, space.high], [[-1], [1]])
     envs = vector.TransformAction(envs, lambda a: a.clip(space.low, space.high).astype(space.dtype))
     return vector.TransformAction(envs, lambda a: (low + high + (high - low) * a) / 2)

@@ -2,15 +2,18 @@
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.spaces import Box, Discrete
 
 
 class Diary(gym.Env):
-    """Says in every observation which episode and which step of it this is; ends at random, or
-    after 6 steps by TimeLimit. Its infos have an "episode" that is something else."""
+    """Shows which episode and which step of it this is, and pays by it; ends at random, or after 6
+    steps by TimeLimit. Its infos have an "episode" that is something else."""
 
     episode = -1
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
+    observation_space = Box(-np.inf, np.inf, (2,), np.float32)
+
+    def __init__(self, action=Discrete(2)):  # noqa: B008
+        self.action_space = action
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -19,56 +22,21 @@ class Diary(gym.Env):
 
     def step(self, action):
         self.t += 1
-        obs, reward = np.array([self.episode, self.t], np.float32), self.np_random.normal()
-        terminated = bool(self.np_random.random() < 0.2)
-        return obs, float(reward), terminated, False, {"episode": "something else"}
+        obs, terminated = np.float32([self.episode, self.t]), self.np_random.random() < 0.2
+        return obs, pay(obs), bool(terminated), False, {"episode": "something else"}
 
 
-class Mirror(gym.Env):
-    """Shows the action that reached it, which lies between its bounds; 5 steps."""
-
-    def __init__(self, low=(5, 5, 5), high=(8, 8, 8), dtype=np.float32):
-        self.action_space = gym.spaces.Box(dtype(low), dtype(high), dtype=dtype)
-        self.observation_space = self.action_space
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        low, high = self.action_space.low, self.action_space.high
-        return np.zeros_like(low).clip(low, high), {}
-
-    def step(self, action):
-        assert self.action_space.contains(action)
-        return action, 0.0, False, False, {}
-
-
-class Guess(gym.Env):
-    """A point for an action whose sign is that of the coin just shown; a new coin in each of 8
-    steps."""
-
-    observation_space = action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
-
-    def _coin(self):
-        self.coin = int(self.np_random.integers(2))
-        return np.array([2 * self.coin - 1], np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self._coin(), {}
-
-    def step(self, action):
-        self.t += 1
-        reward = float((action[0] > 0) == bool(self.coin))
-        return self._coin(), reward, self.t == 8, False, {}
+def pay(obs):
+    """Diary's reward for the step that led to these observations (…, 2); 0 for a reset."""
+    return np.sin(3.0 * obs[..., 0] + obs[..., 1]) * (obs[..., 1] > 0)
 
 
 class Spaces(gym.Env):
-    """Whatever spaces a test asks for; an observation is any of its space. A point for every step,
-    for ever, or until a time limit."""
+    """Whatever spaces a test asks for. An observation is any of its space, and an action has to be
+    of its space. A point for every step, for ever, or until a time limit."""
 
-    def __init__(self, observation=None, action=None):
-        self.observation_space = observation or gym.spaces.Box(-1, 1, (1,), np.float32)
-        self.action_space = action or gym.spaces.Discrete(2)
+    def __init__(self, observation=Box(-1, 1, (1,)), action=Discrete(2)):  # noqa: B008
+        self.observation_space, self.action_space = observation, action
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:
@@ -77,11 +45,12 @@ class Spaces(gym.Env):
         return self.observed, {}
 
     def step(self, action):
+        assert self.action_space.contains(action)
+        self.acted = action
         return self.reset()[0], 1.0, False, False, {}
 
 
 gym.register("Diary-v0", Diary, max_episode_steps=6)
-gym.register("Mirror-v0", Mirror, max_episode_steps=5)
-gym.register("Guess-v0", Guess)
+gym.register("BoxDiary-v0", Diary, max_episode_steps=6, kwargs={"action": Box(-1, 1, (2,))})
 gym.register("Spaces-v0", Spaces)
-gym.register("Points-v0", Spaces, max_episode_steps=10)
+gym.register("Once-v0", Spaces, max_episode_steps=1)

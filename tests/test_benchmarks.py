@@ -1,7 +1,6 @@
-"""The benchmarks: their tables, which runs they keep, their arithmetic; and (slow) each of them and
-each experiment at toy size."""
+"""The benchmarks: their tables, their arithmetic; and (slow) each of them at toy size."""
 
-import runpy
+import re
 
 import bench
 import beside_trl
@@ -12,137 +11,130 @@ import parity
 import pytest
 import real_model
 import torch
-from conftest import ROOT
+from conftest import ROOT, calls_of
 from launch import Launched
-from test_experiments import NAMES
 
-TESTS = ROOT / "tests"
-PAGE = (TESTS / "benchmarks/RESULTS.md").read_text()
-
-# Name, command after `python tests/`, and parts that the output must hold, with … between them.
-SMOKE = [
-    ("classic", "--smoke", "| environment | reinforce | … | CartPole-v1 | … , 1: 0 at inf | "),
-    (
-        "methods",
-        "--smoke",
-        "| imitation of right completions | 0.0003 | … | the initial model, drawn again | 1 |",
-    ),
-    ("parity", "--smoke", "| rloo_llm --beta 0.1 --num-minibatches 1 … | cispo_llm |"),
-    ("beside_trl", "--smoke", "| grpo_llm.py | … | rloo_llm.py |"),
-    (
-        "real_model",
-        "--smoke --model PRETRAINED",
-        "| products, GRPO | 2e-05 | 1 | … | dates, DAPO | … right answer",
-    ),
-    ("gpu", "--smoke", '"gradient_error" … "16 rows, graph, bf16, layers"'),
-]
-SMOKE = [(name, f"benchmarks/{name}.py {flags}", expected) for name, flags, expected in SMOKE]
-SMOKE += [(name, f"experiments/{name}.py --smoke", name) for name in NAMES]
-SMOKE += [("weights", "learn/weights.py /dev/null", "")]
+MODULES = [methods, real_model, classic, parity, beside_trl, gpu]
+TOY = {"prompts_per_step": 4, "group_size": 4, "eval_problems": 4, "max_new_tokens": 4}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name,command,expected", SMOKE, ids=[row[0] for row in SMOKE])
-def test_it_runs_at_smoke_size(name, command, expected, pretrained):
-    """If TRL is not installed, our side runs alone."""
-    words = f"tests/{command}".replace("PRETRAINED", pretrained).split()
-    process = Launched(*words)
-    assert process.wait(600) == 0, process.stderr[-3000:]
-    assert all(part in process.stdout for part in expected.split(" … ")), process.stdout
-
-
-@pytest.mark.parametrize("module", [methods, real_model, classic, parity, beside_trl, gpu])
+@pytest.mark.parametrize("module", MODULES)
 def test_the_tables_are_those_of_the_runs_kept(module):
-    for name, lines in module.tables(*module.kept()).items():
+    page = bench.PAGE.read_text()
+    for name, lines in module.tables(bench.Kept(module.__name__)).items():
         text = "\n".join(lines)
-        assert f"<!-- {name} -->\n{text}\n<!-- end -->" in PAGE, name
-
-
-def test_a_changed_default_reuses_no_run(tmp_path, monkeypatch):
-    """Of methods.py's runs in a file, none is found after a change of a default that its command
-    does not name; and the runs from before the change are not mixed with new ones."""
-    monkeypatch.setattr(bench, "RESULTS", tmp_path)
-    new_jobs = []
-
-    def in_processes(function, jobs, at_once):
-        new_jobs.extend(jobs)
-        return [(job, {"eval/pass@1": [job["rate"]]}) for job in jobs]
-
-    monkeypatch.setattr(bench, "in_processes", in_processes)
-
-    def campaign():
-        """How many runs are made now, and how many are then kept."""
-        new_jobs.clear()
-        runs = bench.Kept("methods")
-        methods.campaign(runs, ["GRPO"], [0.1, 0.2], [1, 2, 3], 1, {})
-        return len(new_jobs), len(runs.runs)
-
-    assert campaign() == (7, 7)  # two rates on two seeds, then three seeds
-    assert [job["rate"] for job in new_jobs[4:]] == [0.2] * 3
-    assert campaign() == (0, 7)
-    monkeypatch.setitem(methods.METHODS, "GRPO", methods.Method("grpo_llm", {"clip_low": 0.3}))
-    assert campaign() == (7, 7)
+        assert f"<!-- {name} -->\n{text}\n<!-- end -->" in page, name
 
 
 def test_scores_are_of_sums_that_no_run_trains_on_and_no_rate_is_chosen_by():
     script = bench.load("grpo_llm")
     args = script.Args(eval_problems=10_000)
-    train, tuning = methods.load_data(methods.TUNING_SUMS, script, args)
-    _, scored = methods.load_data(methods.SUMS, script, args)
-    assert min(len(tuning), len(scored)) >= methods.HELD_OUT and len(set(scored)) == len(scored)
+    _, train, tuning = methods.load_task(methods.TUNING_SUMS, script, args)
+    _, _, scored = methods.load_task(methods.SUMS, script, args)
+    assert min(len(tuning), len(scored)) >= 256 and len(set(scored)) == len(scored)
     assert not {*train} & {*tuning} and not {*train} & {*scored} and not {*tuning} & {*scored}
 
 
-def test_the_rate_is_that_of_the_tuning_seeds():
-    """The rate that is best on other seeds is not taken, and tuning seeds are not reported."""
-    runs = bench.Kept("methods", smoke=True)
+@pytest.fixture
+def page(monkeypatch, tmp_path):
+    """A copy of the page, to be written, without any run that is kept; and runs in this process."""
+    monkeypatch.setattr(bench, "RESULTS", tmp_path)
+    monkeypatch.setattr(bench, "PAGE", tmp_path / "RESULTS.md")
+    bench.PAGE.write_text((ROOT / "tests/benchmarks/RESULTS.md").read_text())
+
+    def in_processes(function, jobs, at_once=1):
+        return [(job, function(**job)) for job in jobs]
+
+    for module in (bench, beside_trl):
+        monkeypatch.setattr(module, "in_processes", in_processes)
+    for module in (methods, real_model):
+        monkeypatch.setattr(module, "draw", lambda runs: None)
+    return bench.PAGE
+
+
+def test_the_rate_is_that_of_the_tuning_seeds(page):
+    """The rate that is best on other seeds is not taken."""
+    runs = bench.Kept("methods", "transformers")
     for seed, scores in {101: (0.2, 0.3), 102: (0.6, 0.4), 1: (0.5, 0.9), 2: (0.5, 0.9)}.items():
         for rate, score in zip((1e-3, 2e-3), scores, strict=True):
-            flags = {"seed": seed, "learning_rate": rate}
+            flags = methods.flags_of("GRPO", rate, seed)
             runs.add("GRPO", flags, {"eval/pass@1": [0.0, score]})
-    assert [bench.last(run) for run in methods.reported(runs, "GRPO").values()] == [0.5, 0.5]
+    assert methods.rate_of(runs, "GRPO") == 1e-3
 
 
-def test_the_file_and_not_its_folder_is_a_flag():
-    args = bench.load("grpo_llm").Args(output_dir="/a/b", model="/a/SmolLM2")
-    flags = bench.all_flags(args)
-    assert flags["model"] == "SmolLM2" and "output_dir" not in flags and flags["seed"] == args.seed
+@pytest.mark.slow
+def test_methods(page, monkeypatch):
+    method = methods.Method("grpo_llm", TOY | {"steps": 4}, methods.IMITATION)
+    monkeypatch.setattr(methods, "METHODS", {"imitation": method})
+    monkeypatch.setattr(methods, "RATES", (3e-4, 5e-4))
+    monkeypatch.setattr(methods, "SEEDS", (1, 2))
+    runs = calls_of(monkeypatch, methods, "run")
+    for _ in range(2):  # the second finds all runs
+        methods.main()
+        assert len(runs) == 6
+    assert re.search(r"\| imitation \| 0.000\d .* \| 64 \|", page.read_text())
 
 
-def test_pass_at_k_is_that_of_all_draws():
-    """Of 4 completions 1 is right: it is among 2 of them in 3 of 6 draws."""
-    assert methods.pass_at(2, {"flags": {"draws": 4}, "right": [1, 4, 0]}) == (0.5 + 1 + 0) / 3
+@pytest.mark.slow
+def test_real_model(page, monkeypatch, pretrained):
+    small = {"prompts_per_step": 2, "eval_problems": 2, "max_new_tokens": 3}
+    monkeypatch.setattr(real_model, "FLAGS", real_model.FLAGS | small)
+    scripts = "rloo_llm", "dapo_llm"
+    real_model.main("dates", scripts, seeds=(1,), steps=5, model=pretrained, bf16=True)
+    assert "| dates, RLOO, bf16 | 5 | 1 |" in page.read_text()
+    assert re.search(r"\| dates, DAPO, bf16 \| 2 \| 1 \| .* \| 128 \|", page.read_text())
 
 
-def test_a_run_ends_once_its_last_100_episodes_reach_475():
-    """With rewards times two. Fewer episodes do not count, nor do any before the last 100."""
-    rollout, solved = {"mask": torch.ones(5, 2)}, []
-    returns = [[1000.0] * 99, [0.0] * 10, [1000.0] * 94, [1000.0], [1000.0]]
-    rollouts = classic.until_solved(lambda: ((rollout, part) for part in returns), 2, solved)
-    assert [part for _, part in rollouts()] == returns[:3] and solved == [40]
+@pytest.mark.slow
+def test_classic(page, monkeypatch):
+    flags = {"total_timesteps": 2000, "num_envs": 4}
+    places = [("CartPole-v1", 2, {"actor_critic": 1, "ppo": 1}, flags)]
+    monkeypatch.setattr(classic, "PLACES", places)
+    monkeypatch.setattr(classic, "LEVEL", 15)
+    classic.main()
+    row = r"\| CartPole-v1, rewards × 2 \| – \| (\d+).*: 1 at [\d,]+ \| – \| .* 1: 1 at [\d,]+ \|"
+    assert int(re.search(row, page.read_text())[1]) < 500
 
 
-def problems_of(path):
-    module = runpy.run_path(path)
-    return [module["load_problems"](split) for split in ("train", "test")]
+@pytest.mark.slow
+@pytest.mark.parametrize("command", parity.CASES)
+def test_our_side_of_parity(command, tmp_path):
+    """TRL may not be installed. The clip acts on some tokens."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        parity.make_model(tmp_path)
+        *_, steps = parity.ours(command, str(tmp_path))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    rloo = command.startswith("rloo")
+    assert len(steps) == (1 if rloo else 4) and (sum(step[-1] for step in steps) > 0) != rloo
 
 
-@pytest.mark.parametrize("task", real_model.QUESTIONS)
-def test_rates_are_not_chosen_by_the_questions_that_score(task, tmp_path, monkeypatch):
-    """Runs that choose a rate train on none of the questions that score them, either."""
-    monkeypatch.setattr(real_model, "CACHE", tmp_path)
-    train, test = problems_of(real_model.task_file(task))
-    tuning_train, tuning_test = problems_of(real_model.task_file(task, tuning=True))
-    assert len(test) == real_model.QUESTIONS[task] and tuning_test == train[: len(tuning_test)]
-    assert tuning_train == train[len(tuning_test) :] and len(tuning_train) > len(tuning_test) > 30
-    _, shots_test = problems_of(real_model.task_file(task, shots=3))
-    shown = "".join(f"{prompt}\n{answer}\n\n" for prompt, answer in train[:3])
-    assert shots_test == [(shown + prompt, answer) for prompt, answer in test]
+@pytest.mark.slow
+def test_beside_trl(page, monkeypatch):
+    """Our side, and TRL's if it is installed."""
+    monkeypatch.setattr(beside_trl, "SEEDS", [11])
+    monkeypatch.setattr(beside_trl, "ROLLOUTS", 2)
+    beside_trl.main()
+    assert re.search(r"\| grpo_llm.py \| [\d.]+ \| 1.00 \|", page.read_text())
 
 
-def test_completions_drawn_include_discarded_groups():
-    """Four steps of two groups; at step 3 one more group is drawn and discarded."""
-    flags = {"steps": 4, "prompts_per_step": 2, "group_size": 8}
-    log = {"discarded_groups": [0, 0, 1, 0]}
-    assert real_model.drawn({"flags": flags, "log": log}) == 72
-    assert real_model.drawn({"flags": flags, "log": {}}) == 64
+@pytest.mark.slow
+def test_gpu(monkeypatch):
+    """On a CPU nothing differs from it, except in bf16."""
+    small = {"vocab_size": 600, "hidden_size": 56, "intermediate_size": 64, "num_hidden_layers": 2}
+    monkeypatch.setattr(gpu, "SHAPE", gpu.SHAPE | small)
+    for name, size in {"GROUPS": 8, "SAMPLES": 2, "LONGEST": 20, "NEW": 16}.items():
+        monkeypatch.setattr(gpu, name, size)
+    for row, compare in gpu.right():
+        assert (compare()["gradient_error"] > 0) == row.endswith("bf16")
+    for _, measure in gpu.step():
+        spent = measure()
+        assert 0 < spent["rollout_s"] + spent["train_minibatch_s"] < spent["s"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["clip", "weights"])
+def test_pictures_of_learn(name):
+    process = Launched(f"tests/learn/{name}.py", "/dev/null")
+    assert process.wait(600) == 0, process.stderr[-3000:]

@@ -1,8 +1,12 @@
 """The tasks of examples/: what their verifiers reward, and that each one checks itself."""
 
 import json
+import os
 import re
 import runpy
+import select
+import textwrap
+import tracemalloc
 
 import pytest
 from conftest import ROOT, script
@@ -32,6 +36,7 @@ CASES = {
         (TESTS, 1, f"{F}~Here it is:\n```python\n{F}\n```\nIt adds two.~f = lambda x: x + 2"),
         (TESTS, 0, f"~def f(x): return 3~{F}\nexit()~{F}\nimport os; os._exit(0)~print(0)~é\0"),
         (TESTS, 0, f"assert = 1~{F}\ninput()~\ud800"),
+        (TESTS, 1, f"{F}\n#{'x' * 200_000}"),  # more than Linux takes as an argument
     ],
 }
 
@@ -51,31 +56,77 @@ def test_right_and_wrong_completions(name):
             assert verify(completion, answer) == reward, (completion, answer)
 
 
+# A program that starts another one, which holds a pipe open for as long as it is alive.
+PARENT = """
+import os, signal, time
+pipe = open({pipe!r}, "w")
+if os.fork() == 0:
+    time.sleep(60)
+    os._exit(0)
+open("left behind", "w")
+"""
+ENDS = {"": 1, "while True: print('x' * 10**6)": 0, "os.kill(os.getppid(), signal.SIGINT)": None}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_of_a_program_only_the_reward_stays(end, tmp_path, monkeypatch):
+    """No process, no file, nothing that it has printed; also if it passes, is stopped, or if Ctrl-C
+    ends the run."""
+    functions, pipe = script("functions"), str(tmp_path / "pipe")
+    monkeypatch.setattr(functions, "SECONDS", 2 if "while" in end else 30)
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(pipe, os.O_WRONLY)
+    code = f"{F}\n{PARENT.format(pipe=pipe)}\n{end}"
+    tracemalloc.start()
+    if ENDS[end] is None:
+        with pytest.raises(KeyboardInterrupt):
+            functions.verify(f"{code}\ntime.sleep(60)", TESTS)
+    else:
+        assert functions.verify(code, TESTS) == ENDS[end]
+    assert tracemalloc.get_traced_memory()[1] < 10**7
+    tracemalloc.stop()
+    os.close(writer)
+    poll = select.poll()
+    poll.register(reader, select.POLLHUP)
+    assert poll.poll(10_000), "a process holds the pipe open"
+    os.close(reader)
+    assert os.listdir() == ["pipe"]
+
+
 def rows(start):
     """Rows as GSM8K writes them."""
-    for i in range(start, start + 30):
+    for i in range(start, start + 40):
         yield json.dumps({"question": f"{i} + 1?", "answer": f"So:\n#### {i + 1:,}"}) + "\n"
 
 
-@pytest.mark.parametrize("name", [*CASES, "clock"])
-def test_each_task_checks_itself_and_can_be_trained_on(name, tmp_path, capsys):
-    """clock is the page's."""
+@pytest.mark.parametrize("name", [*CASES, "clock", "conversations"])
+def test_each_task_checks_itself_and_can_be_trained_on(name, tmp_path):
+    """clock is the page's, with or without its three lines that make a conversation of a prompt."""
     for split, start in (("train", 990), ("test", 2000)):
         (tmp_path / f"{split}.jsonl").write_text("".join(rows(start)))
-    (source,) = blocks("def verify") if name == "clock" else [(EXAMPLES / f"{name}.py").read_text()]
-    path = tmp_path / f"{name}.py"
-    path.write_text(source.replace("SECONDS = 5", "SECONDS = 1"))
-    runpy.run_path(str(path), run_name="__main__")
+    if name in CASES:
+        source = (EXAMPLES / f"{name}.py").read_text().replace("SECONDS = 5", "SECONDS = 2")
+    else:
+        (source,), (lines,) = blocks("def verify"), blocks("solved")
+        if name == "conversations":
+            end = "        problems.append("
+            source = source.replace(end, textwrap.indent(lines, 8 * " ") + end)
+    path = tmp_path / f"my_{name}.py"  # as the names of the examples are taken
+    path.write_text(source)
+    task = runpy.run_path(str(path), run_name="__main__")
     grpo = script("grpo_llm")
-    train, held_out = grpo.load_data(grpo.Args(task=str(path)))
-    numbers = f"{len(train)} problems to train on, {len(held_out)} to evaluate on."
-    assert name == "clock" or capsys.readouterr().out.startswith(numbers)
-    assert len(train) >= 30 and len(held_out) >= 12
-    assert not dict(train).keys() & dict(held_out).keys()
+    _, train, held_out = grpo.load_task(grpo.Args(task=str(path)))
+    assert len(train) == len(task["load_problems"]("train"))  # no prompt is in both splits
+    assert len(held_out) == len(task["load_problems"]("test"))
+    if name == "conversations":
+        roles = [message["role"] for message in train[0][0]]
+        assert roles == ["system", "user", "assistant", "user"]
 
 
 def test_the_environment_of_the_page_is_learned_and_its_agent_used(tmp_path, monkeypatch):
-    """Fifty time steps in a program of one's own: of an untrained agent they earn about -260."""
+    """An episode in a program of one's own: an untrained agent earns about -260 in it."""
     monkeypatch.syspath_prepend(tmp_path)
     environment, program = blocks("Thermostat")
     (tmp_path / "my_envs.py").write_text(environment)
@@ -85,8 +136,4 @@ def test_the_environment_of_the_page_is_learned_and_its_agent_used(tmp_path, mon
     (agent,) = tmp_path.glob("*/agent.pt")
     names = {}
     exec(program.replace("runs/…/agent.pt", str(agent)), names)
-    total = names["reward"]
-    for _ in range(49):
-        obs, reward, *_ = names["envs"].step(names["agent"].act(names["obs"], greedy=True))
-        names["obs"], total = obs, total + reward
-    assert total > -150
+    assert names["total"] > -150

@@ -31,17 +31,9 @@ MISTAKES = {
     "cispo_llm surrogate": (".exp().detach()", ".exp()"),
     "reinforce compute_advantages": ('["done"] & ~rollout["terminated"]', '["done"]'),
     "actor_critic compute_advantages": ('~rollout["terminated"]', '~rollout["done"]'),
-    "ppo compute_advantages": ('next_advantage * ~rollout["done"][t]', "next_advantage"),
-    "ppo surrogate": ("kl_k3(old_logprobs, logprobs)", "kl_k3(logprobs, old_logprobs)"),
+    "ppo compute_advantages": (' * ~rollout["done"][t]', ""),
+    "ppo surrogate": ("torch.minimum", "torch.maximum"),
 }
-
-
-def test_every_exercise_has_its_mistakes_and_the_lab_names_exercises_and_bugs():
-    assert {f"{file} {function}" for function, file, _ in ROWS} == set(MISTAKES)
-    lab = exercise.PAGE.partition("## Functions")[0]
-    named = re.findall(r"`(\w+)` (?:of|and `\w+` of) (\w+)\.py", lab)
-    assert named and {f"{file} {function}" for function, file in named} <= set(MISTAKES)
-    assert [row[0] for row in exercise.CASES] == list(map(str, BUGS))
 
 
 @pytest.fixture(scope="module")

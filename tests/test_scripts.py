@@ -29,7 +29,6 @@ def test_below_the_marker_all_scripts_are_the_same(scripts):
 GRPO = ["grpo_llm", "gspo_llm", "cispo_llm"]
 SAME = [("main", GRPO), ("token_weights", ["rloo_llm", "dapo_llm", "cispo_llm"])]
 SAME += [(part, ["dapo_llm", *GRPO]) for part in ("compute_advantages", "kl_k3", "train_minibatch")]
-SAME += [("prepare", CLASSIC_SCRIPTS), ("rollouts", CLASSIC_SCRIPTS[1:])]
 SAME += [("compute_advantages", CLASSIC_SCRIPTS[2:])]
 
 
@@ -42,8 +41,11 @@ def test_what_tests_read_in_one_script_is_the_same_in_these(part, scripts):
 
 def test_runs_of_language_models_begin_and_end_alike():
     """All that main does before it draws, and after it has trained."""
-    mains = [parts(source(name))["main"] for name in LLM_SCRIPTS]
-    begin, end = "        # Draw a group of completions", "        if RANK == 0:\n            for name"
+    mains = [parts(source(name))["main"].partition("def main")[2] for name in LLM_SCRIPTS]
+    begin, end = (
+        "        # Draw a group of completions",
+        "        if RANK == 0:\n            for name",
+    )
     assert len({main.split(begin)[0] for main in mains}) == 1
     assert len({main.split(end)[1] for main in mains}) == 1
 
@@ -55,7 +57,8 @@ def test_every_script_at_the_top_is_known():
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_functions_fit_on_a_screen_and_flags_have_their_help(name):
-    """A flag's help is a comment of four words or more, above the flag or behind it."""
+    """main, the lesson, may have 100 lines. A flag's help is a comment of four words or more, above
+    the flag or behind it."""
     functions = [n for n in ast.walk(ast.parse(source(name))) if isinstance(n, ast.FunctionDef)]
     lengths = {node.name: node.end_lineno - node.lineno + 1 for node in functions}
     for function, length in lengths.items():
@@ -65,6 +68,19 @@ def test_functions_fit_on_a_screen_and_flags_have_their_help(name):
         if field.startswith("Args.") and field != "Args.__post_init__":
             words = len(" ".join(re.findall("# (.+)", text)).split())
             assert words >= 4, f"the help of `{field}` has {words} words; at least 4"
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_docstring_says_what_changes_and_where(name):
+    """In at most 32 lines, with a table whose right side names functions, sections and flags."""
+    known, doc = parts(source(name)), ast.get_docstring(ast.parse(source(name)), clean=False)
+    assert len(doc.splitlines()) <= 32
+    for head, rows in re.findall(r"^(What changes.*)Where\n((?:    .*\n)+)", doc, re.M):
+        for where in [where for row in rows.splitlines() for where in row[len(head) :].split(", ")]:
+            word, _, section = where.partition(" (")
+            field = "Args." + word.split()[0][2:].replace("-", "_")
+            assert word in known or field in known, f"no {word} in {name}.py"
+            assert not section or f"- {section[:-1]}\n" in source(name), f"no section {section}"
 
 
 def test_a_copied_script_brings_what_it_needs():

@@ -2,7 +2,6 @@
 repository, on the completions below), or that its definition gives. And variants.py, which applies
 them, refuses what it must."""
 
-import contextlib
 import copy
 import functools
 import itertools
@@ -145,13 +144,6 @@ def test_credit_is_that_of_the_source(name, flags, rewards, lengths, expected, m
     torch.testing.assert_close(batch["advantages"], expected, rtol=1e-3, atol=1e-5)
 
 
-def test_pass_at_k_refuses_draws_of_the_whole_group():
-    """They would all be the same, and nothing would be learned."""
-    module = variant("pass_at_k")
-    line = refused(module.compute_advantages, torch.rand(1, 4), module.Args(pass_k=4))
-    assert line.startswith("--pass-k must")
-
-
 def test_opd_s_credit_is_the_teacher_s_log_prob_minus_pi_old_s(monkeypatch):
     module = variant("opd")
     args = module.Args(teacher="", beta=0, num_minibatches=1, prompts_per_step=1)
@@ -249,22 +241,6 @@ def test_stale_rollouts_are_drawn_by_the_model_of_two_steps_ago(short_run, monke
     assert len(rollouts) == 5
 
 
-def test_bf16_rounds_the_loss_s_passes_alone(monkeypatch):
-    """But not their softmax, nor the sampler's passes."""
-    module, model, rounded = variant("bf16"), random_model("llama"), []
-    forward = module.forward
-
-    def watched_forward(*inputs, **options):
-        rounded.append(torch.is_autocast_enabled("cpu"))
-        return forward(*inputs, **options)
-
-    monkeypatch.setattr(module, "forward", watched_forward)
-    logprobs = module.token_logprobs(model, batch_of(model, PROMPTS, LENGTHS), 0.7)
-    assert rounded == [True] and (logprobs != logprobs.bfloat16()).any()
-    module.generate(model, PROMPTS, 4, 8, 1.0)
-    assert not any(rounded[1:])
-
-
 def test_checkpointing_reads_each_layer_twice_and_changes_no_gradient(monkeypatch):
     """Dropout stays off, and the sampler's cache works as before. The passes are those of a model
     that main has prepared."""
@@ -285,17 +261,6 @@ def test_checkpointing_reads_each_layer_twice_and_changes_no_gradient(monkeypatc
 
 
 LONG_PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [10, 11], [12], [3, 16, 5], [17, 2], [9, 8, 7, 20]]
-
-
-def test_graph_s_recording_is_computed_by_each_replay(monkeypatch):
-    """On a GPU a wrong replay is loud: log-probs are not those of the loss, and the run stops."""
-    recording, function = Mock(), Mock()
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: recording)
-    monkeypatch.setattr(torch.cuda, "graph", lambda _: contextlib.nullcontext())
-    replay = variant("graph").recorded(function, torch.device("cuda"))
-    for count in (1, 2):
-        assert replay() == function.return_value and recording.replay.call_count == count
-    function.assert_called_once()
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
@@ -326,28 +291,6 @@ def test_graph_refuses_a_cache_that_counts_in_python(kind):
     assert line.startswith("--model: its sliding window or linear attention")
 
 
-@pytest.mark.slow
-def test_layers_compiles_the_loss_s_passes_alone(short_run, monkeypatch):
-    """A layer of both models, with and without a gradient, and a last time for other sizes. No
-    kernels are made of it: this takes minutes."""
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(inputs)
-        return graph.forward
-
-    compile_module = functools.partialmethod(torch.nn.Module.compile, backend=backend)
-    monkeypatch.setattr(torch.nn.Module, "compile", compile_module)
-    module = variant("layers")
-    steps = calls_of(monkeypatch, module, "train_step")
-    module.main(module.Args(micro_batch_size=4, beta=0.1, **short_run | {"steps": 4}))
-    ((model, reference, *_), _), *_ = steps
-    for policy in (model, reference):
-        parts = [part for part in policy.modules() if part._compiled_call_impl]
-        assert len(parts) == model.config.num_hidden_layers
-    assert 2 <= len(graphs) <= 3
-
-
 # ------------------------------------------------------------------------ The page and variants.py
 
 
@@ -361,7 +304,7 @@ def test_a_block_fits_and_leaves_no_flag_that_nothing_reads(name, parent):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in variants.BLOCKS if name != "layers"])
+@pytest.mark.parametrize("name", variants.BLOCKS)
 def test_two_steps(name, short_run):
     """And the sampler's log-probs are near the loss's, or the run would stop."""
     flags = {"opd": {"teacher": str(ROOT / "tests/tiny_model")}, "pass_at_k": {"pass_k": 2}}
@@ -369,27 +312,11 @@ def test_two_steps(name, short_run):
     module.main(module.Args(**short_run, **flags.get(name, {})))
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A folder that variants.py takes for the repository's."""
+def test_blocks_are_applied_in_order_and_an_edited_file_is_kept(tmp_path, monkeypatch):
+    """And what does not fit is refused in a line, with nothing written."""
     for name in ("grpo_llm.py", "rloo_llm.py"):
         shutil.copy(ROOT / name, tmp_path)
     monkeypatch.setattr(variants, "ROOT", tmp_path)
-    return tmp_path
-
-
-def test_blocks_are_applied_in_order_and_an_edited_file_is_kept(folder):
-    variants.main(["stale"])
-    variants.main(["variant_stale.py", "tis"])
-    path = folder / "variant_stale_tis.py"
-    assert path.read_text() == variants.applied("stale", "tis") != variants.applied("tis", "stale")
-    variants.main(["stale", "tis"])
-    path.write_text("mine")
-    assert refused(variants.main, ["stale", "tis"]).startswith("variant_stale_tis.py has other")
-    assert path.read_text() == "mine"
-
-
-def test_what_does_not_fit_is_refused_in_a_line_and_nothing_is_written(folder, monkeypatch):
     twice = "@@ train_step\n-    if RANK == 0:\n+    if RANK == 0:  # mine\n"
     monkeypatch.setitem(variants.BLOCKS, "twice", twice)  # these lines are there more than once
     for names, line in [
@@ -398,7 +325,14 @@ def test_what_does_not_fit_is_refused_in_a_line_and_nothing_is_written(folder, m
         ("twice", "twice does not fit grpo_llm.py"),
     ]:
         assert refused(variants.main, names.split()).startswith(line)
-    assert not [*folder.glob("variant_*")]
+    assert not [*tmp_path.glob("variant_*")]
+    variants.main(["stale"])
+    variants.main(["variant_stale.py", "tis"])
+    path = tmp_path / "variant_stale_tis.py"
+    assert path.read_text() == variants.applied("stale", "tis") != variants.applied("tis", "stale")
+    path.write_text("mine")
+    assert refused(variants.main, ["stale", "tis"]).startswith("variant_stale_tis.py has other")
+    assert path.read_text() == "mine"
 
 
 def test_the_page_has_a_row_and_a_run_for_each_block():

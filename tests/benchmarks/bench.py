@@ -1,4 +1,4 @@
-"""What benchmarks and experiments share: runs of scripts, runs that are kept, tables."""
+"""What benchmarks share: runs of scripts, runs that are kept, tables."""
 
 import contextlib
 import functools
@@ -15,18 +15,16 @@ import time
 import types
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from statistics import fmean
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
+import numpy as np
 import torch
 
 ROOT = Path(__file__).parents[2]
 RESULTS, PAGE = Path(__file__).with_name("results"), Path(__file__).with_name("RESULTS.md")
-CPU = torch.device("cpu")
-for folder in ("tests/experiments", "tests/examples", "tests/learn", "tests", "."):
+for folder in ("tests/examples", "tests/learn", "tests", "."):
     sys.path.insert(0, str(ROOT / folder))
 
 import variants  # noqa: E402
@@ -35,7 +33,6 @@ from scripts import LLM_SCRIPTS as LLM  # noqa: E402, F401
 from scripts import SCRIPTS  # noqa: E402
 
 
-# ------------------------------------------------------------------------------------------ Tables
 def table(header, rows):
     """The lines of a Markdown table."""
     lines = [f"| {' | '.join(map(str, cells))} |" for cells in (header, *rows)]
@@ -45,7 +42,8 @@ def table(header, rows):
 
 def machine(*packages):
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", *packages))
-    return f"{platform.machine()}, {os.cpu_count()} cores, {versions}"
+    gpu = f"{torch.cuda.get_device_name()}, " if torch.cuda.is_available() else ""
+    return f"{gpu}{platform.machine()}, {os.cpu_count()} cores, {versions}"
 
 
 @functools.cache  # that of the start, as the first run that is kept changes a file
@@ -57,80 +55,48 @@ def revision():
     return os.environ.get("REVISION") or git.stdout.strip() or "unknown"
 
 
-def footer(*packages):
-    """Machine, versions of torch and these packages, date and revision of a run that ends now."""
-    return f"{machine(*packages)}, {time.strftime('%Y-%m-%d')}, revision {revision()}"
-
-
 def with_footer(lines, runs):
     """A table, followed by the machines and the revisions that its runs were made with."""
-    machines, revisions = (list(dict.fromkeys(run[key] for run in runs)) for key in MADE_BY)
-    return [*lines, "", f"{'; '.join(machines)}; revision {', '.join(sorted(revisions))}"]
+    machines = dict.fromkeys(run["machine"] for run in runs)
+    revisions = sorted({run["revision"] for run in runs})
+    return [*lines, "", f"{'; '.join(machines)}; revision {', '.join(revisions)}"]
 
 
-def show(tables, smoke=False):
-    """Print tables, {name: lines}, and write them into their blocks of RESULTS.md, unless they are
-    those of a smoke test."""
+def show(tables):
+    """Print tables, {name: lines}, and write them into their blocks of RESULTS.md."""
     for name, lines in tables.items():
         print(*lines, sep="\n")
-        if not smoke:
-            write_block(PAGE, name, lines)
-
-
-# ---------------------------------------------------------------------------- Runs that are kept
-MADE_BY = ("machine", "revision")
-
-
-def all_flags(args):
-    """{name: value} of every flag as it came out, defaults included, except where it writes. Of a
-    file or folder the name counts, because a path is another on each machine."""
-    flags = json.loads(json.dumps(asdict(args), default=str))
-    flags.pop("output_dir", None)
-    absolute = {name for name, value in flags.items() if str(value).startswith("/")}
-    return {name: Path(v).name if name in absolute else v for name, v in flags.items()}
-
-
-def without_seed(flags):
-    return {name: value for name, value in flags.items() if name != "seed"}
+        write_block(PAGE, name, lines)
 
 
 class Kept:
     """The runs in results/NAME.jsonl, one per line.
 
-    A run has the row of the table that it belongs to, and its flags: all of them, so that a run
-    from before a change of any default is not taken for one of today. It also has the machine and
-    the revision that it was made with. With smoke nothing is read or written.
+    A run has the row of the table that it belongs to, the flags that define it (all other flags are
+    the program's or the script's defaults), the machine, and the revision. A run that is there is
+    not made again: to repeat it, delete its line.
     """
 
-    def __init__(self, name, *packages, smoke=False):
-        self.path = None if smoke else RESULTS / f"{name}.jsonl"
-        self.packages, self.runs = packages, []
-        if self.path and self.path.exists():
+    def __init__(self, name, *packages):
+        self.path, self.packages, self.runs = RESULTS / f"{name}.jsonl", packages, []
+        if self.path.exists():
             self.runs = [json.loads(line) for line in self.path.read_text().splitlines()]
 
     def of(self, row):
         return [run for run in self.runs if run["row"] == row]
 
     def find(self, row, flags):
-        """The run of this row with exactly these flags, or None."""
+        """The run of this row with these flags, or None."""
         return next((run for run in self.of(row) if run["flags"] == flags), None)
-
-    def forget(self, row, wanted):
-        """Drop the row's runs whose flags, without the seed, are none of those wanted: a table must
-        not mix runs from before and after a change."""
-        allowed = [without_seed(flags) for flags in wanted]
-        stale = [run for run in self.of(row) if without_seed(run["flags"]) not in allowed]
-        self.runs = [run for run in self.runs if run not in stale]
 
     def add(self, row, flags, values):
         """Keep a run that has just ended, at once."""
-        origin = dict(zip(MADE_BY, (machine(*self.packages), revision()), strict=True))
+        origin = {"machine": machine(*self.packages), "revision": revision()}
         self.runs.append({"row": row, "flags": flags} | origin | values)
-        print(row, json.dumps(values)[:160], flush=True)
-        if self.path:
-            self.path.write_text("".join(json.dumps(run) + "\n" for run in self.runs))
+        print(json.dumps(self.runs[-1], ensure_ascii=False), flush=True)
+        self.path.write_text("".join(json.dumps(run) + "\n" for run in self.runs))
 
-    def make(self, function, wanted, at_once):
+    def make(self, function, wanted, at_once=1):
         """Make the runs that are missing, so many at once. wanted: [(row, flags, job)], where job
         is a dict of the function's arguments."""
         missing = [item for item in wanted if not self.find(*item[:2])]
@@ -140,35 +106,20 @@ class Kept:
             self.add(row, flags, values)
 
 
-def last(run, metric="eval/pass@1"):
-    """The last score of a run that is kept."""
-    return run.get("log", run)[metric][-1]
-
-
-def best_rate(runs):
-    """The learning rate with the highest mean of last scores among these runs, or None."""
-    scores = defaultdict(list)
-    for run in runs:
-        scores[run["flags"]["learning_rate"]].append(last(run))
-    return max(sorted(scores), key=lambda rate: fmean(scores[rate]), default=None)
-
-
-def in_new_process(function, job):
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function, **job).result()
-
-
 def in_processes(function, jobs, at_once=1):
     """Call the function with each job, a dict of arguments, in a new process. Yields pairs of job
     and result, in the order in which they end. (One pool with max_tasks_per_child=1 hung twice in
     Python 3.11; cpython issue 115634 is about hangs of this kind.)"""
+
+    def call(job):
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            return job, pool.submit(function, **job).result()
+
     with ThreadPoolExecutor(at_once) as threads:
-        futures = {threads.submit(in_new_process, function, job): job for job in jobs}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
+        for future in as_completed([threads.submit(call, job) for job in jobs]):
+            yield future.result()
 
 
-# -------------------------------------------------------------------------------- Runs of scripts
 def module_of(name, text):
     """The module of a script that would lie in the repository's root, from its text."""
     module = types.ModuleType(name)
@@ -186,84 +137,77 @@ def load(name):
 
 
 class Enough(Exception):
-    """Ends main() of a script from within one of its functions."""
+    """Ends main() of a script, see run_main."""
 
 
-def run_main(script, args, **functions):
-    """Run main() of a script with these functions instead of its own; print and keep nothing.
+def run_main(script, args, note=lambda *_: None, **functions):
+    """Run main() of a script with these functions in place of its own; print and keep nothing.
 
-    Returns main's scores, and as "printed" what it would have printed. There are no scores if a
-    function has raised Enough, or if the gradient of a step was not finite.
+    Returns main's scores (with the weights of a classic script's agent instead of their file), and
+    as "log" what it has logged, {name: [values]}. `note` gets the name, the value and the step of
+    all that is logged. If it raises Enough, the run ends, and there are no scores.
     """
-    scores, printed = {}, io.StringIO()
+    scores, log = {}, defaultdict(list)
+
+    def add_scalar(name, value, step):
+        log[name].append(torch.as_tensor(value).item())
+        note(name, log[name][-1], step)
+
+    def make_writer(folder):
+        Path(folder).mkdir(parents=True)
+        return Mock(log_dir=folder, add_scalar=add_scalar)
+
     with (
         tempfile.TemporaryDirectory() as args.output_dir,
-        contextlib.redirect_stdout(printed),
-        contextlib.redirect_stderr(io.StringIO()),
-        patch.multiple(script, **functions),
+        contextlib.redirect_stdout(io.StringIO()),
+        patch.multiple(script, **{"SummaryWriter": make_writer} | functions),
+        contextlib.suppress(Enough),
     ):
-        try:
-            scores = script.main(args)
-        except Enough:
-            pass
-        except RuntimeError as error:  # clip_grad_norm_'s
-            if "non-finite" not in str(error):
-                raise
-    return scores | {"printed": printed.getvalue()}
+        scores = script.main(args)
+        if "agent" in scores:  # before its folder goes
+            scores["agent"] = torch.load(scores["agent"])
+    return scores | {"log": log}
 
 
-def run_logged(script, args, **functions):
-    """Run main() of a language-model script as run_main does. Returns its log, {name: values}, and
-    what it would have printed."""
-    log = defaultdict(list)
+def run_counted(script, args, **functions):
+    """As run_main; and as "drawn", how many completions the run has drawn to train on."""
+    drawn = []
 
-    def note(_, writer, metrics, step):
-        for name, value in metrics.items():
-            log[name].append(value)
-
-    result = run_main(script, args, log=watched(script.log, note), **functions)
-    return log, result["printed"]
-
-
-def watched(function, note):
-    """The function, but each call is followed by note(result, *arguments)."""
-
-    def watched_function(*inputs, **options):
-        result = function(*inputs, **options)
-        note(result, *inputs)
+    def rollout(*inputs, original=script.rollout):
+        result = original(*inputs)
+        drawn.append(len(result[0]["mask"]))
         return result
 
-    return watched_function
+    def evaluate(*inputs, original=script.evaluate):
+        before = len(drawn)
+        scores = original(*inputs)
+        del drawn[before:]
+        return scores
+
+    result = run_main(script, args, rollout=rollout, evaluate=evaluate, **functions)
+    return result | {"drawn": sum(drawn)}
 
 
-def train(script, args, steps=None, each_step=None, folder=None):
-    """Train by the script's own main(), which here evaluates the model at the end alone.
+def clock():
+    """The time in seconds, once the GPU has done what it was told."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
-    `steps` ends a run early; its learning rate still follows the schedule of args.steps.
-    `each_step(step, model, metrics)` is called after each step, counted from 1. With `folder` the
-    run starts from the model in it, instead of the tiny model.
 
-    Returns a dict: the model, the tokenizer, pass@1 at the end, and for each metric a list with its
-    value at each step (None where a step has not logged it). If main() has not come to its end,
-    because of `steps` or because a gradient is not finite, pass@1 is 0.
-    """
-    own_evaluate, history, end = script.evaluate, [], {}
-    args.eval_every = args.steps
+def seconds_of_steps(script, args, steps, **functions):
+    """The seconds of each of so many training steps of a script, without evaluation."""
+    times = []
 
-    def evaluate(*inputs):
-        return own_evaluate(*inputs) if inputs[-1] == args.steps else {"eval/pass@1": 0.0}
+    def evaluate(*_):
+        times.append(clock())
+        return {"eval/pass@1": 0.0}
 
-    def note(metrics, model, reference, tokenizer, *_):
-        end.update(model=model, tokenizer=tokenizer)
-        history.append(metrics)
-        if each_step:
-            each_step(len(history), model, metrics)
-        if len(history) == steps:
-            raise Enough
+    def note(name, *_):
+        if name == "reward":  # once per step, at its end
+            times.append(clock())
+            if len(times) > steps:
+                raise Enough
 
-    functions = {"train_step": watched(script.train_step, note), "evaluate": evaluate}
-    if folder:
-        functions["TINY_MODEL"] = Path(folder)
-    end["pass@1"] = run_main(script, args, **functions).get("eval/pass@1", 0.0)
-    names = dict.fromkeys(name for metrics in history for name in metrics)
-    return {name: [metrics.get(name) for metrics in history] for name in names} | end
+    run_main(script, args, note, evaluate=evaluate, **functions)
+    return np.diff(times)

@@ -1,7 +1,6 @@
 """How fast are grpo_llm.py and rloo_llm.py beside TRL's trainers, on a CPU?
 
     OMP_NUM_THREADS=1 python tests/benchmarks/beside_trl.py    # 4 minutes
-    python tests/benchmarks/beside_trl.py --only-tables        # no run: the table once more
 
 The tiny model learns the default sums, in twelve rollouts and with three seeds. Both sides have the
 same weights, prompts (token by token), batch, optimizer steps, KL weight and learning rate. They
@@ -11,69 +10,20 @@ take turns, and each run is a process of its own. The first rollout is not count
 
 import random
 import tempfile
-import time
 from collections import defaultdict
 from importlib.util import find_spec
 from itertools import product
 from statistics import median
 
-import torch
-import tyro
-from bench import Enough, Kept, in_processes, load, run_main, show, table, watched, with_footer
+import numpy as np
+from bench import Kept, clock, in_processes, load, show, table, with_footer
+from bench import seconds_of_steps as ours
 
 WITH_TRL = find_spec("trl") is not None
 # Where TRL's defaults differ from GRPO's paper.
 PAPER = {"loss_type": "grpo", "use_bias_correction_kl": False}
 SCRIPTS, SEEDS, ROLLOUTS = ["grpo_llm", "rloo_llm"], [11, 12, 13], 12
-SMOKE = {"max_new_tokens": 4, "prompts_per_step": 4, "group_size": 4}
 RATE = "completions per second"
-
-
-class Clock:
-    """The seconds of each rollout with its updates."""
-
-    def __init__(self):
-        self.laps, self.start = [], time.perf_counter()
-
-    def lap(self):
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        self.laps.append(time.perf_counter() - self.start)
-        self.start = time.perf_counter()
-        return len(self.laps)
-
-
-def ours(script, args, rollouts):
-    """The seconds of so many rollouts by our script."""
-    clock = Clock()
-
-    def note_step(*_):
-        if clock.lap() == rollouts:
-            raise Enough
-
-    def evaluate(*_):
-        clock.start = time.perf_counter()
-        return {"eval/pass@1": 0.0}
-
-    train_step = watched(script.train_step, note_step)
-    run_main(script, args, evaluate=evaluate, train_step=train_step)
-    return clock.laps
-
-
-def trl_rows(script, args, tokenizer, rollouts):
-    """The questions that our script would draw, for TRL's dataset.
-
-    A prompt is text; the tokenizer turns it into the same token ids that our script has.
-    """
-    train, _ = script.load_data(args)
-    problems = []
-    for step in range(1, rollouts + 1):
-        problems += random.Random(f"{args.seed} {step}").sample(train, args.prompts_per_step)
-    prompts = script.encode_prompts(problems, tokenizer)
-    texts = tokenizer.batch_decode(prompts)
-    assert tokenizer(text=texts)["input_ids"] == prompts
-    pairs = zip(texts, problems, strict=True)
-    return [{"prompt": text, "answer": answer} for text, (_, answer) in pairs]
 
 
 def trainer_of(script):
@@ -81,9 +31,14 @@ def trainer_of(script):
     return "RLOOTrainer" if script.__name__ == "rloo_llm" else "GRPOTrainer"
 
 
+def updates_of(args):
+    """Optimizer steps per rollout. RLOO has no such flag."""
+    return getattr(args, "num_minibatches", 1)
+
+
 def trl_settings(script, args):
     """Our settings under TRL's names. The rate falls to 0 over args.steps, as in our scripts."""
-    updates, drawn = args.num_minibatches, args.prompts_per_step * args.group_size
+    updates, drawn = updates_of(args), args.prompts_per_step * args.group_size
     micro = min(args.micro_batch_size, drawn // updates)
     sizes = {"per_device_train_batch_size": micro, "steps_per_generation": drawn // micro}
     sizes |= {"gradient_accumulation_steps": drawn // updates // micro}
@@ -123,36 +78,39 @@ def theirs(script, args, rollouts, **options):
     """The seconds of so many rollouts by TRL, with these options besides trl_settings."""
     from transformers import TrainerCallback
 
-    model, tokenizer = script.load_policy(args, torch.device(args.device))
-    clock, (_, verify) = Clock(), script.load_task(args.task)
+    times, rows = [], []
+    verify, train, _ = script.load_task(args)
+    model, tokenizer = script.load_model(args)
+    for step in range(1, rollouts + 1):  # the questions that our script would draw
+        problems = random.Random(f"{args.seed} {step}").sample(train, args.prompts_per_step)
+        rows += [{"prompt": prompt, "answer": answer} for prompt, answer in problems]
 
     class Note(TrainerCallback):
         def on_train_begin(self, *_, **__):
-            clock.start = time.perf_counter()
+            times.append(clock())
 
         def on_step_end(self, _, state, control, **__):
-            if state.global_step % args.num_minibatches == 0:
-                control.should_training_stop = clock.lap() == rollouts
+            if state.global_step % updates_of(args) == 0:
+                times.append(clock())
+                control.should_training_stop = len(times) > rollouts
 
     def reward(completions, answer, **_):
         return [verify(*pair) for pair in zip(completions, answer, strict=True)]
 
-    rows = trl_rows(script, args, tokenizer, rollouts)
     inputs = (script, args, model, tokenizer, rows, reward, options)
     make_trainer(*inputs, callbacks=[Note()]).train()
-    return clock.laps
+    return np.diff(times)
 
 
-SIDES = {"ours": ours, "TRL": theirs} if WITH_TRL else {"ours": ours}
+SIDES = {"ours": ours} | ({"TRL": theirs} if WITH_TRL else {})
 
 
-def run(name, side, flags, rollouts):
+def run(name, side, seed):
     """Completions per second of one side, in this new process."""
     script = load(name)
-    args = script.Args(**flags)
-    args.eval_every = args.steps
-    laps = SIDES[side](script, args, rollouts)
-    return args.prompts_per_step * args.group_size / median(laps[1:])
+    args = script.Args(seed=seed)
+    seconds = SIDES[side](script, args, ROLLOUTS)
+    return args.prompts_per_step * args.group_size / median(seconds[1:])
 
 
 def three(values):
@@ -160,19 +118,16 @@ def three(values):
     return [round(value, 4) for value in (median(values), min(values), max(values))]
 
 
-def measure(runs, seeds, rollouts, flags):
+def measure(runs):
     """Make the runs, our scripts and TRL in turn, and keep a line for each row."""
-    rates = defaultdict(list)
-    for seed, name, side in product(seeds, SCRIPTS, SIDES):
-        job = {"name": name, "side": side, "flags": flags | {"seed": seed}, "rollouts": rollouts}
-        ((_, rate),) = in_processes(run, [job])
+    runs.runs, rates = [], defaultdict(list)
+    for seed, name, side in product(SEEDS, SCRIPTS, SIDES):
+        ((_, rate),) = in_processes(run, [{"name": name, "side": side, "seed": seed}])
         rates[name, side].append(rate)
     for (name, side), values in rates.items():
         pairs = zip(rates[name, "ours"], values, strict=True)
         cells = {RATE: three(values), "times": three([ours / rate for ours, rate in pairs])}
-        row = f"{name}, {side}"
-        runs.forget(row, [])
-        runs.add(row, flags | {"seeds": seeds, "rollouts": rollouts}, cells)
+        runs.add(f"{name}, {side}", {"seeds": SEEDS, "rollouts": ROLLOUTS}, cells)
 
 
 def tables(runs):
@@ -186,19 +141,11 @@ def tables(runs):
     return {"trl": with_footer(table(["trainer", RATE, "relative time"], rows), runs.runs)}
 
 
-def kept(smoke=False):
-    return [Kept("beside_trl", "transformers", *["trl"] * WITH_TRL, smoke=smoke)]
-
-
-def main(only_tables: bool = False, smoke: bool = False):
-    """With --smoke one seed runs at toy size, and nothing is written."""
-    (runs,) = kept(smoke)
-    if smoke:
-        measure(runs, SEEDS[:1], 2, SMOKE)
-    elif not only_tables:
-        measure(runs, SEEDS, ROLLOUTS, {})
-    show(tables(runs), smoke)
+def main():
+    runs = Kept("beside_trl", "transformers", *["trl"] * WITH_TRL)
+    measure(runs)
+    show(tables(runs))
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main()

@@ -1,29 +1,21 @@
 """Do the classic scripts learn, on many seeds and in several environments?
 
-    python tests/benchmarks/classic.py                 # makes the missing runs: 15 minutes
-    python tests/benchmarks/classic.py --only-tables   # no run: the table once more
+    python tests/benchmarks/classic.py    # makes the missing runs, and the table: half an hour
 
-A run ends when it has solved CartPole. Its score is that of the script's own greedy evaluation.
-results/classic.jsonl keeps one line for all seeds of a cell.
-
-We left out all runs beside Stable-Baselines3 (`git show 6d06529:tests/benchmarks/classic.py`), runs
-without the normalizer, and steps per second at equal shapes (`git show dbec442:…`).
+A run's score is the mean return of 100 greedy episodes of its last agent.
 """
 
-import importlib
 from math import inf
-from statistics import mean, median
+from statistics import median
 
 import gymnasium as gym
+import numpy as np
 import torch
-import tyro
-from bench import Kept, all_flags, run_main, show, table, with_footer, without_seed
+from bench import Kept, load, run_main, show, table, with_footer
 from scripts import CLASSIC_SCRIPTS
 
 CARTPOLE = "CartPole-v1"
-# A mean return of the last 100 episodes, at which CartPole counts as solved. There a run ends. (The
-# other environments cannot pay so much.)
-LEVEL = 475
+LEVEL = 475  # a mean return of the last 100 training episodes, at which CartPole counts as solved
 PLACES = [  # environment, what its rewards are multiplied by, scripts and seeds, flags
     (CARTPOLE, 1, dict.fromkeys(CLASSIC_SCRIPTS, 12), {}),
     (CARTPOLE, 1e-3, dict.fromkeys(CLASSIC_SCRIPTS, 3), {}),
@@ -35,107 +27,88 @@ PLACES = [  # environment, what its rewards are multiplied by, scripts and seeds
 ]
 
 
-# -------------------------------------------------------------------------------------------- Runs
-def until_solved(rollouts, scale, solved):
-    """The script's rollouts, with rewards multiplied by scale. Once CartPole is solved they end,
-    and the list `solved` gets the steps so far."""
-
-    def rollouts_until_solved(*inputs):
-        steps, recent = 0, []
-        for rollout, returns in rollouts(*inputs):
-            steps += int(rollout["mask"].sum())
-            recent = (recent + returns)[-100:]
-            if len(recent) == 100 and mean(recent) / scale >= LEVEL:
-                solved.append(steps)
-                return  # without a step on this rollout: what solved it is evaluated
-            yield rollout, returns
-
-    return rollouts_until_solved
+@torch.no_grad()
+def greedy(script, args, weights):
+    """The mean return of an agent in 100 environments, an episode in each, without chance."""
+    envs = script.make_envs(args.env_id, 100)
+    agent = script.Agent(envs)
+    agent.load_state_dict(weights)
+    returns, playing = np.zeros(100), np.ones(100, bool)
+    obs, _ = envs.reset(seed=10_000 * args.seed + 5_000)  # no run trains on these seeds
+    while playing.any():
+        obs, rewards, terminated, truncated, _ = envs.step(agent.policy(obs).mode.numpy())
+        returns += rewards * playing
+        playing &= ~np.logical_or(terminated, truncated)
+    envs.close()
+    return returns.mean()
 
 
-def run(name, flags, seed, scale):
-    """Run a script. Returns its greedy return, and the steps until it solved CartPole."""
-    script, solved = importlib.import_module(name), []
+def run(name, scale, flags):
+    """Run a script. Returns its mean return in training and its greedy one, both at the end, and
+    the time steps until CartPole was solved."""
+    script, solved = load(name), [inf]
+    args = script.Args(**flags)
 
     def make_envs(*inputs, original=script.make_envs, **options):
         envs = original(*inputs, **options)
         return gym.wrappers.vector.TransformReward(envs, lambda rewards: rewards * scale)
 
-    functions = {"rollouts": until_solved(script.rollouts, scale, solved)}
-    functions |= {"make_envs": make_envs} if scale != 1 else {}
-    scores = run_main(script, script.Args(**flags | {"seed": seed}), **functions)
-    return scores["eval/return"] / scale, solved[0] if solved else inf
+    def note(metric, value, step):
+        if metric == "charts/episodic_return" and value / scale >= LEVEL:
+            solved.append(step)
+
+    result = run_main(script, args, note, make_envs=make_envs)
+    return result["return"] / scale, greedy(script, args, result["agent"]), min(solved)
 
 
-def measure(name, flags, seeds, scale):
-    """What is kept of all seeds of a cell."""
-    runs = [run(name, flags, seed, scale) for seed in seeds]
-    greedy, steps = zip(*runs, strict=True)
+def measure(name, scale, flags, seeds):
+    """What is kept of a cell of the table."""
+    results = [run(name, scale, flags | {"seed": seed}) for seed in seeds]
+    trained, scores, steps = ([round(float(x), 3) for x in xs] for xs in zip(*results, strict=True))
     return {
-        "greedy": {"median": round(median(greedy), 3), "least": round(min(greedy), 3)},
+        "greedy": {"median": median(scores), "least": min(scores)},
         "solved": sum(count < inf for count in steps),
         "solved_steps": {"median": median(steps)},
+        "each": {"return": trained, "greedy": scores, "solved_steps": steps},
     }
 
 
-def row_of(env_id, scale, name):
-    return f"learn, {env_id}, {scale:g}, {name}"
-
-
 def cells():
-    """The row, and the arguments of `measure`, of each cell."""
+    """Of each cell of the table: row, script, environment, scale, its flags and seeds."""
     for env_id, scale, scripts, flags in PLACES:
         for name, seeds in scripts.items():
-            args = importlib.import_module(name).Args(env_id=env_id, **flags)
-            seeds = list(range(101, 101 + seeds))
-            yield row_of(env_id, scale, name), name, without_seed(all_flags(args)), seeds, scale
+            row = f"learn, {env_id}, {scale:g}, {name}"
+            yield row, name, env_id, scale, flags, [101 + i for i in range(seeds)]
 
 
-def campaign(runs, smoke):
-    """Make the cells that are missing."""
-    for row, name, flags, seeds, scale in [*cells()][: 2 if smoke else None]:
-        if smoke:
-            flags, seeds = flags | {"total_timesteps": 2000}, seeds[:1]
-        key = flags | {"seeds": seeds, "scale": scale}
-        if not runs.find(row, key):
-            runs.forget(row, [])
-            runs.add(row, key, measure(name, flags, seeds, scale))
-
-
-# ------------------------------------------------------------------------------------------ Table
 def whole(value):
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def tables(runs):
     """A row for each environment, a column for each script."""
-    by_row, rows = {run["row"]: run for run in runs.runs}, []
-    for env_id, scale in dict.fromkeys(place[:2] for place in PLACES):
-        row = [env_id if scale == 1 else f"{env_id}, rewards × {scale:g}"]
-        for name in CLASSIC_SCRIPTS:
-            run, text = by_row.get(row_of(env_id, scale, name)), "–"
-            if run:
-                text = f"{whole(run['greedy']['median'])} ({whole(run['greedy']['least'])})"
-                text += f", {len(run['flags']['seeds'])}"
-                if env_id == CARTPOLE:
-                    text += f": {run['solved']} at {whole(run['solved_steps']['median'])}"
-            row.append(text)
-        rows.append(row)
+    rows = {}
+    for cell, name, env_id, scale, *_ in cells():
+        title = env_id if scale == 1 else f"{env_id}, rewards × {scale:g}"
+        row = rows.setdefault(title, dict.fromkeys(CLASSIC_SCRIPTS, "–"))
+        for run in runs.of(cell):
+            row[name] = f"{whole(run['greedy']['median'])} ({whole(run['greedy']['least'])})"
+            row[name] += f", {len(run['flags']['seeds'])}"
+            if env_id == CARTPOLE:
+                row[name] += f": {run['solved']} at {whole(run['solved_steps']['median'])}"
+    rows = [[title, *row.values()] for title, row in rows.items()]
     return {"classic": with_footer(table(["environment", *CLASSIC_SCRIPTS], rows), runs.runs)}
 
 
-def kept(smoke=False):
-    return [Kept("classic", "gymnasium", smoke=smoke)]
-
-
-def main(only_tables: bool = False, smoke: bool = False):
-    """With --smoke two cells are made, of one short run each, and nothing is written."""
-    torch.set_num_threads(1)
-    (runs,) = kept(smoke)
-    if not only_tables:
-        campaign(runs, smoke)
-    show(tables(runs), smoke)
+def main():
+    runs = Kept("classic", "gymnasium")
+    for row, name, env_id, scale, flags, seeds in cells():
+        flags = {"env_id": env_id} | flags
+        key = flags | {"seeds": seeds, "scale": scale}
+        if not runs.find(row, key):
+            runs.add(row, key, measure(name, scale, flags, seeds))
+    show(tables(runs))
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main()

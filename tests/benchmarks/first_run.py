@@ -1,26 +1,68 @@
-"""README's first run: what `python grpo_llm.py` prints, and how its answers to one sum change.
+"""What the nine files do when you run them: README's picture and blocks, and the lesson's log.
 
-python tests/benchmarks/first_run.py    # a minute or two; writes README's block `run`
+    python tests/benchmarks/first_run.py    # about a quarter of an hour on one core
+
+Each script runs as a user starts it, with three seeds. README's completions and output, and the
+table of the log in GRPO.md, are those of grpo_llm.py with the default seed.
 """
 
 import json
 import re
+import resource
 import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
+
+import numpy as np
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 from blocks import write_block  # noqa: E402
+from pictures import WORDS, figure  # noqa: E402
+from scripts import CLASSIC_SCRIPTS, SCRIPTS  # noqa: E402
 
-README = ROOT / "README.md"
+README, LESSON = ROOT / "README.md", ROOT / "tests/learn/GRPO.md"
+PICTURE = Path(__file__).with_name("results") / "nine.png"
+SEEDS = 1, 2, 3
+LOG = {  # a name in the log: what to look for
+    "reward": "should rise",
+    "eval/pass@1": "share right on new questions; if flat, the others are learned by heart",
+    "frac_reward_zero_std": "groups whose A are all 0; near 1, questions are too hard or easy",
+    "approx_kl": "distance from π_old per token; above 0.05 early, lower the learning rate",
+    "clipfrac": "tokens stopped by the clip; above 0.1, the steps are too large",
+    "completions/clipped_ratio": "not the clip: completions cut off at `--max-new-tokens`",
+    "entropy": "mean −log π of the tokens; near 0 early, completions are alike",
+    "kl": "distance from π_ref per token; above 2, the initial model would hardly write this",
+}
 
 
-def answers(rows):
-    """A Markdown table: at each evaluation the eight completions of one question, the first one of
-    five terms or more that goes from one right completion to seven or eight."""
+def run(script, seed, *flags):
+    """Run a script: its log, {name: (steps, values)}, CPU seconds, what it prints, completions."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with TemporaryDirectory() as folder:
+        command = [sys.executable, f"{script}.py", "--seed", str(seed), "--output-dir", folder]
+        options = {"cwd": ROOT, "check": True, "stdout": subprocess.PIPE, "text": True}
+        printed = subprocess.run([*command, *flags], **options).stdout
+        (events,) = Path(folder).glob("*/events*")
+        log = EventAccumulator(str(events), {"scalars": 0}).Reload()
+        scalars = {name: log.Scalars(name) for name in log.Tags()["scalars"]}
+        files = Path(folder).glob("*/completions.jsonl")
+        rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    curves = {k: ([e.step for e in v], [e.value for e in v]) for k, v in scalars.items()}
+    print(f"{script}, seed {seed}: {seconds:.0f} CPU seconds", flush=True)
+    return curves, seconds, printed, rows
+
+
+# --------------------------------------------------------------------------------------- Blocks
+def completions(rows):
+    """A table: first and last evaluation of one question, the first of five terms or more that goes
+    from one right completion of eight to seven or eight."""
     questions = defaultdict(lambda: defaultdict(list))  # prompt → step → completions
     for row in rows:
         questions[row["prompt"]][row["step"]].append(row)
@@ -28,30 +70,70 @@ def answers(rows):
         first, *_, last = [sum(row["reward"] for row in steps[step][:8]) for step in steps]
         if prompt.count("+") >= 4 and first == 1 and last >= 7:
             break
-    lines = [f"| step | eight completions of `{prompt}`, a sum not trained on | right |", "|-|-|-|"]
-    for step, drawn in steps.items():
-        texts = " ".join(f"`{row['completion']}`" for row in drawn[:8])
-        lines.append(f"| {step} | {texts} | {sum(row['reward'] for row in drawn[:8]):.0f} of 8 |")
+    lines = [f"| step | eight completions of `{prompt}` | right |", "|-|-|-|"]
+    for step in (min(steps), max(steps)):
+        drawn = steps[step][:8]
+        texts = " ".join(f"`{row['completion']}`" for row in drawn)
+        lines.append(f"| {step} | {texts} | {sum(row['reward'] for row in drawn):.0f} of 8 |")
     return lines
 
 
-def printed_lines(printed):
-    """The first and last scores, the last question shown, and the last line, shortened."""
-    scores = re.findall(r"^step .+$", printed, re.M)
-    shown = printed[printed.index(scores[-1]) :].splitlines()
-    shown = [scores[0], *shown[:4], shown[-1]]
-    shown = [re.sub(r", eval/clipped_ratio.*", ", …", line) for line in shown]
-    return [re.sub(r"in /.*/", "in …/runs/", line) for line in shown]
+def shortened(printed):
+    """From the line after the flags to the first step, and from the last step on."""
+    lines = [re.sub(r"in /\S*/", "in …/runs/", line) for line in printed.splitlines()]
+    scores = [i for i, line in enumerate(lines) if ": eval/" in line]
+    first, last = scores[0], scores[-1]
+    kept = lines[1 : first + 4] + ["…"] + lines[last - 1 :]
+    return ["```text", *kept, "```"]
+
+
+def number(value):
+    """Two significant digits, never 1e-05."""
+    return np.format_float_positional(value, 2, unique=False, fractional=False, trim="-")
+
+
+def log_lines(curves):
+    """The lesson's table: means over the first and the last tenth of the steps, but of pass@1 the
+    first and the last evaluation."""
+    lines = ["| log | first → last | look for |", "|-|-|-|"]
+    for name, text in LOG.items():
+        _, values = curves[name]
+        tenth = max(1, len(values) // 10)
+        first, last = fmean(values[:tenth]), fmean(values[-tenth:])
+        lines.append(f"| `{name}` | {number(first)} → {number(last)} | {text} |")
+    return lines
+
+
+# -------------------------------------------------------------------------------------- Picture
+def draw(results):
+    """results: {script: [(curves, CPU seconds) of each seed]}."""
+    page, panels = figure("Mean return or reward while training, three seeds each", 5.4, 3, 3)
+    for panel, (script, runs) in zip(panels, results.items(), strict=True):
+        classic = script in CLASSIC_SCRIPTS
+        for curves, _ in runs:
+            steps, values = curves["charts/episodic_return" if classic else "reward"]
+            panel.plot(steps, values, color="#218bff" if classic else "#2da44e", linewidth=1.2)
+        seconds = fmean(seconds for _, seconds in runs)
+        panel.set_title(f"{script}.py, {seconds:.0f} s", fontsize=WORDS)
+        panel.set_ylim(0, 500 if classic else 1)
+        panel.set_xlim(0)
+        panel.tick_params(labelsize=WORDS - 2)
+        if classic:
+            panel.set_xticks([0, 100_000, 200_000], ["0", "100k", "200k steps"])
+    page.savefig(PICTURE, dpi=200)
 
 
 def main():
-    with TemporaryDirectory() as folder:
-        command = [sys.executable, "grpo_llm.py", "--output-dir", folder]
-        run = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-        (file,) = Path(folder).glob("*/completions.jsonl")
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-    lines = ["```text", *printed_lines(run.stdout), "```", "", *answers(rows)]
-    write_block(README, "run", lines)
+    results = {}
+    for script in SCRIPTS:
+        runs = [run(script, seed) for seed in SEEDS]
+        results[script] = [(curves, seconds) for curves, seconds, *_ in runs]
+        if script == "grpo_llm":
+            curves, _, printed, rows = runs[0]
+            write_block(README, "completions", completions(rows))
+            write_block(README, "run", shortened(printed))
+            write_block(LESSON, "lesson-log", log_lines(curves))
+    draw(results)
 
 
 if __name__ == "__main__":

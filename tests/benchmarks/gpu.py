@@ -1,31 +1,22 @@
 """Is a GPU right, how fast is a training step on it, and how fast is TRL's?
 
-    python tests/benchmarks/gpu.py                # an NVIDIA card; up to 10 minutes
-    python tests/benchmarks/gpu.py right step     # some parts
-    python tests/benchmarks/gpu.py --smoke        # toy sizes, any machine
-    python tests/benchmarks/gpu.py --only-tables  # RESULTS.md's tables, from results/gpu.jsonl
+    python tests/benchmarks/gpu.py                      # an NVIDIA card; up to 10 minutes
+    timeout 240 python tests/benchmarks/gpu.py right    # or step, or trl: one part
+
+right compares log-probs and gradient of all five scripts with the CPU's. step measures a training
+step at the default flags, with others, and with VARIANTS.md's graph; trl the same step by TRL's
+GRPOTrainer, if it is installed. A measurement is printed and kept at once. If one fails, the exit
+status is 1.
 
 No hub is needed: the large model is a random one of Qwen2.5-0.5B's shape, with the tiny model's
-tokenizer. Its prompts have 56 to 170 tokens, so they are padded, as in a real run. A measurement is
-a line of JSON, printed at once; what RESULTS.md should show goes from there into results/gpu.jsonl
-by hand. If a measurement fails, or its log-probs or gradient are far off ("ok" is false), the exit
-status is 1. On a card that is lent for minutes, start each part by itself, after `timeout 240`: a
-hang then costs no more than that.
-
-right      log-probs and gradient on the GPU against the CPU, by all five scripts
-step       seconds of a training step at the default flags, then with VARIANTS.md's blocks
-trl        the same step by TRL's GRPOTrainer (if installed): at its defaults, and nearer to ours
+tokenizer. Its prompts have 56 to 170 tokens, so they are padded, as in a real run.
 """
 
 import copy
-import functools
 import gc
 import importlib
-import json
-import math
 import random
 import sys
-import time
 import traceback
 from collections import defaultdict
 from functools import partial
@@ -38,47 +29,28 @@ import transformers
 from torch.nn.utils import parameters_to_vector
 
 import grpo_llm
-from grpo_llm import TINY_MODEL
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-GPU, SMOKE = DEVICE.type == "cuda", "--smoke" in sys.argv
-QWEN = {"vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864}
-QWEN |= {"num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2}
-TOY = {"vocab_size": 600, "hidden_size": 56, "intermediate_size": 64, "num_hidden_layers": 2}
-SHAPE = QWEN | TOY if SMOKE else QWEN
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+SHAPE = {"vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864}
+SHAPE |= {"num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2}
 # Of a rollout: groups, completions of each, tokens of the longest prompt (170 is about the longest
 # of 32 of GSM8K's questions), tokens of a completion.
-GROUPS, SAMPLES, LONGEST, NEW = (8, 2, 20, 16) if SMOKE else (32, 8, 170, 256)
-# The largest difference from the CPU's log-probs, in nats, and the largest relative error of a
-# gradient. They tell a wrong kernel from rounding, and no more.
-TOLERANCE = {"tf32": (0.1, 0.1), "float32": (1e-3, 1e-2)}
+GROUPS, SAMPLES, LONGEST, NEW = 32, 8, 170, 256
 
 
-# ------------------------------------------------------------------------------------------- Tools
 def settings(**more):
     """Args of grpo_llm.py for a large model: the defaults, except at toy size."""
     sizes = {"max_new_tokens": NEW, "prompts_per_step": GROUPS, "group_size": SAMPLES}
-    return grpo_llm.Args(model=str(TINY_MODEL), device=DEVICE.type, **sizes, **more)
+    return grpo_llm.Args(device=DEVICE, **sizes, **more)
 
 
-def measure(function, *inputs):
-    """What the function returns, and the seconds until the GPU has finished."""
-    if GPU:
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    result = function(*inputs)
-    if GPU:
-        torch.cuda.synchronize()
-    return result, time.perf_counter() - start
-
-
-def random_qwen(layers=SHAPE["num_hidden_layers"], device=DEVICE):
+def random_qwen(device=DEVICE, **more):
     """A random model of Qwen2.5-0.5B's shape. A factor makes its distributions less flat, nearer to
     a trained model's. It hardly ever draws the stop token: all trainers work on completions of the
     same length."""
     torch.manual_seed(0)
-    shape = SHAPE | {"num_hidden_layers": layers, "tie_word_embeddings": True}
-    config = transformers.AutoConfig.for_model("qwen2", **shape)
+    config = transformers.AutoConfig.for_model("qwen2", **SHAPE | more, tie_word_embeddings=True)
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(config).eval()
     model.model.norm.weight.data.fill_(6.0)
@@ -97,77 +69,55 @@ def reward(completion, answer):
     return float(random.random() < 0.5)
 
 
-# Within this context load_policy loads a random_qwen, which has no folder.
+# In place of the script's own functions.
+TASK = {"load_task": lambda args: (reward, problems_of(4 * GROUPS), [])}
+# Within this context load_model loads a random_qwen, which has no folder.
 LARGE = patch.object(
     transformers.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: random_qwen()
 )
 
 
-@functools.cache
-def script_with(*blocks):
-    """grpo_llm.py with these blocks of VARIANTS.md."""
-    return bench.module_of("_".join(["variant", *blocks]), bench.variants.applied(*blocks))
-
-
-def adamw(model):
-    return torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
-
-
-# ------------------------------------------------------------------------------- GPU against CPU
-# Each part yields the name of a measurement and a function that makes it and returns values.
-
-
-def gradient_of(script, model, batch, rewards, device):
+def gradient_of(script, model, batch, rewards, device, bf16):
     """Log-probs and the gradient, on the CPU."""
     model = copy.deepcopy(model).to(device)
-    args = script.Args(device=device.type, micro_batch_size=16, beta=0.0, max_grad_norm=math.inf)
+    args = script.Args(micro_batch_size=16, beta=0.0, max_grad_norm=1e30, bf16=bf16)
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
-    batch["old_logprobs"] = script.batch_logprobs(model, batch, args)
+    with torch.no_grad():
+        batch["old_logprobs"] = script.token_logprobs(model, batch, args)
     batch["advantages"] = script.compute_advantages(rewards, args).flatten().to(device)
-    script.train_minibatch(model, adamw(model), batch, args)
+    script.train_minibatch(model, torch.optim.SGD(model.parameters(), lr=0.0), batch, args)
     gradient = parameters_to_vector(parameter.grad for parameter in model.parameters())
     return batch["old_logprobs"].cpu(), gradient.cpu()
 
 
 def compare(kind, name, model, batch, rewards):
-    """The GPU against the CPU. float32: products are not rounded to TF32, as start_device lets CUDA
-    do it."""
+    """The GPU in this precision against the CPU in float32. The scripts have tf32, or --bf16."""
     torch.backends.cuda.matmul.fp32_precision = "ieee" if kind == "float32" else "tf32"
-    script, (largest_gap, largest_error) = importlib.import_module(name), TOLERANCE[kind]
-    expected, expected_gradient = gradient_of(script, model, batch, rewards, bench.CPU)
-    logprobs, gradient = gradient_of(script, model, batch, rewards, DEVICE)
+    inputs = importlib.import_module(name), model, batch, rewards
+    expected, expected_gradient = gradient_of(*inputs, "cpu", False)
+    logprobs, gradient = gradient_of(*inputs, DEVICE, kind == "bf16")
     gap = (logprobs - expected).abs().max().item()
     error = ((gradient - expected_gradient).norm() / expected_gradient.norm()).item()
-    right = gap < largest_gap and error < largest_error
-    return {"logprob_gap_max": gap, "gradient_error": error, "ok": right}
+    return {"logprob_gap_max": gap, "gradient_error": error}
 
 
 def right():
     """Completions are drawn on the CPU, so that they are the same everywhere."""
-    model, tokenizer = grpo_llm.load_policy(grpo_llm.Args(device="cpu"), bench.CPU)
-    large, rewards = random_qwen(2, bench.CPU), (torch.arange(64) % 3 == 0).float().view(8, 8)
+    model, tokenizer = grpo_llm.load_model(grpo_llm.Args())
+    large, rewards = (
+        random_qwen("cpu", num_hidden_layers=2),
+        (torch.arange(64) % 3 == 0).float().view(8, 8),
+    )
+    large.generation_config = model.generation_config
     prompts = [list(range(1, 4 + i)) for i in range(8)]
-    batch = grpo_llm.generate(model, prompts, 8, 24, 1.0)
-    longer = grpo_llm.encode_prompts(problems_of(8), tokenizer)
-    completions = grpo_llm.generate(large, longer, 2, 16, 1.0)
-    for kind in TOLERANCE:
+    batch = grpo_llm.generate(model, prompts, 8, grpo_llm.Args(max_new_tokens=24))
+    longer = tokenizer([prompt for prompt, _ in problems_of(8)])["input_ids"]
+    completions = grpo_llm.generate(large, longer, 2, grpo_llm.Args(max_new_tokens=16))
+    for kind in ("float32", "tf32", "bf16"):
         for name in bench.LLM:
             yield f"tiny, {name}, {kind}", partial(compare, kind, name, model, batch, rewards)
         inputs = ("grpo_llm", large, completions, rewards[:, :2])
         yield f"2 layers of Qwen, grpo_llm, {kind}", partial(compare, kind, *inputs)
-
-
-# ------------------------------------------------------------------------------- Seconds and memory
-WIDE = {"micro_batch_size": 16}
-CHANGES = [  # name, flags, blocks
-    ("as it is", {}, ()),
-    ("16 rows per pass", WIDE, ()),
-    ("16 rows, graph", WIDE, ("graph",)),
-    ("16 rows, bf16", WIDE, ("bf16",)),
-    ("16 rows, graph, bf16", WIDE, ("graph", "bf16")),
-    ("16 rows, graph, bf16, β 0", WIDE | {"beta": 0.0}, ("graph", "bf16")),
-    ("16 rows, graph, bf16, layers", WIDE, ("graph", "bf16", "layers")),
-]
 
 
 def speed(spent):
@@ -176,139 +126,93 @@ def speed(spent):
     return values | ({"reserved_GB": torch.cuda.memory_reserved() / 1e9} if GPU else {})
 
 
+def our_step(flags, blocks):
+    """The second training step of grpo_llm.py with these blocks, and its parts."""
+    text = bench.variants.applied(*blocks)
+    script, seconds = bench.module_of("_".join(["variant", *blocks]), text), defaultdict(float)
+
+    def timed(name, function, *inputs):
+        start = bench.clock()
+        result = function(*inputs)
+        seconds[name] += bench.clock() - start
+        return result
+
+    def rollout(*inputs, original=script.rollout):
+        seconds.clear()  # the first step is to warm up
+        return timed("rollout_s", original, *inputs)
+
+    train = partial(timed, "train_minibatch_s", script.train_minibatch)
+    functions = {"rollout": rollout, "train_minibatch": train} | TASK
+    with LARGE:
+        _, spent = bench.seconds_of_steps(script, settings(**flags), 2, **functions)
+    return speed(spent) | seconds
+
+
 def step():
-    train = problems_of(4 * GROUPS)
+    wide = {"micro_batch_size": 16}
+    yield "as it is", partial(our_step, {}, ())
+    yield "16 rows per pass", partial(our_step, wide, ())
+    yield "16 rows, bf16", partial(our_step, wide | {"bf16": True}, ())
+    yield "16 rows, graph", partial(our_step, wide, ("graph",))
+    yield "16 rows, graph, bf16", partial(our_step, wide | {"bf16": True}, ("graph",))
 
-    def one(flags, blocks):
-        args, script, seconds = settings(**flags), script_with(*blocks), defaultdict(float)
 
-        def timed(name, function, *inputs):
-            result, spent = measure(function, *inputs)
-            seconds[name] += spent
-            return result
-
-        names = "rollout", "batch_logprobs", "train_minibatch"
-        parts = {name: partial(timed, name, getattr(script, name)) for name in names}
-        device = script.start_device(args)
-        with LARGE:
-            model, tokenizer = script.load_policy(args, device)
-            reference = script.load_policy(args, device)[0] if args.beta > 0 else None
-        inputs = (model, reference, tokenizer, adamw(model), train)
-        with patch.multiple(script, load_task=lambda _: (None, reward), **parts):
-            for number in (1, 2):  # the first is to warm up
-                seconds.clear()
-                metrics, spent = measure(script.train_step, *inputs, number, args)
-        gap = metrics["sampling/sampling_logp_difference/mean"]
-        values = speed(spent) | {f"{name}_s": value for name, value in seconds.items()}
-        values["mean_length"] = metrics["completions/mean_length"]
-        return values | {"gap_mean": gap, "ok": gap < 0.1}
-
-    for name, flags, blocks in CHANGES:
-        yield name, partial(one, flags, blocks)
+def their_step(rows, **options):
+    """The second training step of TRL's trainer."""
+    with LARGE, patch.multiple(grpo_llm, **TASK):
+        args = settings(micro_batch_size=rows, beta=0.0)
+        _, spent = beside_trl.theirs(grpo_llm, args, 2, **options)
+    return speed(spent)
 
 
 def trl():
-    if not beside_trl.WITH_TRL:
-        return print("TRL is not installed.", file=sys.stderr)
-    data = problems_of(4 * GROUPS), None
-    functions = {"load_data": lambda _: data, "load_task": lambda _: (None, reward)}
-
-    def one(rows, **options):
-        args = settings(micro_batch_size=rows, beta=0.0)
-        with LARGE, patch.multiple(grpo_llm, **functions):
-            _, spent = beside_trl.theirs(grpo_llm, args, 2, **options)  # the first is to warm up
-        return speed(spent)
-
-    defaults = {"bf16": True, "gradient_checkpointing": True}
-    yield "TRL, its defaults, 8 rows per pass", partial(one, 8, **defaults)
-    yield "TRL, float32, no checkpoints, 16 rows", partial(one, 16)
+    if beside_trl.WITH_TRL:
+        defaults = {"bf16": True, "gradient_checkpointing": True}
+        yield "TRL, its defaults, 8 rows per pass", partial(their_step, 8, **defaults)
+        yield "TRL, float32, no checkpoints, 16 rows", partial(their_step, 16)
 
 
-# -------------------------------------------------------------------------------- Table and command
-PARTS = {part.__name__: part for part in (right, step, trl)}
+CHECKS = {"logprob_gap_max": "log-probs: largest difference, nats"}
+CHECKS |= {"gradient_error": "gradient: relative difference"}
+COLUMNS = {"s": "seconds", "rollout_s": "rollout", "train_minibatch_s": "training"}
+COLUMNS |= {"completions_per_s": "completions per second", "reserved_GB": "GB"}
 
 
-def digits(value):
-    """Three digits, or a power of ten with one digit."""
-    return f"{value:.3g}" if value >= 0.001 or value == 0 else f"{value:.0e}"
-
-
-def right_table(lines):
-    """The largest value of each kind."""
-    rows = []
-    for key, words in [
-        ("logprob_gap_max", "log-probs, GPU and CPU: largest difference, nats"),
-        ("gradient_error", "gradient, GPU and CPU: relative difference"),
-    ]:
-        values = defaultdict(list)
-        for line in lines:
-            values[line["name"].split(", ")[-1]].append(line[key])
-        rows.append([words, *(digits(max(values[kind])) for kind in ("float32", "tf32"))])
-    return bench.table(["", "float32", "tf32"], rows)
-
-
-COLUMNS = {"s": "seconds", "rollout_s": "rollout", "batch_logprobs_s": "scoring"}
-COLUMNS |= {"train_minibatch_s": "training", "completions_per_s": "completions per second"}
-COLUMNS |= {"reserved_GB": "GB"}
-
-
-def step_table(lines):
-    """A row for each step, a dash where it has no such value."""
-    rows = [
-        [line["name"], *(digits(line[key]) if key in line else "–" for key in COLUMNS)]
-        for line in lines
-    ]
-    return bench.table(["", *COLUMNS.values()], rows)
-
-
-def tables(lines):
-    """{name: lines} of RESULTS.md's blocks. TRL's steps stand in the table of ours."""
-    checks = [line for line in lines if line["part"] == "right"]
-    steps = [line for line in lines if line["part"] in ("step", "trl")]
+def tables(runs):
+    """The largest error of each kind, and a row for each step, also of TRL's."""
+    checks = [run for run in runs.runs if "gradient_error" in run]
+    steps = [run for run in runs.runs if "s" in run]
+    errors = []
+    for kind in sorted({run["row"].split(", ")[-1] for run in checks}):
+        some = [run for run in checks if run["row"].endswith(kind)]
+        errors.append([kind, *(f"{max(run[key] for run in some):.3g}" for key in CHECKS)])
+    rows = [[run["row"], *(f"{run[k]:.3g}" if k in run else "–" for k in COLUMNS)] for run in steps]
+    errors = bench.table(["GPU beside CPU", *CHECKS.values()], errors)
+    rows = bench.table(["", *COLUMNS.values()], rows)
     return {
-        "gpu_right": bench.with_footer(right_table(checks), checks),
-        "gpu_step": bench.with_footer(step_table(steps), steps),
+        "gpu_right": bench.with_footer(errors, checks),
+        "gpu_step": bench.with_footer(rows, steps),
     }
 
 
-def kept():
-    return [[json.loads(line) for line in (bench.RESULTS / "gpu.jsonl").read_text().splitlines()]]
-
-
-def run(part):
-    """Print a part's measurements. Returns whether all of them are right."""
-    grpo_llm.start_device(settings())
-    where = f"{torch.cuda.get_device_name() if GPU else 'CPU'}, {bench.machine('transformers')}"
-    right = True
-    for name, function in PARTS[part]():
-        start = time.perf_counter()
+def main():
+    if not GPU:
+        sys.exit("There is no CUDA GPU here.")
+    transformers.utils.logging.disable_progress_bar()
+    runs, failed = bench.Kept("gpu", "transformers"), False
+    chosen = [part for part in (right, step, trl) if part.__name__ in sys.argv]
+    for row, function in (item for part in chosen or (right, step, trl) for item in part()):
         gc.collect()
         torch.cuda.empty_cache()
-        torch.backends.cuda.enable_cudnn_sdp(True)  # the default, which the block bf16 changes
         try:
             values = function()
-        except Exception as error:
+            runs.runs = [run for run in runs.runs if run["row"] != row]
+            runs.add(row, {}, {k: float(f"{value:.4g}") for k, value in values.items()})
+        except Exception:
             traceback.print_exc()
-            values = {"error": repr(error)[-500:], "ok": False}
-        values |= {"took_s": time.perf_counter() - start}
-        values = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in values.items()}
-        line = {"part": part, "name": name, "machine": where, "revision": bench.revision()}
-        print(json.dumps(line | values, ensure_ascii=False), flush=True)
-        right = right and values.get("ok", True)
-    return right
-
-
-def main():
-    if "--only-tables" in sys.argv:
-        return bench.show(tables(*kept()))
-    if not GPU and not SMOKE:
-        sys.exit("There is no CUDA GPU here. --smoke runs everything without one, at toy size.")
-    transformers.utils.logging.disable_progress_bar()
-    if SMOKE:  # without kernels, which take minutes to make
-        eager = functools.partialmethod(torch.nn.Module.compile, backend="eager")
-        torch.nn.Module.compile = eager
-    results = [run(part) for part in PARTS if part in sys.argv] or list(map(run, PARTS))
-    sys.exit(not all(results))
+            failed = True
+    bench.show(tables(runs))
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

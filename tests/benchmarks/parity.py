@@ -3,42 +3,38 @@
     pip install -r requirements.txt -r tests/benchmarks/requirements.txt
     python tests/benchmarks/parity.py    # a minute; status 1 if a difference is too large
 
-A language-model script takes its own train_step on one batch of toy data: two passes of two
-minibatches. Behind each the weights are moved a little, so that ratios leave 1 and clips act. TRL's
-trainer gets the same completions and rewards. It computes advantages and log π_old by its own code,
-and then its own loss at the same weights as the script. parity_sb3.py compares classic scripts.
-For variants, tests/test_variants.py has numbers that came from the libraries' code.
+Main of a language-model script makes one training step on a batch of toy data: two epochs of two
+minibatches, or in RLOO one step. Behind each the weights are moved a little, so that ratios leave 1
+and clips act. TRL's trainer gets the same completions and rewards. It computes advantages and log
+π_old by its own code, and then its own loss at the same weights as the script. parity_sb3.py
+compares classic scripts.
 
-All is in float64 except TRL's rewards and last layer, which are in float32. Losses are compared
-by their absolute difference, all else by the largest difference over the largest value.
+All is in float64 except TRL's rewards and last layer. Losses are compared by their absolute
+difference, all else by the largest difference over the largest value.
 """
 
-import copy
 import sys
 import tempfile
 import warnings
+from copy import deepcopy
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import parity_sb3
 import torch
 import transformers
-import tyro
-from bench import CPU, ROOT, Kept, show, table, with_footer
+from bench import ROOT, Kept, run_main, show, table, with_footer
 from beside_trl import make_trainer, trainer_of
-from parity_sb3 import Row, flat, parsed, relative
-from torch import nn
+from parity_sb3 import flat, parsed, relative
+from torch.nn.utils import vector_to_parameters
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 LIMIT = 1e-6
-GROUPS, GROUP_SIZE, PARTS = 6, 4, 2  # of the rollout; minibatches of each of the two passes
-HEADER = ["ours", "theirs", "loss", "gradient or values", "clipped"]
-
-
-# -------------------------------------------------------------------------------- Language models
+GROUPS, GROUP_SIZE, PARTS = 6, 4, 2  # of the rollout; minibatches of each of the two epochs
 CASES = {  # a script with its flags: TRL's settings where they are not those of beside_trl.py
     # TRL's mean is over completions, ours over tokens (factor). Its loss has a ratio of whole
     # completions instead of log π, so only gradients at ratio 1 are equal.
-    "rloo_llm --beta 0.1 --num-minibatches 1 --update-epochs 1": {},
+    "rloo_llm --beta 0.1": {},
     "grpo_llm --beta 0.1": {},
     "grpo_llm --no-scale-rewards --length-norm constant --beta 0": {
         "loss_type": "dr_grpo",
@@ -46,16 +42,12 @@ CASES = {  # a script with its flags: TRL's settings where they are not those of
     },
     # TRL's mean is over the rollout's tokens, ours over the minibatch's (factor); its penalty for
     # length falls to −1, ours to −0.5 (reward_weights).
-    "dapo_llm --max-resample 1": {
+    "dapo_llm --max-rollouts 1": {
         "loss_type": "dapo",
         "epsilon_high": 0.28,
         "reward_weights": [1.0, 0.5],
     },
-    "gspo_llm": {
-        "importance_sampling_level": "sequence",
-        "epsilon": 0.01,
-        "epsilon_high": 0.013,
-    },
+    "gspo_llm": {"importance_sampling_level": "sequence", "epsilon": 0.01, "epsilon_high": 0.013},
     "cispo_llm": {"loss_type": "cispo", "epsilon_high": 1.2},  # the cap; its mean is as DAPO's
 }
 
@@ -77,15 +69,14 @@ def toy(script, args, model, tokenizer):
     """The model's completions of a few sums, as a batch, and rewards, which are made up and equal
     in the first group. The sums are equally long, as TRL would give padded prompts other
     positions."""
-    train, _ = script.load_data(args)
-    problems = [problem for problem in train if len(problem[0]) == 8][:GROUPS]
+    sums = [problem for problem in script.load_problems("train") if len(problem[0]) == 8][:GROUPS]
     torch.manual_seed(5)
-    batch, texts, _ = script.rollout(model, tokenizer, problems, GROUP_SIZE, 1.0, args)
-    batch["mask"] = batch["mask"].double()
-    batch["row"] = torch.arange(len(texts))
-    rewards = torch.tensor([0.0, 0.25, 1.0])[torch.randint(3, (GROUPS, GROUP_SIZE))].float()
+    batch, _, _ = script.rollout(model, tokenizer, script.verify, sums, GROUP_SIZE, args)
+    batch["old_logprobs"] = script.token_logprobs(model, batch, args).detach()  # in float64
+    batch["row"] = torch.arange(GROUPS * GROUP_SIZE)
+    rewards = torch.tensor([0.0, 0.25, 1.0])[torch.randint(3, (GROUPS, GROUP_SIZE))]
     rewards[0] = 1.0
-    return problems, batch, texts, rewards
+    return sums, batch, rewards
 
 
 @torch.no_grad()
@@ -96,86 +87,80 @@ def move(model, seed):
         weight += 0.15 * weight.std() * torch.randn(weight.shape, generator=generator)
 
 
-def our_steps(script, args, model, reference, tokenizer, data):
-    """The script's own train_step. Of each minibatch: its rows, the weights before the step, loss,
+def ours(command, folder):
+    """Our side: script, arguments, model with its weights at the start, reference, tokenizer, data;
+    and the steps. Of each minibatch these have its rows, the weights before the step, the loss, its
     gradient, and the share of tokens that are clipped."""
-    problems, batch, texts, rewards = data
-    steps, original = [], script.train_minibatch
+    sizes = {"prompts_per_step": GROUPS, "group_size": GROUP_SIZE, "max_new_tokens": 15, "steps": 1}
+    sizes |= {"num_minibatches": PARTS, "update_epochs": 2, "max_grad_norm": 1e30}
+    sizes |= {"micro_batch_size": GROUPS * GROUP_SIZE // PARTS, "learning_rate": 1e-30}
+    script, args = parsed(command, model=folder, device="cpu", **sizes)
+    model, tokenizer = script.load_model(args)
+    model, reference = model.double(), deepcopy(model).double()
+    move(reference, 0)
+    start, steps, original = flat(model.parameters()), [], script.train_minibatch
 
     def train_minibatch(model, optimizer, minibatch, args):
-        rows, before = minibatch["row"].clone(), flat(model.parameters())
-        metrics = original(model, optimizer, minibatch, args)
+        rows, before = minibatch["row"], flat(model.parameters())
+        logs = original(model, optimizer, minibatch, args)
         gradient = flat([weight.grad for weight in model.parameters()])
-        steps.append((rows, before, metrics["loss"], gradient, metrics["clipfrac"]))
+        steps.append((rows, before, logs["loss"].item(), gradient, float(logs.get("clipfrac", 0))))
         move(model, len(steps))
-        return metrics
+        return logs
 
-    def rollout(*_):
-        return dict(batch), texts, rewards.clone()
+    with patch.object(torch.Tensor, "float", torch.Tensor.double):  # our logits are not rounded
+        problems, batch, rewards = data = toy(script, args, model, tokenizer)
+        functions = {
+            "load_task": lambda args: (None, problems, []),
+            "load_model": lambda args: (model, tokenizer),
+            "copy": SimpleNamespace(deepcopy=lambda model: reference),
+            "evaluate": lambda *inputs: {"eval/pass@1": 0.0},
+            "rollout": lambda *inputs: (dict(batch), rewards.clone(), []),
+            "train_minibatch": train_minibatch,
+        }
+        run_main(script, args, **functions)
+    vector_to_parameters(start, model.train().parameters())
+    return script, args, model, reference, tokenizer, data, steps
 
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with patch.multiple(script, train_minibatch=train_minibatch, rollout=rollout):
-        script.train_step(model, reference, tokenizer, optimizer, problems, 1, args)
-    return steps
 
-
-def trl_trainer(script, args, settings, model, reference, tokenizer, data):
+def trl_trainer(settings, script, args, model, reference, tokenizer, data):
     """TRL's trainer, with the same completions and rewards in place of its own generation."""
     from trl.rewards import get_soft_overlong_punishment
 
-    problems, batch, texts, rewards = data
+    problems, batch, rewards = data
 
     def lists(name, mask):
         rows = zip(batch[name], batch[mask], strict=True)
         return [row[real > 0].tolist() for row, real in rows]
 
-    def reward(**_):
-        return rewards.flatten().tolist()
-
-    functions = [reward]
-    if hasattr(args, "overlong_cache"):
-        cache = round(args.overlong_cache * args.max_new_tokens)
-        functions.append(get_soft_overlong_punishment(args.max_new_tokens, cache))
+    functions = [lambda **_: rewards.flatten().tolist()]
+    if hasattr(args, "overlong_tokens"):
+        functions.append(get_soft_overlong_punishment(args.max_new_tokens, args.overlong_tokens))
     rows = [{"prompt": question} for question, _ in problems]
     settings = {"num_iterations": 2} | settings
     trainer = make_trainer(script, args, model, tokenizer, rows, functions, settings)
     ids, completions = lists("prompt_ids", "prompt_mask"), lists("completion_ids", "mask")
+    texts = tokenizer.batch_decode(completions)
     generated = ids, completions, None, texts, None, {}, None, None
     if script.__name__ == "rloo_llm":
         generated = ids, completions, texts
     trainer._generate = lambda _: generated
     trainer.current_gradient_accumulation_steps = 1
     if trainer.ref_model:
-        weights = flat(reference.parameters())
-        nn.utils.vector_to_parameters(weights, trainer.ref_model.double().parameters())
+        vector_to_parameters(flat(reference.parameters()), trainer.ref_model.double().parameters())
     return trainer
 
 
-def beside_trl(command, settings, folder, smoke):
-    """A row of the table."""
-    torch.set_default_dtype(torch.float32)
-    sizes = {"prompts_per_step": GROUPS, "group_size": GROUP_SIZE, "max_new_tokens": 15}
-    sizes |= {"num_minibatches": PARTS, "update_epochs": 2, "max_grad_norm": 1e30}
-    sizes |= {"micro_batch_size": GROUPS * GROUP_SIZE // PARTS}
-    script, args = parsed(command, model=folder, device="cpu", **sizes)
-    model, tokenizer = script.load_policy(args, CPU)
-    data = toy(script, args, model, tokenizer)
-    torch.set_default_dtype(torch.float64)
-    model, reference = model.double(), copy.deepcopy(model).double()
-    move(reference, 0)
-    start = flat(model.parameters())
-    steps = our_steps(script, args, model, reference, tokenizer, data)
-    title = ", ".join([trainer_of(script), *(f"{name} {settings[name]}" for name in settings)])
-    row = Row(command, title)
-    row.clipped.append(sum(step[-1] for step in steps) / len(steps))
-    if smoke:
-        return row
-    nn.utils.vector_to_parameters(start, model.train().parameters())
-    trainer = trl_trainer(script, args, settings, model, reference, tokenizer, data)
+def beside_trl(command, settings, folder):
+    """Of a row: ours, theirs, differences of losses and gradients, share of clipped tokens."""
+    *inputs, steps = ours(command, folder)
+    script, args, model, reference, tokenizer, data = inputs
+    losses, values = [], []
+    trainer = trl_trainer(settings, *inputs)
     prompts = [{"prompt": question} for question, _ in data[0] for _ in range(GROUP_SIZE)]
     scored = trainer._generate_and_score_completions(prompts)
     for rows, before, loss, gradient, _ in steps:
-        nn.utils.vector_to_parameters(before, model.parameters())
+        vector_to_parameters(before, model.parameters())
         model.zero_grad()
         inputs = {k: value[rows] if value.dim() else value for k, value in scored.items()}
         theirs = trainer.compute_loss(model, inputs)
@@ -186,46 +171,39 @@ def beside_trl(command, settings, folder, smoke):
         elif settings.get("loss_type") in ("dapo", "cispo"):
             factor = lengths.sum() / PARTS / lengths[rows].sum()
         expected = factor * flat([weight.grad for weight in model.parameters()])
-        row.values.append(relative(gradient, expected))
+        values.append(relative(gradient, expected))
         if script.__name__ != "rloo_llm":
-            row.losses.append(abs(loss - factor * theirs.item()))
-    return row
+            losses.append(abs(loss - factor * theirs.item()))
+    title = ", ".join([trainer_of(script), *(f"{k} {v}" for k, v in settings.items())])
+    return command, title, losses, values, [sum(step[-1] for step in steps) / len(steps)]
 
 
 def tables(runs):
     keys = "row", "theirs", "loss", "values", "clipped"
     rows = [[run[key] for key in keys] for run in runs.runs]
+    lines = table(["ours", "theirs", "loss", "gradient or values", "clipped"], rows)
     count = sum(run["n"] for run in runs.runs)
     limit = f"{count} comparisons; none may differ by more than {LIMIT:.0e}."
-    return {"parity": with_footer([*table(HEADER, rows), "", limit], runs.runs)}
+    return {"parity": with_footer([*lines, "", limit], runs.runs)}
 
 
-def kept(smoke=False):
-    packages = [] if smoke else ["trl", "gymnasium", "stable-baselines3", "sb3-contrib"]
-    return [Kept("parity", "transformers", *packages, smoke=smoke)]
-
-
-def main(smoke: bool = False):
-    """With --smoke the language-model scripts run without TRL, and nothing is written."""
-    (runs,) = kept(smoke)
+def main():
     warnings.simplefilter("ignore")
     transformers.logging.disable_progress_bar()
-    rows = []
+    torch.set_default_dtype(torch.float64)
+    runs = Kept("parity", "transformers", "trl", "gymnasium", "stable-baselines3", "sb3-contrib")
     with tempfile.TemporaryDirectory() as folder:
         make_model(folder)
-        for command, settings in CASES.items():
-            rows.append(beside_trl(command, settings, folder, smoke))
-    torch.set_default_dtype(torch.float64)
-    if not smoke:
-        rows += parity_sb3.rows()
-        for row in rows:  # NaN is not within the limit, either
-            if not (row.values and all(value <= LIMIT for value in row.losses + row.values)):
-                sys.exit(f"above the limit of {LIMIT:.0e}, or not compared: {row.ours}")
+        rows = [beside_trl(command, settings, folder) for command, settings in CASES.items()]
     runs.runs = []
-    for row in rows:
-        runs.add(row.ours, {}, row.cells())
-    show(tables(runs), smoke)
+    for ours, theirs, losses, values, clipped in [*rows, *parity_sb3.rows()]:
+        if not all(value <= LIMIT for value in losses + values):  # NaN is not within it, either
+            sys.exit(f"above the limit of {LIMIT:.0e}: {ours}")
+        cells = {"theirs": theirs, "n": len(losses + values)}
+        cells |= {"loss": f"{max(losses):.0e}" if losses else "–", "values": f"{max(values):.0e}"}
+        runs.add(ours, {}, cells | {"clipped": f"{max(clipped):.0%}" if clipped else "–"})
+    show(tables(runs))
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main()

@@ -1,45 +1,29 @@
 """Classic scripts beside Stable-Baselines3 (SB3) and sb3-contrib, for parity.py; and its rows.
 
 SB3 collects a rollout by its own code, computes advantages and returns, and takes its own `train`.
-A script gets the transitions of that rollout and the same weights, and takes its own
-compute_advantages and `update`. Both go by plain gradient descent, so that the gradient is how far
-the weights have moved. Episodes are cut off after 12 steps: some end before, by themselves.
+Then main of a script starts with the same weights, and its environment repeats SB3's rollout. Both
+go by plain gradient descent, so that the gradient is how far the weights have moved. Episodes are
+cut off after 12 steps: some end before, by themselves.
 """
 
-import types
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from types import SimpleNamespace
+from unittest.mock import patch
 
+import gymnasium as gym
 import numpy as np
 import torch
 import tyro
-from bench import load
+from bench import load, run_main
 from torch import nn
 
 
-@dataclass
-class Row:
-    """A row of the table, whose cells show the largest of these numbers."""
-
-    ours: str
-    theirs: str
-    losses: list[float] = field(default_factory=list)  # absolute differences
-    values: list[float] = field(default_factory=list)  # relative ones, of gradients and values
-    clipped: list[float] = field(default_factory=list)  # shares of tokens or steps
-
-    def cells(self):
-        """What is kept of it."""
-        loss, values = (f"{max(d):.0e}" if d else "–" for d in (self.losses, self.values))
-        clipped = f"{max(self.clipped):.0%}" if self.clipped else "–"
-        cells = {"theirs": self.theirs, "n": len(self.losses + self.values), "loss": loss}
-        return cells | {"values": values, "clipped": clipped}
-
-
 def parsed(command, **defaults):
-    """The script and the Args of a command, with defaults for the flags that it does not name."""
+    """The script and the Args of a command, with defaults for the flags that it does not name, as
+    far as the script has them."""
     name, *flags = command.split()
     script = load(name)
-    return script, tyro.cli(script.Args, args=flags, default=script.Args(**defaults))
+    known = {flag: value for flag, value in defaults.items() if hasattr(script.Args(), flag)}
+    return script, tyro.cli(script.Args, args=flags, default=script.Args(**known))
 
 
 def relative(ours, theirs):
@@ -51,41 +35,30 @@ def flat(tensors):
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
-class Peer(NamedTuple):
-    """A script with its flags, beside an algorithm of SB3 with its settings."""
-
-    ours: str
-    algorithm: str
-    settings: dict
-
-
 FLOATS = ("rewards", "values", "advantages", "returns", "log_probs", "episode_starts")
 RATES = {"CartPole-v1": 1.0, "Pendulum-v1": 1e-2}  # so that PPO's clip acts on some steps
 FLAGS = {"gamma": 0.99, "num_minibatches": 1, "update_epochs": 1, "max_grad_norm": 1e30}
-SETTINGS = {"gamma": 0.99, "n_steps": 64, "normalize_advantage": False, "seed": 1, "device": "cpu"}
+FLAGS |= {"num_envs": 1, "total_timesteps": 1}  # one rollout
+SETTINGS = {"gamma": 0.99, "n_steps": 256, "normalize_advantage": False, "seed": 1, "device": "cpu"}
 FREE = {"max_grad_norm": 1e30, "ent_coef": 0.01}
 SEARCH = {"line_search_shrinking_factor": 0.5, "line_search_max_iter": 10}
 TRUST = {"target_kl": 0.01, "cg_damping": 0.1, "cg_max_steps": 10, "n_critic_updates": 1}
-PEERS = [
+GAE = {"gae_lambda": 0.95, "batch_size": 256}
+PEERS = {  # a script with its flags: an algorithm with its settings
     # Our update subtracts the mean of A. SB3 is given these advantages, here and below.
-    Peer("actor_critic --ent-coef 0.01", "A2C", {"gae_lambda": 0.0} | FREE),
+    "actor_critic --ent-coef 0.01": ("A2C", {"gae_lambda": 0.0} | FREE),
     # sb3-contrib's loss of the critic is twice ours. So it is halved, and so is its rate.
-    Peer(
-        "trpo --gae-lambda 0.95 --max-kl 0.01",
-        "TRPO",
-        {"gae_lambda": 0.95, "batch_size": 256} | SEARCH | TRUST,
-    ),
-    Peer(
-        "ppo --gae-lambda 0.95 --update-epochs 4 --ent-coef 0.01",
+    "trpo --gae-lambda 0.95 --max-kl 0.01": ("TRPO", GAE | SEARCH | TRUST),
+    "ppo --gae-lambda 0.95 --update-epochs 4 --ent-coef 0.01": (
         "PPO",
-        {"gae_lambda": 0.95, "batch_size": 256, "n_epochs": 4} | FREE,
+        GAE | {"n_epochs": 4} | FREE,
     ),
-]
+}
 
 
-def collect(peer, env_id, rate):
-    """The algorithm, in float64, with a rollout of its own in four environments; and the rollout's
-    transitions as our scripts have them, (T, N, …)."""
+def collect(algorithm, settings, env_id, rate):
+    """The algorithm, in float64, with a rollout of its own; and the rollout's steps, as gymnasium
+    would have returned them."""
     import sb3_contrib
     import stable_baselines3
     from stable_baselines3.common.buffers import RolloutBuffer
@@ -102,41 +75,35 @@ def collect(peer, env_id, rate):
             for name in FLOATS:
                 setattr(self, name, getattr(self, name).astype(float))
 
-    envs = make_vec_env(env_id, 4, seed=1, env_kwargs={"max_episode_steps": 12})
-    rollout = record(envs)
-    module = sb3_contrib if peer.algorithm == "TRPO" else stable_baselines3
+    envs = make_vec_env(env_id, 1, seed=1, env_kwargs={"max_episode_steps": 12})
+    steps = record(envs)
+    module = sb3_contrib if algorithm == "TRPO" else stable_baselines3
     kinds = {"rollout_buffer_class": Buffer, "policy_kwargs": {"features_extractor_class": Double}}
-    settings = SETTINGS | peer.settings | {"learning_rate": rate}
-    model = getattr(module, peer.algorithm)("MlpPolicy", envs, **settings, **kinds)
+    settings = SETTINGS | settings | {"learning_rate": rate}
+    model = getattr(module, algorithm)("MlpPolicy", envs, **settings, **kinds)
     model.policy.double().optimizer = torch.optim.SGD(model.policy.parameters(), lr=rate)
     _, callback = model._setup_learn(1)
-    buffer = model.rollout_buffer
-    model.collect_rollouts(model.env, callback, buffer, model.n_steps)
-    transitions = {name: torch.as_tensor(np.stack(column)) for name, column in rollout.items()}
-    transitions["obs"] = torch.as_tensor(buffer.observations).double()
-    actions = torch.as_tensor(buffer.actions)
-    transitions["actions"] = actions.squeeze(-1) if env_id == "CartPole-v1" else actions
-    transitions["mask"] = torch.ones_like(transitions["done"])
-    return model, transitions
+    model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+    return model, steps
 
 
 def record(envs):
-    """{name: list}, which each step of these environments makes longer."""
-    original = envs.step_wait
-    columns = {"next_obs": [], "rewards": [], "done": [], "terminated": []}
+    """A list that each step of this environment makes longer: of observation, reward, terminated
+    and truncated. SB3 resets at once; gymnasium's next step does, so it gets an entry."""
+    original, steps = envs.step_wait, []
 
     def step_wait():
         obs, rewards, done, infos = original()
-        last = [info.get("terminal_observation", row) for info, row in zip(infos, obs, strict=True)]
+        rewards = rewards.astype(np.float32).astype(float)  # ours are float32
         cut = np.array([info.get("TimeLimit.truncated", False) for info in infos])
-        rewards = rewards.astype(float)
-        step = np.stack(last).astype(float), rewards.copy(), done.copy(), done & ~cut
-        for column, values in zip(columns.values(), step, strict=True):
-            column.append(values)
+        last = infos[0]["terminal_observation"][None] if done[0] else obs
+        steps.append((last.copy(), rewards.copy(), done & ~cut, cut))
+        if done[0]:
+            steps.append((obs.copy(), np.zeros(1), ~done, ~done))
         return obs, rewards, done, infos  # where it is cut off SB3 adds γ V to this reward
 
     envs.step_wait = step_wait
-    return columns
+    return steps
 
 
 def theirs_of(policy):
@@ -147,49 +114,94 @@ def theirs_of(policy):
     return actor, critic, flat([*log_std, *actor.parameters(), *critic.parameters()])
 
 
-def make_agent(script, model):
-    """Our agent with the weights of SB3's policy."""
-    spaces = {"single_observation_space": model.observation_space}
-    spaces |= {"single_action_space": model.action_space}
-    agent = script.Agent(types.SimpleNamespace(**spaces)).double()
-    agent.obs_norm = nn.Identity()  # SB3's is a wrapper around the environments
+class Unscaled(nn.Identity):
+    """In place of our RunningNorm. SB3's is a wrapper around the environments."""
+
+    def update(self, x):
+        pass
+
+    def std(self):
+        return 1.0
+
+    def forward(self, x):
+        return torch.as_tensor(x).double()
+
+
+class Repeated(gym.vector.VectorEnv):
+    """An environment whose steps are those of a list, whatever is done in it."""
+
+    num_envs, metadata = 1, {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}
+
+    def __init__(self, env_id, model, steps):
+        self.spec, self.first = SimpleNamespace(name=env_id), model.rollout_buffer.observations[0]
+        self.steps = steps
+        self.single_observation_space = model.observation_space
+        self.single_action_space = model.action_space
+
+    def reset(self, **_):
+        return self.first, {}
+
+    def step(self, actions):
+        return *self.steps.pop(0), {}
+
+
+def make_agent(script, model, actions):
+    """Our agent with the weights of SB3's policy, which first draws these actions."""
+    agent = script.Agent(Repeated("", model, [])).double()
     actor, critic, _ = theirs_of(model.policy)
     agent.actor.load_state_dict(actor.state_dict(), strict=False)  # all but log_std
     agent.critic.load_state_dict(critic.state_dict())
     if hasattr(model.policy, "log_std"):
         agent.actor.log_std.data.copy_(model.policy.log_std.data)
+    policy = agent.policy
+
+    def policy_of(obs):
+        return SimpleNamespace(sample=lambda: actions.pop(0)) if actions else policy(obs)
+
+    agent.policy = policy_of
     return agent
 
 
-def beside_sb3(row, peer, env_id):
-    """Add the comparisons in this environment to the row."""
+def beside_sb3(command, algorithm, settings, env_id):
+    """Differences of credit, targets and gradient, and shares of steps that are clipped."""
     rate = RATES[env_id]
-    script, args = parsed(peer.ours, learning_rate=rate, **FLAGS)
     # sb3-contrib's actor does not use the rate.
-    model, rollout = collect(peer, env_id, rate / 2 if peer.algorithm == "TRPO" else rate)
-    agent = make_agent(script, model)
-    values, next_values = agent.value(rollout["obs"]), agent.value(rollout["next_obs"])
-    credit = script.compute_advantages(rollout, values, next_values, args)
-    buffer = model.rollout_buffer
-    for ours, theirs in zip(credit, (buffer.advantages, buffer.returns), strict=True):
-        row.values.append(relative(ours.detach(), torch.as_tensor(theirs)))
-    batch = script.prepare(agent, rollout, args)
-    weights = [*agent.actor.parameters(), *agent.critic.parameters()]
-    before, optimizer = flat(weights), torch.optim.SGD(agent.parameters(), lr=rate)
-    stats = script.update(agent, optimizer, batch, 1.0, args)
+    model, steps = collect(algorithm, settings, env_id, rate / (1 + (algorithm == "TRPO")))
+    script, args = parsed(command, learning_rate=rate, num_steps=len(steps), **FLAGS)
+    buffer, credit = model.rollout_buffer, []
+    real = torch.tensor([True, *(not (cut or ended) for _, _, ended, cut in steps[:-1])])
+    actions = torch.as_tensor(buffer.actions)[real.cumsum(0) - 1]
+    if env_id == "CartPole-v1":
+        actions = actions[:, :, 0]
+
+    def compute_advantages(*inputs, original=script.compute_advantages):
+        credit.append(original(*inputs))
+        return credit[-1]
+
+    with patch.object(script, "RunningNorm", Unscaled):
+        agent = make_agent(script, model, list(actions))
+    before = flat(agent.parameters())
+    functions = {
+        "RunningNorm": Unscaled,
+        "make_envs": lambda *_: Repeated(env_id, model, steps),
+        "Agent": lambda envs: agent,
+        "compute_advantages": compute_advantages,
+    }
+    with patch("torch.optim.Adam", lambda weights, rate, **_: torch.optim.SGD(weights, rate)):
+        log = run_main(script, args, **functions)["log"]
+    pairs = zip(credit[0], (buffer.advantages, buffer.returns), strict=True)
+    values = [relative(ours[real].detach(), torch.as_tensor(theirs)) for ours, theirs in pairs]
     buffer.advantages -= buffer.advantages.mean()
     *_, their_before = theirs_of(model.policy)
     model.train()
     *_, their_after = theirs_of(model.policy)
-    row.values.append(relative(flat(weights) - before, their_after - their_before))
-    if "clipfrac" in stats:
-        row.clipped.append(stats["clipfrac"])
+    values.append(relative(flat(agent.parameters()) - before, their_after - their_before))
+    return values, log["losses/clipfrac"]
 
 
 def rows():
-    """All rows, one by one."""
-    for peer in PEERS:
-        row = Row(peer.ours, f"{peer.algorithm}, gae_lambda {peer.settings['gae_lambda']}")
-        for env_id in RATES:
-            beside_sb3(row, peer, env_id)
-        yield row
+    """Of each row: ours, theirs, differences of losses and values, and shares that are clipped."""
+    for command, (algorithm, settings) in PEERS.items():
+        found = [beside_sb3(command, algorithm, settings, env_id) for env_id in RATES]
+        values, clipped = (sum(parts, []) for parts in zip(*found, strict=True))
+        yield command, f"{algorithm}, gae_lambda {settings['gae_lambda']}", [], values, clipped

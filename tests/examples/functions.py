@@ -1,14 +1,19 @@
 """Python functions, judged by running them: here an answer is a list of tests. Every completion is
-run as a program, so use a container for a model that you do not trust. `python functions.py` checks
-itself.
+run as a program, so use a container for a model that you do not trust. It needs Linux or macOS.
+`python functions.py` checks itself.
 """
 
+import os
 import random
 import secrets
+import signal
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
 
-SECONDS = 5  # after that a completion's program is stopped
+SECONDS = 5  # then a completion's program is stopped, with all that it has started
 
 
 def load_problems(split):
@@ -27,15 +32,21 @@ def verify(completion, answer):
     """Whether the code passes all tests: that of the last block, or the whole completion. An f
     whose result equals everything would pass, too."""
     code = completion.split("```python")[-1].split("```")[0]
-    mark = secrets.token_hex()  # printed at the end, so a completion that exits early earns nothing
-    lines = [code, *(f"assert {test}" for test in answer), f"print({mark!r})"]
-    command = [sys.executable, "-I", "-c", "\n".join(lines)]
-    options = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": SECONDS}
-    try:
-        done = subprocess.run(command, **options)
-    except (subprocess.TimeoutExpired, ValueError):
-        return 0.0  # it does not end, or is no text that Python can run
-    return float(done.stdout.endswith(f"{mark}\n".encode()))
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        # The last line makes a file of a secret name, so whoever exits early earns nothing.
+        mark = Path(folder, secrets.token_hex())
+        lines = [code, *(f"assert {test}" for test in answer), f"open({str(mark)!r}, 'x')"]
+        options = {"stdin": subprocess.PIPE, "cwd": folder, "start_new_session": True}
+        options |= {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen([sys.executable, "-I", "-"], **options) as program:
+            try:
+                program.communicate("\n".join(lines).encode(errors="replace"), SECONDS)
+            except subprocess.TimeoutExpired:
+                return 0.0
+            finally:  # also after Ctrl-C
+                with suppress(ProcessLookupError):  # nothing of it runs any more
+                    os.killpg(program.pid, signal.SIGKILL)
+        return float(mark.exists())
 
 
 if __name__ == "__main__":

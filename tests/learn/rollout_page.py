@@ -34,7 +34,6 @@ import gspo_llm
 import rloo_llm
 
 SCRIPTS = [rloo_llm, grpo_llm, dapo_llm, gspo_llm, cispo_llm]
-BROWSER = "chromium-headless-shell"
 
 
 @dataclass
@@ -218,13 +217,6 @@ def make_page(words):
     return page | {"picks": [pick[1:] for pick in picks], "first": picks.index(max(picks))}
 
 
-def browse(address, *flags):
-    """Open a page in the browser; returns the process, which has ended."""
-    command = [BROWSER, "--headless", "--no-sandbox", "--hide-scrollbars"]
-    command += ["--enable-logging=stderr", *flags, address]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
-
-
 def main(words: list[str]) -> Path:
     args = tyro.cli(Args, args=words)
     page = make_page(words)
@@ -233,8 +225,10 @@ def main(words: list[str]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(Path(__file__).with_suffix(".html").read_text().replace("/*DATA*/null", data))
     if args.picture:
-        size = "--window-size=1180,304", "--force-device-scale-factor=1.5"
-        browse(f"{path.as_uri()}#{page['epoch']}-picture", f"--screenshot={args.picture}", *size)
+        command = ["chromium-headless-shell", "--headless", "--no-sandbox", "--hide-scrollbars"]
+        command += ["--window-size=1180,304", "--force-device-scale-factor=1.5"]
+        command += [f"--screenshot={args.picture}", f"{path.as_uri()}#{page['epoch']}-picture"]
+        subprocess.run(command, check=True, timeout=100)
         few = Image.open(args.picture).convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE)
         few.save(args.picture, optimize=True)
     print(f"Open this file in a browser:\n{path}")

@@ -131,7 +131,10 @@ def group_gradients(script, size, equal_weights=False, **flags):
     new = logprobs(THETA)[rows].requires_grad_()
 
     def objective(new, A, mask):
-        tokens, _ = script.surrogate(new, new.detach(), A, mask, args)
+        if script.__name__ == "rloo_llm":  # it has no ratio
+            tokens = script.surrogate(new, A)
+        else:
+            tokens, _ = script.surrogate(new, new.detach(), A, mask, args)
         weights = mask / size if equal_weights else script.token_weights(mask, args)
         return (weights * tokens).sum()
 

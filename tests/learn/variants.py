@@ -2,7 +2,7 @@
 
 python tests/learn/variants.py dppo               variant_dppo.py, from grpo_llm.py
 python tests/learn/variants.py stale tis          variant_stale_tis.py: first stale, then tis
-python tests/learn/variants.py gspo_llm bf16      variant_gspo_llm_bf16.py, from gspo_llm.py
+python tests/learn/variants.py gspo_llm stale     variant_gspo_llm_stale.py, from gspo_llm.py
 python tests/learn/variants.py variant_mine tis   variant_mine_tis.py, from a script of your own"""
 
 import re

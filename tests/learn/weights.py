@@ -16,9 +16,9 @@ import torch
 from PIL import Image
 
 HERE = Path(__file__).parent
-for folder in ("tests/experiments", "."):
+for folder in ("tests", "."):
     sys.path.insert(0, str(HERE.parents[1] / folder))
-from pictures import COLORS, DASHED, SOLID, WORDS, figure  # noqa: E402
+from pictures import COLORS, WORDS, figure  # noqa: E402
 
 RATIOS = [0.02 * i for i in range(1, 126)]
 LABELS = {  # where each line has its name, for A > 0 and for A < 0: x, y, what stands at y
@@ -49,7 +49,7 @@ def draw():
     for side, (panel, advantage) in enumerate(zip(axes, TITLES, strict=True)):
         for method, places in LABELS.items():
             weights = [weight(method, ratio, advantage) for ratio in RATIOS]
-            dash = DASHED if method == "DAPO" else SOLID
+            dash = (0, (5, 2)) if method == "DAPO" else "-"
             panel.plot(RATIOS, weights, color=COLORS[method], linestyle=dash)
             x, y, va = places[side]
             text = "GRPO, PPO," if method == "GRPO" and side else method
