@@ -61,7 +61,7 @@ def test_a_task_file_may_yield_its_problems_and_import_its_neighbour(run_task, t
 # Of each: the task's source, the flags, and what the line must name
 MISTAKES = {
     "no file": (None, {}, "--task"),
-    "the name of a module": (task(), {"name": "math.py"}, "--task"),
+    "a name that is taken": (task(), {"name": "grpo_llm.py"}, "--task"),
     "no verify": (task().partition("def verify")[0], {}, "verify"),
     "no load_problems": ("def verify" + task().partition("def verify")[2], {}, "load_problems"),
     "no return": (task("None"), {}, "--task"),
