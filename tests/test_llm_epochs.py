@@ -108,6 +108,17 @@ def test_overlong_penalty_by_hand():
     assert not dapo.overlong_penalty(lengths, ended, args).any()
 
 
+def test_joined_batches_have_one_width():
+    """Padded on the left of the prompt, on the right of the completion."""
+    ones = torch.ones(2, 3)
+    parts = [
+        {"prompt_mask": ones[:1, n:], "mask": ones[:1, n:], "ended": ones[0, n:2]} for n in (0, 1)
+    ]
+    joined = {name: tensor.tolist() for name, tensor in dapo.join(parts).items()}
+    assert joined["prompt_mask"] == [[1, 1, 1], [0, 1, 1]]
+    assert joined["mask"] == [[1, 1, 1], [1, 1, 0]] and joined["ended"] == [1, 1, 1]
+
+
 # The overlong penalty begins with the first token.
 FLAGS = {"group_size": 6, "num_minibatches": 1, "overlong_tokens": 32, "steps": 1}
 
@@ -124,8 +135,7 @@ def test_equal_rewards_move_nothing_though_their_lengths_differ(short_run, monke
 
 def test_it_trains_on_unequal_groups_alone_and_scores_no_others(short_run, monkeypatch):
     """It draws until it has enough, each time a sample of the problems. The advantages are those of
-    the rewards with the penalty. The fifth such group is one too many. Were its rollouts not padded
-    as its forward passes expect, the guard above would end the run."""
+    the rewards with the penalty. The fifth such group is one too many."""
     unequal, verified = [1, 2, 6, 9, 10], count()
     set_task(monkeypatch, dapo, lambda *_: (n := next(verified)) // 6 in unequal and n % 2)
     monkeypatch.setattr(dapo, "evaluate", lambda *_: {"eval/pass@1": 0.0})
