@@ -76,8 +76,8 @@ def short_run(tmp_path):
 
 
 def set_task(monkeypatch, module, verify):
-    """Let a script ask sums of three numbers, and reward completions by this function."""
-    sums = [(f"{a}+{b}+{a + b}=", str(2 * (a + b))) for a in range(10) for b in range(10)]
+    """Let a script ask sums of two numbers, and reward completions by this function."""
+    sums = [(f"{a}+{b}=", str(a + b)) for a in range(10) for b in range(10)]
     monkeypatch.setattr(module, "load_problems", {"train": sums[:80], "test": sums[80:]}.get)
     monkeypatch.setattr(module, "verify", verify)
 

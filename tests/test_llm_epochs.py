@@ -60,15 +60,9 @@ def test_epochs_over_a_rollout(name, short_run, monkeypatch):
             assert scalars(folder, key)[i] == pytest.approx(mean, rel=1e-4)
 
 
-# Steps of warm-up, and the rate of each step
-RATES = [(10, [0.1, 0.2]), (2, [0.5, 1, 0.75, 0.5, 0.25]), (0, [0.8, 0.6, 0.4, 0.2])]
-
-
-@pytest.mark.parametrize("warmup,rates", RATES)
-def test_rates_by_hand(warmup, rates, short_run, monkeypatch):
+def test_rates_by_hand(short_run, monkeypatch):
     """Up to the peak in the warm-up, and down towards 0."""
     set_task(monkeypatch, grpo, lambda *_: 0.0)
-    flags = {"steps": len(rates), "warmup_steps": warmup, "learning_rate": 2e-4, "beta": 0.0}
     used = []
 
     def train_minibatch(model, optimizer, batch, args):
@@ -76,8 +70,9 @@ def test_rates_by_hand(warmup, rates, short_run, monkeypatch):
         return {"approx_kl": torch.tensor(0.0)}
 
     monkeypatch.setattr(grpo, "train_minibatch", train_minibatch)
+    flags = {"steps": 5, "warmup_steps": 2, "learning_rate": 4e-4, "beta": 0.0}
     grpo.main(grpo.Args(**short_run | flags, num_minibatches=1))
-    assert used == pytest.approx([2e-4 * rate for rate in rates])
+    assert used == pytest.approx([2e-4, 4e-4, 3e-4, 2e-4, 1e-4])
 
 
 def test_a_sampler_that_is_not_exact_ends_the_run(short_run, monkeypatch, tmp_path):
@@ -108,6 +103,17 @@ def test_overlong_penalty_by_hand():
     assert not dapo.overlong_penalty(lengths, ended, args).any()
 
 
+def test_joined_batches_have_one_width():
+    """Padded on the left of the prompt, on the right of the completion."""
+    ones = torch.ones(2, 3)
+    parts = [
+        {"prompt_mask": ones[:1, n:], "mask": ones[:1, n:], "ended": ones[0, n:2]} for n in (0, 1)
+    ]
+    joined = {name: tensor.tolist() for name, tensor in dapo.join(parts).items()}
+    assert joined["prompt_mask"] == [[1, 1, 1], [0, 1, 1]]
+    assert joined["mask"] == [[1, 1, 1], [1, 1, 0]] and joined["ended"] == [1, 1, 1]
+
+
 # The overlong penalty begins with the first token.
 FLAGS = {"group_size": 6, "num_minibatches": 1, "overlong_tokens": 32, "steps": 1}
 
@@ -124,8 +130,7 @@ def test_equal_rewards_move_nothing_though_their_lengths_differ(short_run, monke
 
 def test_it_trains_on_unequal_groups_alone_and_scores_no_others(short_run, monkeypatch):
     """It draws until it has enough, each time a sample of the problems. The advantages are those of
-    the rewards with the penalty. The fifth such group is one too many. Were its rollouts not padded
-    as its forward passes expect, the guard above would end the run."""
+    the rewards with the penalty. The fifth such group is one too many."""
     unequal, verified = [1, 2, 6, 9, 10], count()
     set_task(monkeypatch, dapo, lambda *_: (n := next(verified)) // 6 in unequal and n % 2)
     monkeypatch.setattr(dapo, "evaluate", lambda *_: {"eval/pass@1": 0.0})

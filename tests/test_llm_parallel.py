@@ -1,6 +1,7 @@
 """Two processes and one: the same steps and scores, one log. And devices: the model is on the CPU,
 and what is made without `device=` lands on "meta", whose tensors hold no numbers."""
 
+import re
 import zlib
 from functools import partial
 
@@ -70,8 +71,10 @@ def make_runs(folder):
 def runs(tmp_path_factory):
     """What one process writes down, and the first and the second of two."""
     folder = tmp_path_factory.mktemp("parallel")
-    run(partial(make_runs, folder))
+    one = run(partial(make_runs, folder))
     first, second = side_by_side(partial(make_runs, folder))
+    rewards = [re.findall("step 1 of 1: .*", process.stdout) for process in (one, first)]
+    assert rewards[0][:5] == rewards[1][:5] and len({*rewards[0]}) > 1
     for line in ("Args(", "step 0: eval/pass@1", "step 1: eval/pass@1", "model and logs in"):
         assert first.stdout.count(line) == 6
     assert second.stdout == ""

@@ -10,7 +10,6 @@ import pytest
 import torch
 import transformers
 from conftest import LLM_SCRIPTS, calls_of, random_model, refused, script
-from launch import Launched
 
 grpo = script("grpo_llm")
 
@@ -158,16 +157,12 @@ def test_a_model_without_keys_and_values_is_refused(pretrained, tmp_path):
 
 # -------------------------------------------------------------------------------------- The flags
 
-NEGATIVE = ["beta", "clip_low", "clip_high", "steps", "warmup_steps", "seed", "overlong_tokens"]
+NEGATIVE = ["beta", "clip_high", "steps", "warmup_steps", "seed", "overlong_tokens"]
 ZERO = ["num_minibatches", "update_epochs", "prompts_per_step", "learning_rate", "max_grad_norm"]
 ZERO += ["temperature", "max_new_tokens", "micro_batch_size", "eval_every", "eval_problems"]
 WRONG = [*((flag, -1) for flag in NEGATIVE), *((flag, 0) for flag in ZERO), ("group_size", 1)]
-WRONG += [
-    ("clip_low", 1.1),
-    ("prompts_per_step", 30),
-    ("device", "gpu"),
-    ("device", "cuda"),
-]  # 30 is 4 · 7.5
+WRONG += [("device", "gpu"), ("device", "cuda")]
+WRONG += [("prompts_per_step", 30)]  # 4 · 7.5
 
 
 @pytest.mark.parametrize("flag,value", WRONG)
@@ -181,20 +176,14 @@ def test_a_wrong_flag_is_refused_and_named(name, flag, value):
             args(**{flag: 0})
 
 
-def test_a_refused_command_has_the_status_1_and_no_traceback():
-    process = Launched("grpo_llm.py", "--eval-every", "0")
-    assert process.wait() == 1 and process.stdout == ""
-    assert len(process.stderr.splitlines()) == 1 and "--eval-every" in process.stderr
-
-
 def test_defaults_follow_from_model_and_task_unless_given():
     """5e-4 would ruin a real model in silence."""
 
-    def chosen(**change):
-        args = grpo.Args(**change)
-        return args.learning_rate, args.max_new_tokens, args.micro_batch_size
-
-    assert chosen() == (5e-4, 32, 256)
-    assert chosen(model="some/model") == (1e-6, 32, 4)
-    assert chosen(task="t.py") == (5e-4, 256, 256)
-    assert chosen(learning_rate=1, max_new_tokens=1, micro_batch_size=1) == (1, 1, 1)
+    for flags, defaults in [
+        ({}, (5e-4, 32, 256)),
+        ({"model": "some/model"}, (1e-6, 32, 4)),
+        ({"task": "t.py"}, (5e-4, 256, 256)),
+        ({"learning_rate": 1, "max_new_tokens": 1, "micro_batch_size": 1}, (1, 1, 1)),
+    ]:
+        args = grpo.Args(**flags)
+        assert (args.learning_rate, args.max_new_tokens, args.micro_batch_size) == defaults

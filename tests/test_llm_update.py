@@ -18,7 +18,7 @@ def stepped_model(name, **flags):
     """A random model that has moved since a batch was drawn; the batch, with invented advantages,
     and with a reference where the KL is in the loss; and the script's flags."""
     model = random_model("gpt2").double()
-    args = script(name).Args(**{"temperature": 0.7, "group_size": 4, "max_grad_norm": 1e9} | flags)
+    args = script(name).Args(**{"temperature": 0.7, "group_size": 4, "max_grad_norm": 0.01} | flags)
     g = torch.Generator().manual_seed(3)
     batch = batch_of(model, PROMPTS, LENGTHS, args.temperature)
     mask = batch["mask"]
@@ -37,7 +37,8 @@ def stepped_model(name, **flags):
 @pytest.mark.parametrize("name", LLM_SCRIPTS)
 def test_gradient_of_a_step_is_the_oracles_through_plain_passes(name, beta, monkeypatch):
     """The micro-batches tear groups. Five rows have no advantage: only a KL in the loss gives them
-    a gradient, and without one they are not even read. They count in clipfrac, as never clipped."""
+    a gradient, and without one they are not even read. They count in clipfrac, as never clipped.
+    The gradient is scaled down to its largest norm; what is logged is the norm before."""
     model, batch, args = stepped_model(name, beta=beta, micro_batch_size=5)
     batch["advantages"][3:8] = 0.0
     calls, sgd = calls_of(monkeypatch, model, "forward"), torch.optim.SGD(model.parameters(), lr=0)
@@ -53,8 +54,8 @@ def test_gradient_of_a_step_is_the_oracles_through_plain_passes(name, beta, monk
     loss = -(right["weight"] * right["slope"] * logprobs).sum()
     parts = torch.autograd.grad(loss, list(model.parameters()))
     slopes = torch.cat([part.flatten() for part in parts])
-    assert slopes.abs().max() > 1e-2
-    torch.testing.assert_close(gradient, slopes, rtol=1e-4, atol=1e-5)
+    assert slopes.norm() > 0.02
+    torch.testing.assert_close(gradient, slopes * 0.01 / slopes.norm(), rtol=1e-4, atol=1e-7)
     numbers = {"loss": -(right["weight"] * right["objective"]).sum(), "grad_norm": slopes.norm()}
     if name != "rloo_llm":
         d = logprobs - batch["old_logprobs"]
@@ -67,17 +68,6 @@ def test_gradient_of_a_step_is_the_oracles_through_plain_passes(name, beta, monk
     assert logs.keys() == numbers.keys()
     for key, number in numbers.items():
         assert logs[key].item() == pytest.approx(number.item(), rel=1e-4, abs=1e-5), key
-
-
-def test_max_grad_norm():
-    """SGD's step is the gradient: with a small bound, a small step of just that length."""
-    model, batch, args = stepped_model("grpo_llm", beta=0.0, max_grad_norm=1e-3)
-    before = torch.cat([p.detach().flatten() for p in model.parameters()])
-    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
-    logs = script("grpo_llm").train_minibatch(model, sgd, batch, args)
-    after = torch.cat([p.detach().flatten() for p in model.parameters()])
-    assert logs["grad_norm"] > 1e-2, "what is logged is the norm before"
-    assert (after - before).norm().item() == pytest.approx(1e-3, rel=1e-2)
 
 
 @pytest.mark.parametrize("name", ["grpo_llm", "rloo_llm"])
