@@ -112,15 +112,17 @@ def test_what_the_model_reads_and_the_verifier_does_not(pretrained):
         single="<s> $A <|im_end|>", special_tokens=special
     )
     model, args = random_model("llama", len(tokenizer), stops=[70]), grpo.Args(max_new_tokens=9)
+    model.lm_head.weight.data *= 0  # so that each of the 260 tokens is drawn
 
     def read(*prompts):
         problems, texts = [(prompt, "") for prompt in prompts], []
         verify = lambda text, _: texts.append(text) or 0  # noqa: E731
-        batch, _, _ = grpo.rollout(model, tokenizer, verify, problems, 99, args)
-        assert {0, 1, 2} <= {*batch["completion_ids"].flatten().tolist()}
-        text = "".join(texts)
-        assert "<|im" not in text and tokenizer.decode([70]) not in text and batch["ended"].any()
-        rows = zip(batch["prompt_ids"][::99], batch["prompt_mask"][::99], strict=True)
+        batch, _, _ = grpo.rollout(model, tokenizer, verify, problems, 999, args)
+        assert {0, 1, 2, 70} <= {*batch["completion_ids"].flatten().tolist()}
+        assert not any(
+            token in text for token in ("<|im", tokenizer.decode([70])) for text in texts
+        )
+        rows = zip(batch["prompt_ids"][::999], batch["prompt_mask"][::999], strict=True)
         return [tokenizer.decode(ids[mask > 0]) for ids, mask in rows]
 
     turns = [("system", "Add."), ("user", "1+1"), ("assistant", "2"), ("user", "3+8")]
