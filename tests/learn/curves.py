@@ -163,7 +163,7 @@ def cell(runs, name, curve):
 def healthy_rows(runs):
     """Of each number that a default run logs: its mean in the first and in the last tenth of the
     run, and its largest value, of both seeds together."""
-    others = {"flags", "step", "right", "eval/right", "eval/clipped_ratio"}
+    others = {"flags", "step", "right", "eval/right", "eval/clipped_ratio", "losses/beta"}
     for name in LONG:
         logged = [runs[name, seed] for seed in SEEDS]
         for curve in sorted(logged[0].keys() - others):

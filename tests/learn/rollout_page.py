@@ -120,10 +120,8 @@ def digits(tensor, lengths):
 def look(script, policy, batch, args):
     """What the page shows of these completions after this step: lists, one per completion."""
     with torch.no_grad():
-        parts = [
-            script.token_logprobs(policy, part, args) for part in script.micro_batches(batch, args)
-        ]
-    logprobs = torch.cat(parts).requires_grad_()
+        logprobs = script.token_logprobs(policy, batch, args)
+    logprobs.requires_grad_()
     old, advantages, mask = (batch[name] for name in ("old_logprobs", "advantages", "mask"))
     if script is rloo_llm:
         objective, clipped = script.surrogate(logprobs, advantages), torch.zeros_like(mask)
