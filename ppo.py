@@ -92,8 +92,8 @@ def surrogate(logprobs, old_logprobs, advantages, args):
 
 
 def kl_k3(logprobs, other_logprobs):
-    """Schulman's k3, which estimates KL(π ‖ other) from π's actions: log(π / other), plus a term
-    whose mean is 0, so that no action's is negative. (π is π_old, and the other the new policy.)"""
+    """Schulman's k3, which estimates KL(π ‖ other) from actions that π drew: −d plus e^d − 1, whose
+    mean is 0, so that no value is negative. (Below, π is π_old, and other is the new policy.)"""
     d = other_logprobs - logprobs
     return d.expm1() - d
 
