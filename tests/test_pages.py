@@ -185,6 +185,7 @@ CONSTANTS = {
     # limits that we recommend; a fault's temperature and rewards
     "tests/learn/CURVES.md": "0.05 0.0001 0.1 0.4 0.6 0.2 0.3 0.7",
     "tests/learn/EXERCISES.md": "0.05 0.2 0.9",  # the usual line for p; rewards
+    "tests/benchmarks/RESULTS.md": "0.95",  # γ
     # defaults and versions of libraries
     "tests/learn/QUESTIONS.md": "1.16 0.01 0.5 0.98 0.95 0.001 1.2",
     # worked by hand or in the section's doctest; λ, γ, β, KLs and probabilities that are assumed
