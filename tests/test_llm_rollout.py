@@ -103,8 +103,8 @@ def test_rewards_are_those_of_their_completions():
 def test_what_the_model_reads_and_the_verifier_does_not(pretrained):
     """A prompt is a user's turn, or a conversation, and a model that could think does not; without
     a chat template it is a text. bos comes once, and no eos stands before the completion, although
-    this tokenizer puts both around every text. No verifier reads special tokens, nor
-    the stop token. What is kept is the prompt as the model sees it."""
+    this tokenizer puts both around every text. No verifier reads special tokens or the stop token.
+    What is kept of a prompt is what the model reads."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
     tokenizer.add_special_tokens({"bos_token": "<s>"})
     special = [(name, tokenizer.convert_tokens_to_ids(name)) for name in ("<s>", "<|im_end|>")]
