@@ -1,9 +1,9 @@
 """Actor-critic: a critic predicts the rewards to come, so we need not wait for an episode to end.
 
 The policy π, the actor, plays T steps in each of N environments. A second network, the critic V,
-predicts from a state the discounted sum of the rewards to come. With it, one reward and the next
-state are enough to judge an action: did it lead to more than V had predicted? Then π takes one step
-that favours the actions that did. V has to learn faster, so it takes several (--update-epochs):
+predicts from a state the discounted sum of the rewards to come. With V, one reward and the next
+state are enough to judge an action: did it lead to more than V had predicted? If so, the next step
+of π makes this action more likely. V has to learn faster, so it takes several (--update-epochs):
 
     mean_t δ_t ∇log π(a_t | s_t)                 the actor's step: ∇J (scaled), if γ = 1 and V right
     δ_t = R_t + γ V(s_{t+1}) − V(s_t)            the temporal-difference (TD) error
@@ -21,10 +21,11 @@ What changes from reinforce.py                   Where
 
 Why: the TD error depends on one reward and one step of the environment, so it varies far less than
 G_t − V(s_t). If V is right, the mean of δ_t is the advantage of a_t (tests/learn/THEORY.md, 4).
-Weakness: V is rarely right. And nothing limits how far a step moves the policy.
+Weakness: V is rarely right, and its errors bias the gradient. Nor does anything limit how far a
+step moves the policy.
 Differs from the paper: there eligibility traces spread δ_t over past states, after every step. N
-environments and T steps are A2C's (arXiv:1602.01783, synchronous), without its n-step returns. As
-in reinforce.py: rescaled rewards and observations, advantages minus mean, entropy bonus, no γ^t.
+environments and T steps are from A2C (arXiv:1602.01783, synchronous), but not its n-step returns.
+As in reinforce.py: rescaled rewards and observations, advantages minus mean, entropy bonus, no γ^t.
 
     python actor_critic.py --env-id Acrobot-v1
 Barto, Sutton & Anderson 1983, doi:10.1109/TSMC.1983.6313077; Sutton & Barto 2018, section 13.5

@@ -1,17 +1,18 @@
 """PPO, Proximal Policy Optimization: a clip instead of TRPO's trust region.
 
 The current policy, π_old, plays T steps in each of N environments. The critic V predicts the
-discounted sum of the rewards to come. The advantage A_t says how much better than predicted action
-a_t turned out, and V is fitted to the old V + A_t. From π_old, π takes many small steps, to raise
+discounted sum of the rewards to come. The advantage A_t says by how much action a_t turned out
+better than predicted, and V is fitted to the old V + A_t. From π_old, π takes many steps, to raise
 
     L   = mean_t min(r_t A_t, clip(r_t, 1 − ε, 1 + ε) A_t)                       (--clip-coef)
     r_t = π(a_t | s_t) / π_old(a_t | s_t)                           the ratio, 1 at first
     A_t = Σ_l (γλ)^l (R_{t+l} + γ V(s_{t+l+1}) − V(s_{t+l}))        to the episode's end or T
 
-Suppose CartPole's pole leans right, π_old pushed right with probability 0.5, and A_t is 1. If ε is
-0.2, L grows until π pushes right with probability 0.6. Beyond that L is flat, and the sample has no
-gradient. The min matters when r_t has moved against A_t: if steps on other samples have lowered the
-probability to 0.35, the min is r_t A_t = 0.7, not 0.8, and its gradient pushes it up again.
+Suppose that the pole of CartPole leans right, that π_old pushed right with probability 0.5, and
+that A_t is 1. If ε is 0.2, L grows until π pushes right with probability 0.6. Beyond that L is
+flat, so the sample has no gradient. Why the min? If steps on other samples have lowered the
+probability to 0.35, the smaller product is r_t A_t = 0.7, not 0.8, and its gradient raises the
+probability again.
 
 What changes from trpo.py                        Where
     a clip, not a bound on the KL                surrogate, --clip-coef
@@ -21,9 +22,10 @@ What changes from trpo.py                        Where
 
 Why: TRPO needs conjugate gradients and a line search for a single step per rollout. PPO takes many
 steps, but after the first one the samples come from an older policy. The ratio corrects for its
-actions, not for its states, so L can be trusted only near π_old: the clip ends the push at 1 ± ε.
-Weakness: a clipped sample no longer pushes its own ratio, but Adam's momentum and other samples
-may. And if A_t < 0, a ratio above 1 + ε is not clipped, and its gradient grows with it.
+choice of actions, but not for the states that it visited. L can therefore be trusted only near
+π_old, so the clip removes the gradient once r_t has passed 1 ± ε in the direction of A_t.
+Weakness: a clipped sample no longer moves its own ratio, but the momentum of Adam and other samples
+may. If A_t < 0, a ratio above 1 + ε is not clipped, and the gradient grows with the ratio.
 Differs from the paper: k3, rescaled rewards and observations, advantages minus their mean.
     python ppo.py --env-id Pendulum-v1 --gamma 0.95 --total-timesteps 300000   # continuous actions
     python ppo.py --clip-coef inf --beta 1 --kl-target 0.01     # L = mean_t r_t A_t − β KL instead
@@ -90,8 +92,8 @@ def surrogate(logprobs, old_logprobs, advantages, args):
 
 
 def kl_k3(logprobs, other_logprobs):
-    """Schulman's k3, which estimates KL(π ‖ other) from π's actions: log(π / other), plus a term
-    whose mean is 0, so that no action's is negative. (π is π_old, and the other the new policy.)"""
+    """Schulman's k3, which estimates KL(π ‖ other) from actions that π drew: −d plus e^d − 1, whose
+    mean is 0, so that no value is negative. (Below, π is π_old, and other is the new policy.)"""
     d = other_logprobs - logprobs
     return d.expm1() - d
 

@@ -15,15 +15,15 @@ with a large credit more likely, to raise J, the expected return, which is what 
     reward-to-go    G_t = R_t + γ R_{t+1} + …    only what it has earned from a_t on
     baseline        G_t − V(s_t)                 the advantage; V, a network, learns the mean of G_t
 
-Suppose γ is 1, and two episodes return 380 and 400. The first credit makes all their actions more
-likely, almost equally. If V expects 390 at the start, the first actions have advantages of −10 and
-10. Yet all three credits give ∇J on average, and each is usually less noisy than the one above. To
-see why, let b be what a credit leaves out (the rewards before a_t) or subtracts (V(s_t)). It was
-fixed before a_t was drawn, so the mean of b ∇log π over all actions is
-Σ_a π b ∇log π = b Σ_a ∇π = b ∇1 = 0.
+Suppose that γ is 1, and that two episodes return 380 and 400. The first credit makes all their
+actions more likely, and almost equally so. If V expects 390 at the start, however, the first
+actions get −10 and 10. All three credits give ∇J on average, and each is usually less noisy than
+the one above it. To see why the average stays the same, let b be what a credit leaves out (the
+rewards before a_t) or subtracts (V(s_t)). Since b was fixed before a_t was drawn, the mean of b
+∇log π over all actions is Σ_a π b ∇log π = b Σ_a ∇π = b ∇1 = 0.
 
-Why: it is the simplest estimate of ∇J. A step of θ changes p, so the next one needs new episodes.
-Weakness: one lucky episode stands for all that might have followed an action. And it has to end.
+Why: this is the simplest estimate of ∇J. Since a step of θ changes p, each step needs new episodes.
+Weakness: one lucky episode stands for all that might have followed an action, and it has to end.
 Differs from the formula: rescaled rewards and observations, advantages minus their mean, a bonus
 for the entropy of π, and no factor γ^t, which would make late actions count for very little.
 

@@ -1,16 +1,17 @@
 """TRPO, Trust Region Policy Optimization: the best step that hardly changes the policy.
 
 The current policy, π_old, plays T steps in each of N environments. The critic V predicts the
-discounted sum of the rewards to come. The advantage A_t says how much better than predicted action
-a_t turned out, and V is fitted to the old V + A_t. One step, from π_old to π, then nearly solves
+discounted sum of the rewards to come. The advantage A_t says by how much action a_t turned out
+better than predicted, and V is fitted to the old V + A_t. One step, from π_old to π, nearly solves
 
     max_θ L = mean_t r_t A_t   subject to   mean_t KL(π_old ‖ π) ≤ δ             (--max-kl)
     r_t = π(a_t | s_t) / π_old(a_t | s_t)                           the ratio, 1 at first
     A_t = Σ_l (γλ)^l (R_{t+l} + γ V(s_{t+l+1}) − V(s_{t+l}))        to the episode's end or T
     KL(π_old ‖ π) = Σ_a π_old log(π_old / π)     0 if both are equal, otherwise positive
 
-If CartPole's π_old pushes left and right with probability 0.5 everywhere, and δ is 0.01, π may
-raise one of them to 0.57 in every state, or further in some states and less far in others.
+How far may a step go? Suppose that π_old pushes left and right with probability 0.5 everywhere in
+CartPole, and that δ is 0.01. Then π may raise one of the two to 0.57 in every state, or further in
+some states if it stays nearer to 0.5 in others.
 
 What changes from actor_critic.py                Where
     GAE, not a single TD error                   compute_advantages, --gae-lambda
@@ -21,9 +22,10 @@ What changes from actor_critic.py                Where
 
 The step (ppo.py does not need it): the best short step follows the natural gradient x, the solution
 of F x = ∇L. F, the Fisher matrix, is the Hessian of the KL at π_old (tests/learn/THEORY.md, 9).
-Why: Adam's learning rate roughly bounds how much each weight changes, but of two equally long steps
-one may hardly change the policy and the other ruin it. TRPO bounds the mean KL of its step instead.
-Weakness: one step takes some twenty passes over a rollout, and L can be trusted only near π_old.
+Why: the learning rate of Adam roughly bounds how far each weight moves, but not how far the policy
+moves. Of two steps of equal length, one may barely change the policy and the other may ruin it.
+TRPO therefore bounds the mean KL of its step.
+Weakness: one step takes about twenty passes over a rollout, and L can be trusted only near π_old.
 Differs from the paper: GAE, --damping, rescaled rewards, advantages minus their mean, and rescaled
 observations, whose statistics change after the step and move π a little beyond δ.
     python trpo.py --env-id Pendulum-v1 --gamma 0.95                   # continuous actions

@@ -153,7 +153,6 @@ def test_observations_are_gymnasium_s_flattening(space):
 @pytest.mark.slow
 @ALL
 def test_solves_cartpole(name, tmp_path):
-    """The defaults. Sign errors end near 10."""
     args = script(name).Args(total_timesteps=120_000, output_dir=str(tmp_path))
     assert script(name).main(args)["return"] > 450
 
@@ -203,7 +202,8 @@ def test_beta_follows_the_kl(run, monkeypatch):
 def test_a_run_that_meets_nan_stops_and_keeps_a_finite_agent(name, run, tmp_path, monkeypatch):
     rewards = iter([1.0, 2.0] * 75 + [np.nan] * 1000)
     monkeypatch.setattr(classic_envs, "pay", lambda obs: next(rewards))
-    with pytest.raises((RuntimeError, ValueError), match="non-finite|invalid values"):
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", False)  # as python -O
+    with pytest.raises(RuntimeError, match="non-finite"):
         run(name, total_timesteps=1000)
     (path,) = tmp_path.glob("*/agent.pt")
     assert all(value.isfinite().all() for value in torch.load(path).values())

@@ -53,10 +53,8 @@ SIGNS = {
     "form": lambda faulty, well: (
         faulty("reward")[-1] > 1 and faulty("right")[-1] < well("right")[-1] / 2
     ),
-    "alike": lambda faulty, well: mean(faulty("zero_std")) == 1 and not faulty("grad_norm"),
-    "stale": lambda faulty, well: (
-        faulty("difference/mean")[-1] > 1e4 * max(well("difference/mean"))
-    ),
+    "alike": lambda faulty, well: mean(faulty("zero_std")) == 1 and not any(faulty("grad_norm")),
+    "stale": lambda faulty, well: mean(faulty("approx_kl")) > 5 * mean(well("approx_kl")),
     "kl_sign": lambda faulty, well: max(faulty("kl")) > 20 * max(well("kl")),
 }
 

@@ -161,7 +161,7 @@ NEGATIVE = ["beta", "clip_high", "steps", "warmup_steps", "seed", "overlong_toke
 ZERO = ["num_minibatches", "update_epochs", "prompts_per_step", "learning_rate", "max_grad_norm"]
 ZERO += ["temperature", "max_new_tokens", "micro_batch_size", "eval_every", "eval_problems"]
 WRONG = [*((flag, -1) for flag in NEGATIVE), *((flag, 0) for flag in ZERO), ("group_size", 1)]
-WRONG += [("clip_low", 1.1), ("device", "gpu"), ("device", "cuda")]
+WRONG += [("device", "gpu"), ("device", "cuda")]
 WRONG += [("prompts_per_step", 30)]  # 4 · 7.5
 
 

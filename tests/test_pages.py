@@ -69,7 +69,14 @@ def test_lines_quoted_without_a_diff_are_those_of_a_script():
     assert quotes and all(any(quote in text for text in scripts) for quote in quotes)
 
 
-FOREIGN = {"nproc-per-node", "logdir", "help", "backup-if-mismatch", "flag"}  # --flag: any
+FOREIGN = {
+    "nproc-per-node",
+    "with-requirements",
+    "logdir",
+    "help",
+    "backup-if-mismatch",
+    "flag",
+}  # --flag: any
 FOREIGN |= {"bug", "cause", "solution"}
 FLAGS_READ = [README, EXAMPLES, ".github/CONTRIBUTING.md"]
 FLAGS_READ += [name for name in PAGES if name.startswith("tests/learn/")]
@@ -178,6 +185,7 @@ CONSTANTS = {
     # limits that we recommend; a fault's temperature and rewards
     "tests/learn/CURVES.md": "0.05 0.0001 0.1 0.4 0.6 0.2 0.3 0.7",
     "tests/learn/EXERCISES.md": "0.05 0.2 0.9",  # the usual line for p; rewards
+    "tests/benchmarks/RESULTS.md": "0.95",  # γ
     # defaults and versions of libraries
     "tests/learn/QUESTIONS.md": "1.16 0.01 0.5 0.98 0.95 0.001 1.2",
     # worked by hand or in the section's doctest; λ, γ, β, KLs and probabilities that are assumed

@@ -10,7 +10,7 @@ import torch
 import tyro
 from conftest import calls_of
 from launch import flags
-from oracles import clipped_tokens, oracle, row_by_row, tokens
+from oracles import ORACLES, expected, row_by_row
 
 SMALL = flags({"group_size": 4, "update_epochs": 2, "num_minibatches": 2, "learning_rate": 3e-3})
 
@@ -54,22 +54,23 @@ def test_numbers_are_those_of_plain_loops(rollout):
         if name == "dapo_llm":
             penalty = script.overlong_penalty(whole["mask"].sum(1), whole["ended"], args)
             rewards = rewards + penalty.view_as(rewards)
-        A = [a for group in rewards.tolist() for a in oracle(name).advantages(group, args)]
-        weights = [oracle(name).share(n, lengths, args) * sum(lengths) for n in lengths]
+        A = [a for group in rewards.tolist() for a in ORACLES[name].advantages(group, args)]
+        weights = [ORACLES[name].share(n, lengths, args) * sum(lengths) for n in lengths]
         for k, i in enumerate(shown.tolist()):
             assert close(algorithm["A"][k][0], A[i])
             assert close(algorithm["weight"][k][0], weights[i])
         for (_, batch, _, logprobs, _), frame in zip(frames, algorithm["frames"], strict=True):
-            inputs = logprobs, batch["old_logprobs"], batch["advantages"], batch["mask"]
-            clipped = clipped_tokens(name, *inputs, args)
-            for k, t, (r, s, logprob, a) in tokens(*inputs):
-                _, slope = oracle(name).token(r, s, logprob, a, args)
-                gradient = weights[shown[k]] * slope
-                expected = {"p": math.exp(logprob), "r": r, "gradient": gradient}
-                assert all(close(frame[key][k][t], value) for key, value in expected.items()), name
-                assert frame["clipped"][k][t] == clipped[k, t]
-                assert close(frame["s"][k][0], s)
-                clips.add((name, bool(clipped[k, t])))
+            old, advantages, mask = (batch[key] for key in ("old_logprobs", "advantages", "mask"))
+            right = expected(name, logprobs, old, advantages, mask, args)
+            right |= {"p": logprobs.exp(), "gradient": batch["weights"] * right["slope"]}
+            for k, t in mask.nonzero().tolist():
+                assert all(
+                    close(frame[key][k][t], right[key][k, t].item())
+                    for key in ("p", "r", "gradient")
+                ), name
+                assert frame["clipped"][k][t] == right["clipped"][k, t]
+                assert close(frame["s"][k][0], right["s"][k, t].item())
+                clips.add((name, bool(frame["clipped"][k][t])))
         assert {r for row in algorithm["frames"][0]["r"] for r in row} == {1}
     assert {("grpo_llm", True), ("gspo_llm", True), ("cispo_llm", True)} < clips
 

@@ -30,9 +30,9 @@ PICTURE = Path(__file__).with_name("results") / "nine.png"
 SEEDS = 1, 2, 3
 LOG = {  # a name in the log: what to look for
     "reward": "should rise",
-    "eval/pass@1": "share right on new questions; if flat, the others are learned by heart",
+    "eval/pass@1": "share right on new questions; flat while `reward` rises: learned by heart",
     "frac_reward_zero_std": "groups whose A are all 0; near 1, questions are too hard or easy",
-    "approx_kl": "distance from π_old per token; above 0.05 early, lower the learning rate",
+    "approx_kl": "distance from π_old per token; falls with the rate; above 0.05, lower the rate",
     "clipfrac": "tokens stopped by the clip; above 0.1, the steps are too large",
     "completions/clipped_ratio": "not the clip: completions cut off at `--max-new-tokens`",
     "entropy": "mean −log π of the tokens; near 0 early, completions are alike",

@@ -17,8 +17,8 @@ BUGS = {
     ),
     "kl_as_difference": (
         "grpo_llm",
-        'args.beta * kl_k3(logprobs, micro["ref_logprobs"])',
-        'args.beta * (logprobs - micro["ref_logprobs"])',
+        'kl = kl_k3(logprobs, part["ref_logprobs"])',
+        'kl = logprobs - part["ref_logprobs"]',
     ),
     "kl_sign": (
         "grpo_llm",
@@ -27,14 +27,16 @@ BUGS = {
     ),
     "equal_rewards": (
         "grpo_llm",
-        "rewards.amax(1) - rewards.amin(1) < 1e-6",
-        "(rewards == rewards.mean(1, keepdim=True)).all(1)",
+        "    rewards = rewards - rewards[:, :1]  # so that equal rewards, also after rounding, give"
+        " exactly 0\n",
+        "",
     ),
     "stop_token": (
         "grpo_llm",
-        "    return batch, completions, rewards.view(-1, num_samples)\n",
-        '    batch["mask"] *= batch["completion_ids"] != tokenizer.pad_token_id\n'
-        "    return batch, completions, rewards.view(-1, num_samples)\n",
+        "    return batch, rewards.view(-1, num_samples), samples\n",
+        '    is_text = batch["completion_ids"] != tokenizer.pad_token_id\n'
+        '    batch |= {name: batch[name] * is_text for name in ("mask", "old_logprobs")}\n'
+        "    return batch, rewards.view(-1, num_samples), samples\n",
     ),
     "product_of_ratios": (
         "grpo_llm",
@@ -43,20 +45,24 @@ BUGS = {
     ),
     "mean_per_micro_batch": (
         "dapo_llm",
-        '(micro["weights"] * objective).sum()',
+        '(part["weights"] * objective).sum()',
         '(token_weights(mask, args) * objective).sum() * len(mask) / len(batch["mask"])',
     ),
     "time_limit": (
         "ppo",
-        'next_values = next_values * ~rollout["terminated"]',
-        'next_values = next_values * ~rollout["done"]',
+        'next_values * ~rollout["terminated"]',
+        'next_values * ~rollout["done"]',
     ),
     "critic_fitted_first": (
         "reinforce",
-        'advantages = batch["advantages"]\n',
-        "fit_critic(agent, optimizer, batch, args)\n"
-        '    batch["advantages"] = batch["targets"] - agent.value(batch["obs"]).detach()\n'
-        '    advantages = batch["advantages"]\n',
+        '        policy = agent.policy(batch["obs"])\n',
+        "        for _ in range(4 * args.update_epochs):\n"
+        '            errors = agent.value(batch["obs"]) - batch["targets"]\n'
+        "            optimizer.zero_grad()\n"
+        "            errors.square().mean().backward()\n"
+        "            optimizer.step()\n"
+        '        batch["advantages"] = batch["targets"] - agent.value(batch["obs"]).detach()\n'
+        '        policy = agent.policy(batch["obs"])\n',
     ),
 }
 

@@ -6,14 +6,12 @@ python tests/learn/curves.py --pictures    # no run
 """
 
 import json
-import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from unittest.mock import Mock
 
 import tyro
 
@@ -31,39 +29,38 @@ SEEDS = (1, 2)
 @dataclass
 class Run:
     """A script with flags and perhaps one change: a text of it that another one replaces, a block
-    of VARIANTS.md, or a function that pays its completions."""
+    of VARIANTS.md, or a function that rewards its completions."""
 
     flags: str = ""
     curves: str = ""  # of a fault, the four that its picture shows; see `points`
     patch: tuple = ()
     block: str = ""
-    pay: Callable | None = None  # (completion, answer) → reward
+    reward: Callable | None = None  # (completion, answer) → reward
     script: str = "grpo_llm"
     beside: str = "healthy"  # the run to compare it with
 
 
-def pay_for_form(completion, answer):
-    """It pays for a right answer, and for commas, because they separate the steps of a sum."""
+def reward_form(completion, answer):
+    """1 for a right answer, and a bit for each comma, because they separate the steps of a sum."""
     return grpo_llm.verify(completion, answer) + 0.2 * completion.count(",")
 
 
 SHORT = "--steps 40"
-HELD = "--steps 20 --beta 1"
+HELD = f"{SHORT} --beta 1"
 WRONG_SIGN = ("d = other_logprobs - logprobs\n", "d = logprobs - other_logprobs\n")
 FAULTS = {
     "rate_high": Run(f"{SHORT} --learning-rate 5e-3", "reward kl entropy approx_kl"),
     "rate_low": Run(f"{SHORT} --learning-rate 5e-5", "reward approx_kl kl entropy"),
     "cut_off": Run(f"{SHORT} --max-new-tokens 9", "reward clipped_ratio zero_std mean_length"),
     "cold": Run(f"{SHORT} --temperature 0.3", "reward entropy zero_std kl"),
-    "form": Run(SHORT, "reward right mean_length clipped_ratio", pay=pay_for_form),
-    "alike": Run(SHORT, "reward zero_std kl entropy", pay=lambda completion, answer: 0.7),
-    "stale": Run(SHORT, "reward difference/mean entropy kl", block="stale"),
+    "form": Run(SHORT, "reward right mean_length clipped_ratio", reward=reward_form),
+    "alike": Run(SHORT, "reward zero_std kl entropy", reward=lambda completion, answer: 0.7),
+    "stale": Run(SHORT, "reward approx_kl clipfrac entropy", block="stale"),
     "kl_sign": Run(HELD, "reward kl grad_norm loss", WRONG_SIGN, beside="healthy_held"),
 }
 LONG = {"default": Run(), "default_ppo": Run("--total-timesteps 60000", script="ppo")}
 ALL = LONG | {"healthy": Run(SHORT), "healthy_held": Run(HELD, beside="healthy_held")} | FAULTS
-COLUMNS = "reward zero_std clipped_ratio entropy kl approx_kl grad_norm "
-COLUMNS += "difference/mean eval/pass@1"
+COLUMNS = "reward zero_std clipped_ratio entropy kl approx_kl clipfrac grad_norm eval/pass@1"
 
 
 def module_with(change):
@@ -76,23 +73,6 @@ def module_with(change):
     return bench.module_of(f"faulty_{change.script}", text.replace(right, wrong))
 
 
-def watch_right(script, pay):
-    """Functions for a language-model script that log one curve more, "right": the share of right
-    completions by the script's own verifier, whatever `pay` pays for."""
-    right, write = [], script.log
-
-    def verify(completion, answer):
-        right.append(script.verify(completion, answer))
-        return pay(completion, answer) if pay else right[-1]
-
-    def log(writer, metrics, step, *rest):
-        name = "eval/right" if "eval/pass@1" in metrics else "right"
-        write(writer, metrics | {name: mean(right)}, step, *rest)
-        right.clear()
-
-    return {"load_task": lambda path: (script.load_problems, verify), "log": log}
-
-
 def parsed(change, seed, more=""):
     """The script's Args with these flags."""
     flags = f"{change.flags} {more} --seed {seed}"
@@ -101,19 +81,25 @@ def parsed(change, seed, more=""):
 
 def run(change, seed, more=""):
     """A run with this change, and with more flags: {name: [a value for each step, or None where a
-    step has not logged it]}, the steps as "step", and of eval/… each value."""
+    step has not logged it]}, the steps as "step", and of eval/… each value. For language models
+    also "right", the share of right completions, whatever their rewards are."""
     script, args, logged = module_with(change), parsed(change, seed, more), defaultdict(dict)
-    writer = Mock(add_scalar=lambda name, value, step: logged[name].update({step: float(value)}))
+    right, functions = [], {}
 
-    def make_writer(folder):
-        Path(folder).mkdir(parents=True)
-        writer.log_dir = folder
-        return writer
+    def verify(completion, answer):
+        right.append(script.verify(completion, answer))
+        return change.reward(completion, answer) if change.reward else right[-1]
 
-    functions = {"evaluate": lambda *inputs, **options: 0.0}  # the classic scripts' takes seconds
+    def note(name, value, step):
+        logged[name][step] = value
+        if name in ("reward", "eval/pass@1"):
+            note("right" if name == "reward" else "eval/right", mean(right), step)
+            right.clear()
+
     if change.script in LLM_SCRIPTS:
-        functions = watch_right(script, change.pay)
-    bench.run_main(script, args, SummaryWriter=make_writer, **functions)
+        load_task = script.load_task
+        functions = {"load_task": lambda args: (verify, *load_task(args)[1:])}
+    bench.run_main(script, args, note, **functions)
     scores = {name: list(logged.pop(name).values()) for name in [*logged] if name[:5] == "eval/"}
     steps = sorted(set().union(*logged.values()))
     columns = {name: [values.get(step) for step in steps] for name, values in logged.items()}
@@ -131,8 +117,9 @@ def make_runs(names):
     for name in names:
         for seed in SEEDS:
             flags, curves = vars(parsed(ALL[name], seed)), run(ALL[name], seed)
-            kept = sorted(curves.keys() - {"charts/SPS"})  # seconds are this machine's
-            curves = {curve: [v and float(f"{v:.4g}") for v in curves[curve]] for curve in kept}
+            curves = {
+                curve: [v and float(f"{v:.4g}") for v in curves[curve]] for curve in sorted(curves)
+            }
             runs = load_runs() | {(name, seed): {"flags": flags} | curves}
             rows = [{"name": who[0]} | runs[who] for who in sorted(runs) if who[0] in ALL]
             lines = [json.dumps(row, separators=(",", ":")) for row in rows]
@@ -145,14 +132,14 @@ def points(logged, curve):
     if curve in logged and curve.startswith("eval/"):
         return list(enumerate(logged[curve]))
     names = [name for name in logged if name.endswith(curve) and not name.startswith("eval/")]
-    pairs = zip(logged["step"], logged[min(names, key=len)] if names else [], strict=False)
+    pairs = zip(logged["step"], logged[min(names, key=len)], strict=True)
     return [(step, value) for step, value in pairs if value is not None]
 
 
 def number(logged, curve):
     """Of kl and grad_norm the largest value, of a score the last, of all else the mean of the
     second half."""
-    values = [value for _, value in points(logged, curve)] or [math.nan]
+    values = [value for _, value in points(logged, curve)]
     if curve in ("kl", "grad_norm"):
         return max(values)
     half = values[-1:] if curve.startswith("eval/") else values[len(values) // 2 :]
@@ -170,14 +157,13 @@ def cell(runs, name, curve):
     faulty, healthy = ([number(runs[who, seed], curve) for seed in SEEDS] for who in (name, beside))
     if name == beside or min(faulty) > 1.3 * max(healthy) or 1.3 * max(faulty) < min(healthy):
         return short(mean(faulty))
-    return "none" if math.isnan(mean(faulty)) else "·"
+    return "·"
 
 
 def healthy_rows(runs):
     """Of each number that a default run logs: its mean in the first and in the last tenth of the
     run, and its largest value, of both seeds together."""
-    others = {"flags", "step", "right", "eval/right", "learning_rate", "charts/learning_rate"}
-    others |= {"eval/mean_length", "eval/clipped_ratio"}  # as flags, or as above
+    others = {"flags", "step", "right", "eval/right", "eval/clipped_ratio", "losses/beta"}
     for name in LONG:
         logged = [runs[name, seed] for seed in SEEDS]
         for curve in sorted(logged[0].keys() - others):

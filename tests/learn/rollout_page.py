@@ -47,7 +47,7 @@ def args_of(script, words, page_args):
     other algorithms have is left out."""
     args, _ = tyro.cli(script.Args, args=words, return_unknown_args=True)
     args.beta, args.update_epochs = 0.0, page_args.update_epochs
-    args.num_minibatches = page_args.num_minibatches
+    args.num_minibatches = page_args.num_minibatches  # also of RLOO, which has no such flag
     return args
 
 
@@ -104,8 +104,7 @@ def choose_groups(rewards, lengths, args):
     and whose completions have a medium length: rewards, lengths (P, G) → list of indices."""
     spread, middle = rewards.std(1), lengths.median()
     score = spread / spread.max() - (lengths.mean(1) - middle).abs() / middle
-    equal = grpo_llm.are_equal(rewards).tolist()
-    mixed = [g for g in score.argsort(descending=True).tolist() if not equal[g]]
+    mixed = [g for g in score.argsort(descending=True).tolist() if spread[g] > 1e-6]
     if not mixed:
         sys.exit("no question has completions of unequal rewards: raise --prompts-per-step")
     fit = (lengths[mixed].sum(1).cumsum(0) <= room(args)).sum()
@@ -120,9 +119,14 @@ def digits(tensor, lengths):
 
 def look(script, policy, batch, args):
     """What the page shows of these completions after this step: lists, one per completion."""
-    logprobs = script.batch_logprobs(policy, batch, args).requires_grad_()
+    with torch.no_grad():
+        logprobs = script.token_logprobs(policy, batch, args)
+    logprobs.requires_grad_()
     old, advantages, mask = (batch[name] for name in ("old_logprobs", "advantages", "mask"))
-    objective, clipped = script.surrogate(logprobs, old, advantages, mask, args)
+    if script is rloo_llm:
+        objective, clipped = script.surrogate(logprobs, advantages), torch.zeros_like(mask)
+    else:
+        objective, clipped = script.surrogate(logprobs, old, advantages, mask, args)
     (gradient,) = torch.autograd.grad((batch["weights"] * objective).sum(), logprobs)
     log_ratio = (logprobs - old).detach()
     s = (log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True)).exp()
@@ -135,24 +139,20 @@ def look(script, policy, batch, args):
 def train(script, model, batch, rewards, shown, args):
     """Let a copy of the model take this algorithm's steps; returns what the page shows of it."""
     policy = copy.deepcopy(model)
-    optimizer = torch.optim.AdamW(
-        policy.parameters(), lr=args.learning_rate, weight_decay=0.0, fused=True
-    )
+    optimizer = torch.optim.Adam(policy.parameters(), args.learning_rate, fused=True)
     if script is dapo_llm:
         penalty = script.overlong_penalty(batch["mask"].sum(1), batch["ended"], args)
         rewards = rewards + penalty.view_as(rewards)
-    advantages = script.compute_advantages(rewards, args)
-    advantages[script.are_equal(rewards)] = 0
-    batch = batch | {"advantages": advantages.flatten()}
+    batch = batch | {"advantages": script.compute_advantages(rewards, args).flatten()}
     # times the number of tokens, so that their mean is 1
     weights = script.token_weights(batch["mask"], args) * batch["mask"].sum()
-    part = script.take_rows(batch | {"weights": weights}, shown)
+    part = {name: tensor[shown] for name, tensor in (batch | {"weights": weights}).items()}
     frames, steps, taken = [look(script, policy, part, args)], shown_steps(args), 0
     rows = torch.arange(rewards.numel(), device=rewards.device).view_as(rewards)
     torch.manual_seed(args.seed)  # so that all algorithms get the same minibatches
     for _ in range(args.update_epochs):
         for groups in torch.randperm(len(rewards)).tensor_split(args.num_minibatches):
-            minibatch = script.take_rows(batch, rows[groups].flatten())
+            minibatch = {name: tensor[rows[groups].flatten()] for name, tensor in batch.items()}
             script.train_minibatch(policy, optimizer, minibatch, args)
             taken += 1
             if taken in steps:
@@ -186,24 +186,21 @@ def describe(g, problems, batch, rewards, tokenizer, stops, args):
         completions.append(
             {"R": rewards.flatten()[i].item(), "tokens": tokens, "more": n - len(ids)}
         )
-    return {"question": problems[g][0], "right": str(problems[g][1]), "completions": completions}
+    question, right = map(str, problems[g])
+    return {"question": question, "right": right, "completions": completions}
 
 
 def make_page(words):
     """All that the page shows. The words are the flags as they were typed."""
     args = tyro.cli(Args, args=words)
-    if args.resume:
-        sys.exit("--resume: a page is of a model, so name the checkpoint's folder by --model")
-    device = grpo_llm.start_device(args)
-    problems, _ = grpo_llm.load_data(args)
-    model, tokenizer = grpo_llm.load_policy(args, device)
-    problems = random.Random(f"{args.seed} 1").sample(problems, args.prompts_per_step)
+    verify, train_problems, _ = grpo_llm.load_task(args)
+    model, tokenizer = grpo_llm.load_model(args)
+    problems = random.Random(f"{args.seed} 1").sample(train_problems, args.prompts_per_step)
     torch.manual_seed(args.seed)
-    size, stops = args.group_size, model.generation_config.eos_token_id or []
-    batch, _, rewards = grpo_llm.rollout(model, tokenizer, problems, size, args.temperature, args)
-    batch["old_logprobs"] = grpo_llm.batch_logprobs(model, batch, args)
+    size, stops = args.group_size, model.generation_config.eos_token_id
+    batch, rewards, _ = grpo_llm.rollout(model, tokenizer, verify, problems, size, args)
     groups = choose_groups(rewards, batch["mask"].sum(1).view_as(rewards), args)
-    shown = torch.arange(rewards.numel(), device=device).view_as(rewards)[groups].flatten()
+    shown = torch.arange(rewards.numel(), device=rewards.device).view_as(rewards)[groups].flatten()
     page = {"command": shlex.join(["python", *sys.argv]), "seed": args.seed}
     page |= {"questions": len(problems), "steps": shown_steps(args)}
     page["epoch"] = page["steps"].index(args.num_minibatches)  # the frame that ends the first epoch

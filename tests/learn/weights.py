@@ -37,8 +37,12 @@ def weight(method, ratio, advantage):
     logprobs = old_logprobs.clone()
     logprobs[0, 0] += math.log(ratio)
     logprobs.requires_grad_()
-    inputs = logprobs, old_logprobs, torch.tensor([advantage]), torch.ones(1, 10), script.Args()
-    script.surrogate(*inputs)[0].sum().backward()
+    advantages, mask = torch.tensor([advantage]), torch.ones(1, 10)
+    if method == "RLOO":  # it has no ratio
+        objective = script.surrogate(logprobs, advantages)
+    else:
+        objective, _ = script.surrogate(logprobs, old_logprobs, advantages, mask, script.Args())
+    objective.sum().backward()
     return logprobs.grad[0, 0].item() / advantage
 
 
