@@ -103,8 +103,8 @@ def test_rewards_are_those_of_their_completions():
 def test_what_the_model_reads_and_the_verifier_does_not(pretrained):
     """A prompt is a user's turn, or a conversation, and a model that could think does not; without
     a chat template it is a text. bos comes once, and no eos stands before the completion, although
-    this tokenizer puts both around every text. No verifier reads special tokens, nor
-    the stop token."""
+    this tokenizer puts both around every text. No verifier reads special tokens or the stop token.
+    What is kept of a prompt is what the model reads."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
     tokenizer.add_special_tokens({"bos_token": "<s>"})
     special = [(name, tokenizer.convert_tokens_to_ids(name)) for name in ("<s>", "<|im_end|>")]
@@ -117,13 +117,15 @@ def test_what_the_model_reads_and_the_verifier_does_not(pretrained):
     def read(*prompts):
         problems, texts = [(prompt, "") for prompt in prompts], []
         verify = lambda text, _: texts.append(text) or 0  # noqa: E731
-        batch, _, _ = grpo.rollout(model, tokenizer, verify, problems, 999, args)
+        batch, _, samples = grpo.rollout(model, tokenizer, verify, problems, 999, args)
         assert {0, 1, 2, 70} <= {*batch["completion_ids"].flatten().tolist()}
         assert not any(
             token in text for token in ("<|im", tokenizer.decode([70])) for text in texts
         )
         rows = zip(batch["prompt_ids"][::999], batch["prompt_mask"][::999], strict=True)
-        return [tokenizer.decode(ids[mask > 0]) for ids, mask in rows]
+        prompts = [tokenizer.decode(ids[mask > 0]) for ids, mask in rows]
+        assert [sample["prompt"] for sample in samples[::999]] == prompts
+        return prompts
 
     turns = [("system", "Add."), ("user", "1+1"), ("assistant", "2"), ("user", "3+8")]
     chat = [{"role": role, "content": text} for role, text in turns]
