@@ -5,6 +5,7 @@ import os
 import re
 import runpy
 import select
+import signal
 import textwrap
 import tracemalloc
 
@@ -81,6 +82,8 @@ def test_of_a_program_only_the_reward_stays(end, tmp_path, monkeypatch):
     code = f"{F}\n{PARENT.format(pipe=pipe)}\n{end}"
     tracemalloc.start()
     if ENDS[end] is None:
+        # a job in the background of a shell would ignore Ctrl-C
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         with pytest.raises(KeyboardInterrupt):
             functions.verify(f"{code}\ntime.sleep(60)", TESTS)
     else:

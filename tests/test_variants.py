@@ -285,7 +285,7 @@ def test_graphs_sampler_writes_the_same_text(kind):
 def test_graph_refuses_a_cache_that_counts_in_python(kind):
     module, model = variant("graph"), random_model(kind, vocab=23, **KINDS[kind])
     line = refused(module.generate, model, LONG_PROMPTS, 2, module.Args())
-    assert line.startswith("--model: its sliding window or linear attention")
+    assert line.startswith("graph: takes no --bf16, no sliding window")
 
 
 @pytest.mark.slow

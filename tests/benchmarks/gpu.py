@@ -154,7 +154,6 @@ def step():
     yield "16 rows per pass", partial(our_step, wide, ())
     yield "16 rows, bf16", partial(our_step, wide | {"bf16": True}, ())
     yield "16 rows, graph", partial(our_step, wide, ("graph",))
-    yield "16 rows, graph, bf16", partial(our_step, wide | {"bf16": True}, ("graph",))
 
 
 def their_step(rows, **options):
