@@ -13,9 +13,8 @@ import bench
 import pytest
 import torch
 import variants
-from conftest import batch_of, equal, random_model, refused, script, weights
-from oracles import check_logprobs, row_by_row, single_rows
-from test_llm_rollout import KINDS
+from conftest import batch_of, equal, random_model, refused, weights
+from oracles import row_by_row, single_rows
 from torch.nn.utils.rnn import pad_sequence
 
 ROOT = variants.ROOT
@@ -253,39 +252,6 @@ def test_checkpointing_reads_each_layer_twice_and_changes_no_gradient(monkeypatc
         run_main(module, monkeypatch, model, steps=0, output_dir=str(tmp_path))
     torch.testing.assert_close(*gradients)
     assert module.generate(model, PROMPTS, 4, args)["mask"].sum() > 12
-
-
-LONG_PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [10, 11], [12], [3, 16, 5], [17, 2], [9, 8, 7, 20]]
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
-def test_graphs_sampler_writes_the_same_text(kind):
-    """Where the draw is certain. Prompts are padded, and rows end at different times. At a higher
-    temperature its log-probs are those of single rows without a cache."""
-    module, generate = variant("graph"), script("grpo_llm").generate
-    model = random_model(kind, vocab=23, stops=[], **KINDS[kind])
-    args = module.Args(temperature=1e-4, max_new_tokens=12)
-    rows = generate(model, LONG_PROMPTS, 1, args)["completion_ids"].tolist()
-
-    def lengths(stops):
-        return {next((t for t, token in enumerate(row) if token in stops), 12) for row in rows}
-
-    # The two tokens that end these rows at the most different times.
-    stops = max(itertools.combinations({*sum(rows, [])}, 2), key=lambda stops: len(lengths(stops)))
-    model.generation_config.eos_token_id = list(stops)
-    expected, batch = (f(model, LONG_PROMPTS, 1, args) for f in (generate, module.generate))
-    for name in ("completion_ids", "mask", "ended"):
-        assert torch.equal(batch[name], expected[name]), name
-    assert len(batch["mask"].sum(1).unique()) > 2
-    args.temperature = 1.5
-    check_logprobs(module, model, module.generate(model, LONG_PROMPTS, 2, args), args)
-
-
-@pytest.mark.parametrize("kind", ["gemma3_text", "qwen3_5_text"])
-def test_graph_refuses_a_cache_that_counts_in_python(kind):
-    module, model = variant("graph"), random_model(kind, vocab=23, **KINDS[kind])
-    line = refused(module.generate, model, LONG_PROMPTS, 2, module.Args())
-    assert line.startswith("graph: takes no --bf16, no sliding window")
 
 
 @pytest.mark.slow

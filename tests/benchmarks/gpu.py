@@ -4,9 +4,8 @@
     timeout 240 python tests/benchmarks/gpu.py right    # or step, or trl: one part
 
 right compares log-probs and gradient of all five scripts with the CPU's. step measures a training
-step at the default flags, with others, and with VARIANTS.md's graph; trl the same step by TRL's
-GRPOTrainer, if it is installed. A measurement is printed and kept at once. If one fails, the exit
-status is 1.
+step at the default flags and with others; trl the same step by TRL's GRPOTrainer, if it is
+installed. A measurement is printed and kept at once. If one fails, the exit status is 1.
 
 No hub is needed: the large model is a random one of Qwen2.5-0.5B's shape, with the tiny model's
 tokenizer. Its prompts have 56 to 170 tokens, so they are padded, as in a real run.
@@ -126,10 +125,9 @@ def speed(spent):
     return values | ({"reserved_GB": torch.cuda.memory_reserved() / 1e9} if GPU else {})
 
 
-def our_step(flags, blocks):
-    """The second training step of grpo_llm.py with these blocks, and its parts."""
-    text = bench.variants.applied(*blocks)
-    script, seconds = bench.module_of("_".join(["variant", *blocks]), text), defaultdict(float)
+def our_step(**flags):
+    """The second training step of grpo_llm.py, and its parts."""
+    seconds = defaultdict(float)
 
     def timed(name, function, *inputs):
         start = bench.clock()
@@ -137,23 +135,21 @@ def our_step(flags, blocks):
         seconds[name] += bench.clock() - start
         return result
 
-    def rollout(*inputs, original=script.rollout):
+    def rollout(*inputs, original=grpo_llm.rollout):
         seconds.clear()  # the first step is to warm up
         return timed("rollout_s", original, *inputs)
 
-    train = partial(timed, "train_minibatch_s", script.train_minibatch)
+    train = partial(timed, "train_minibatch_s", grpo_llm.train_minibatch)
     functions = {"rollout": rollout, "train_minibatch": train} | TASK
     with LARGE:
-        _, spent = bench.seconds_of_steps(script, settings(**flags), 2, **functions)
+        _, spent = bench.seconds_of_steps(grpo_llm, settings(**flags), 2, **functions)
     return speed(spent) | seconds
 
 
 def step():
-    wide = {"micro_batch_size": 16}
-    yield "as it is", partial(our_step, {}, ())
-    yield "16 rows per pass", partial(our_step, wide, ())
-    yield "16 rows, bf16", partial(our_step, wide | {"bf16": True}, ())
-    yield "16 rows, graph", partial(our_step, wide, ("graph",))
+    yield "as it is", our_step
+    yield "16 rows per pass", partial(our_step, micro_batch_size=16)
+    yield "16 rows, bf16", partial(our_step, micro_batch_size=16, bf16=True)
 
 
 def their_step(rows, **options):
