@@ -69,10 +69,10 @@ class Args:
 
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
-    """Ψ_t and the critic's targets: all (T, N), with one episode in each column. The baseline needs
-    V(s_{t+1}) in place of the rewards that a time limit cut off, although its errors add a bias:
-    otherwise G_t would shrink near the limit, which V cannot foresee, because s_t contains no
-    clock. (The other two credits treat a time limit as the end.)"""
+    """Ψ_t and the critic's targets: all (T, N), with one episode in each column. With the baseline,
+    V(s_{t+1}) stands in for the rewards that a time limit cut off. Without it G_t would shrink near
+    the limit, which V cannot foresee, because s_t contains no clock. The price is a bias where V is
+    wrong. (The other two credits treat a time limit as the end.)"""
     baseline = args.credit == "baseline"
     truncated = rollout["done"] & ~rollout["terminated"]
     returns = rollout["rewards"] + args.gamma * next_values * truncated * baseline
