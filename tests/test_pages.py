@@ -177,7 +177,7 @@ CONSTANTS = {
     # examples worked by hand, and the scripts' bounds
     WALK: "0.5 0.25 0.75 1.5 0.8 0.01 0.012 0.9 1.28 1.25 1.06 1.013 0.99 0.1 1.2",
     # the lesson's probabilities, rewards, ratios and advantages, all worked by hand or typed
-    "tests/learn/GRPO.md": "0.25 0.75 0.33 0.125 0.016 0.094 0.109 0.875 0.12 100.25 0.5 0.5774 "
+    "tests/learn/GRPO.md": "0.25 0.75 0.33 0.125 0.016 0.094 0.109 0.875 0.119 100.25 0.5 0.5774 "
     "0.9 1.5 2.25 1.1 0.8 1.2 0.3 0.4 1.35 0.67 0.2 0.001 0.499",
     EXAMPLES: "0.0 0.1 0.5 0.9 1.0",  # rewards, a size, 1 − (3/4)^8, a judgment
     # a temperature, rewards, γ, δ, the clip

@@ -32,7 +32,7 @@ LOG = {  # a name in the log: what to look for
     "reward": "should rise",
     "eval/pass@1": "share right on new questions; flat while `reward` rises: learned by heart",
     "frac_reward_zero_std": "groups whose A are all 0; near 1, questions are too hard or easy",
-    "approx_kl": "distance from π_old per token; falls as the learning rate does; above 0.05, lower it",
+    "approx_kl": "distance from π_old per token; falls with the learning rate; above 0.05, cut it",
     "clipfrac": "tokens stopped by the clip; above 0.1, the steps are too large",
     "completions/clipped_ratio": "not the clip: completions cut off at `--max-new-tokens`",
     "entropy": "mean −log π of the tokens; near 0 early, completions are alike",
