@@ -134,7 +134,7 @@ def test_gpu(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["clip", "weights"])
-def test_pictures_of_learn(name):
-    process = Launched(f"tests/learn/{name}.py", "/dev/null")
+def test_pictures_of_learn(tmp_path):
+    process = Launched("tests/learn/ratio_pictures.py", str(tmp_path))
     assert process.wait(600) == 0, process.stderr[-3000:]
+    assert len([*tmp_path.glob("*.png")]) == 2

@@ -96,6 +96,8 @@ def test_rewards_are_those_of_their_completions():
     for i, (sample, mask) in enumerate(zip(samples, batch["mask"], strict=True)):
         text = tokenizer.decode(batch["completion_ids"][i][mask > 0]).removesuffix("<eos>")
         assert scored[i] == (text, [i // 3]) and text == sample["completion"]
+        last = batch["completion_ids"][i][mask > 0][-1]  # trained on, also if it is the stop token
+        assert batch["ended"][i] == (last == tokenizer.eos_token_id)
         prompt = tokenizer.decode(batch["prompt_ids"][i][batch["prompt_mask"][i] > 0])
         assert prompt == problems[i // 3][0] == sample["prompt"] and sample["reward"] == i + 1
 

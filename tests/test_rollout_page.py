@@ -77,16 +77,6 @@ def test_numbers_are_those_of_plain_loops(rollout):
     assert {("grpo_llm", True), ("gspo_llm", True), ("cispo_llm", True)} < clips
 
 
-def test_each_completion_ends_as_it_has_ended(rollout):
-    """With ■ for the stop token, unless it was cut off at its last token or by the page."""
-    page, [(_, _, batch, _, shown, _), *_], _ = rollout
-    ends = [
-        completion["tokens"][-1] for group in page["groups"] for completion in group["completions"]
-    ]
-    expected = batch["ended"][shown].tolist()
-    assert [end == "■" for end in ends] == expected and any(expected)
-
-
 def test_a_flag_that_was_typed_holds_also_at_a_default_of_the_tiny_model():
     """Without it the rate is 1e-6, a file's completion has 256 tokens, DAPO's clip is at 0.28."""
     typed = {"learning_rate": 5e-4, "max_new_tokens": 32, "clip_high": 0.2}

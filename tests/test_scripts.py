@@ -26,7 +26,7 @@ def test_below_the_marker_all_scripts_are_the_same(scripts):
     assert not differing, f"below the marker not as {scripts[0]}.py: {', '.join(differing)}"
 
 
-GRPO = ["grpo_llm", "gspo_llm", "cispo_llm"]
+GRPO = ["grpo_llm", *(n for n in LLM_SCRIPTS if n not in ("rloo_llm", "grpo_llm", "dapo_llm"))]
 SAME = [("main", GRPO), ("token_weights", ["rloo_llm", "dapo_llm", "cispo_llm"])]
 SAME += [(part, ["dapo_llm", *GRPO]) for part in ("compute_advantages", "kl_k3", "train_minibatch")]
 SAME += [("compute_advantages", CLASSIC_SCRIPTS[2:])]
@@ -53,6 +53,7 @@ def test_runs_of_language_models_begin_and_end_alike():
 def test_every_script_at_the_top_is_known():
     at_the_top = {path.stem for path in ROOT.glob("*.py") if path.stem[:8] != "variant_"}
     assert at_the_top == PATHS.keys(), "tests/scripts.py lists other scripts"
+    assert not [*ROOT.glob("*.rej")], "carry these hunks by hand, then delete them"
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -99,4 +100,6 @@ def test_a_copied_script_brings_what_it_needs():
 
 def test_readme_has_the_numbers_of_lines():
     page = (ROOT / "README.md").read_text()
+    rows = {*re.findall(r"^\| \[(\w+)\.py\]", page, re.M)}
+    assert rows == {*SCRIPTS}, "README's table lists other scripts"
     assert with_counts(page) == page, "to write them: python tests/scripts.py"

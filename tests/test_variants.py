@@ -13,12 +13,12 @@ import bench
 import pytest
 import torch
 import variants
-from conftest import batch_of, equal, random_model, refused, weights
+from conftest import batch_of, random_model, refused
 from oracles import row_by_row, single_rows
+from test_llm_update import LENGTHS, PROMPTS
 from torch.nn.utils.rnn import pad_sequence
 
 ROOT = variants.ROOT
-PROMPTS, LENGTHS = [[3, 4], [5, 6, 7, 8], [9]], [8, 2, 5, 1, 3, 8, 8, 4, 1, 6, 7, 2]
 ROWS = re.findall(r"^\| \[(\w+)\]\(#\S+\) \| .+? \| (.+) \|$", variants.PAGE, re.M)
 FITS = [(name, f"{other}_llm") for name, others in ROWS for other in re.findall(r"\w+", others)]
 FITS += [(name, "grpo_llm") for name in variants.BLOCKS]
@@ -213,7 +213,7 @@ def test_ppos_step_has_the_gradient_of_both_losses(monkeypatch, tmp_path):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
 
 
-# ------------------------------------------------------------------------ Samplers, memory, a kill
+# ------------------------------------------------------------------------ Samplers and memory
 
 
 def test_stale_rollouts_are_drawn_by_the_model_of_two_steps_ago(monkeypatch, tmp_path):
@@ -252,17 +252,6 @@ def test_checkpointing_reads_each_layer_twice_and_changes_no_gradient(monkeypatc
         run_main(module, monkeypatch, model, steps=0, output_dir=str(tmp_path))
     torch.testing.assert_close(*gradients)
     assert module.generate(model, PROMPTS, 4, args)["mask"].sum() > 12
-
-
-@pytest.mark.slow
-def test_a_resumed_run_ends_like_one_in_a_single_piece(short_run):
-    """To the bit: its steps, its draws, its learning rate, its π_ref and Adam's momentum."""
-    module = variant("resume")
-    flags = short_run | {"steps": 4, "eval_every": 2, "learning_rate": 5e-3, "beta": 1.0}
-    straight = module.main(module.Args(**flags))["folder"]
-    resumed = module.main(module.Args(**flags, resume=f"{straight}/step-000002"))["folder"]
-    assert sorted(path.name for path in Path(resumed).glob("step-*")) == ["step-000004"]
-    assert equal(weights(straight), weights(resumed))
 
 
 # ------------------------------------------------------------------------ The page and variants.py

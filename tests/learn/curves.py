@@ -17,6 +17,7 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import bench
+import bugs
 from blocks import write_block
 from scripts import LLM_SCRIPTS, ROOT, source
 
@@ -47,7 +48,6 @@ def reward_form(completion, answer):
 
 SHORT = "--steps 40"
 HELD = f"{SHORT} --beta 1"
-WRONG_SIGN = ("d = other_logprobs - logprobs\n", "d = logprobs - other_logprobs\n")
 FAULTS = {
     "rate_high": Run(f"{SHORT} --learning-rate 5e-3", "reward kl entropy approx_kl"),
     "rate_low": Run(f"{SHORT} --learning-rate 5e-5", "reward approx_kl kl entropy"),
@@ -56,7 +56,9 @@ FAULTS = {
     "form": Run(SHORT, "reward right mean_length clipped_ratio", reward=reward_form),
     "alike": Run(SHORT, "reward zero_std kl entropy", reward=lambda completion, answer: 0.7),
     "stale": Run(SHORT, "reward approx_kl clipfrac entropy", block="stale"),
-    "kl_sign": Run(HELD, "reward kl grad_norm loss", WRONG_SIGN, beside="healthy_held"),
+    "kl_sign": Run(
+        HELD, "reward kl grad_norm loss", bugs.BUGS["kl_sign"][1:], beside="healthy_held"
+    ),
 }
 LONG = {"default": Run(), "default_ppo": Run("--total-timesteps 60000", script="ppo")}
 ALL = LONG | {"healthy": Run(SHORT), "healthy_held": Run(HELD, beside="healthy_held")} | FAULTS

@@ -178,47 +178,6 @@ def kl_pulls(k, ref):
     return whole, grad(lambda x: p @ k(logprobs(x), logprobs(ref)).sum(1), THETA)
 
 
-def tree(T):
-    """A second model: two tokens, T of them in each of 2^T completions, and a weight for each text.
-    θ, 2^T numbers of which the first is unused → log π of the tokens, (2^T, T)."""
-    leaf = torch.arange(2**T, 2 ** (T + 1))[:, None]  # a text is a 1 and its tokens, as binary
-    signs = (leaf >> torch.arange(T - 1, -1, -1)) % 2 * 2 - 1
-    return lambda theta: (signs * theta[leaf >> torch.arange(T, 0, -1)]).sigmoid().log()
-
-
-def median_errors(own_gradient, T=None):
-    """How far the gradient from the old policy's completions is from the true one, relative to its
-    length, with the weights 1, r, s and r_1 ⋯ r_t, (4,): medians over a hundred policies that have
-    moved by a KL of 0.05, along their own ∇J or in a random direction. T=None: this model. Else of
-    trees whose completions are right at random, one half of them."""
-    generator = torch.Generator().manual_seed(0)
-    normal = lambda n: 0.7 * torch.randn(n, generator=generator).double()  # noqa: E731
-    model, right, mask, size = logprobs, R, MASK, len(THETA)
-    if T:
-        model, mask, size = tree(T), torch.ones(2**T, T), 2**T
-    reward = lambda x: model(x).sum(1).exp() @ right  # noqa: E731
-    errors = []
-    for _ in range(100):
-        if T:
-            right = torch.randperm(2**T, generator=generator).double() % 2
-        theta = normal(size)
-        p, before = model(theta).sum(1).exp(), model(theta)
-        way = grad(reward, theta) if own_gradient else normal(size)
-        low, high = 0.0, 200.0 / way.norm()
-        for _ in range(30):
-            middle = (low + high) / 2
-            near = p @ (before - model(theta + middle * way)).sum(1) < 0.05
-            low, high = (middle, high) if near else (low, middle)
-        to = theta + low * way
-        log_r, credit, truth = model(to) - before, p * (right - p @ right), grad(reward, to)
-        s = (log_r.sum(1, keepdim=True) / mask.sum(1, keepdim=True)).expand_as(mask)
-        for log_w in (log_r * 0, log_r, s, log_r.cumsum(1)):
-            weights = credit[:, None] * log_w.exp()
-            gradient = grad(lambda x, w=weights: (w * model(x)).sum(), to)
-            errors.append((gradient - truth).norm() / truth.norm())
-    return torch.stack(errors).view(100, 4).quantile(0.5, dim=0)
-
-
 def cosine(a, b):
     return (a @ b / (a.norm() * b.norm())).item()
 
