@@ -7,13 +7,11 @@ import re
 import pytest
 import rollout_page
 import torch
-import tyro
 from conftest import calls_of
-from launch import flags
 from oracles import ORACLES, expected, row_by_row
 
 SMALL = {"group_size": 4, "update_epochs": 2, "num_minibatches": 2, "learning_rate": 3e-3}
-SMALL = flags(SMALL | {"max_new_tokens": 14})  # so few that DAPO penalizes some completions
+SMALL |= {"max_new_tokens": 14}  # so few that DAPO penalizes some completions
 
 
 def close(shown, expected):
@@ -38,7 +36,7 @@ def rollout():
             return look(script, policy, batch, args)
 
         patch.setattr(rollout_page, "look", watched)
-        page = rollout_page.make_page(SMALL)
+        page = rollout_page.make_page(**SMALL)
     return page, [inputs for inputs, _ in trainings], looks
 
 
@@ -77,22 +75,11 @@ def test_numbers_are_those_of_plain_loops(rollout):
     assert {("grpo_llm", True), ("gspo_llm", True), ("cispo_llm", True)} < clips
 
 
-def test_a_flag_that_was_typed_holds_also_at_a_default_of_the_tiny_model():
-    """Without it the rate is 1e-6, a file's completion has 256 tokens, DAPO's clip is at 0.28."""
-    typed = {"learning_rate": 5e-4, "max_new_tokens": 32, "clip_high": 0.2}
-    words = flags({"model": "some/model", "task": __file__, "picture": "page.png"} | typed)
-    args = tyro.cli(rollout_page.Args, args=words)
-    for script in rollout_page.SCRIPTS:
-        flags_read = vars(rollout_page.args_of(script, words, args))
-        assert flags_read.items() >= {x for x in typed.items() if x[0] in flags_read}, script
-    assert rollout_page.args_of(rollout_page.dapo_llm, [], args).clip_high == 0.28
-
-
 def test_a_models_text_stays_text(tmp_path, monkeypatch):
     """What a model wrote ends no script, and is never put into the page as HTML."""
     page = {"question": "</script><img><!--<script>"}
-    monkeypatch.setattr(rollout_page, "make_page", lambda words: page)
-    text = rollout_page.main(["--output-dir", str(tmp_path)]).read_text()
+    monkeypatch.setattr(rollout_page, "make_page", lambda: page)
+    text = rollout_page.main(output_dir=str(tmp_path)).read_text()
     (data,) = re.findall(r"<script>\nconst page = (.*);\n", text)
     assert json.loads(data) == page and "<" not in data
     assert "default-src 'none'" in text and not re.search(r"\bsrc=|href=|innerHTML", text)

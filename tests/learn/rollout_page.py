@@ -1,25 +1,21 @@
 """One rollout, five algorithms: writes a page that shows what each algorithm does to each token.
 
-    python tests/learn/rollout_page.py                         # the tiny model and its sums
-    python tests/learn/rollout_page.py --model … --task …      # most flags of grpo_llm.py
+    python tests/learn/rollout_page.py
 
-The model answers the questions of one training step. Then each algorithm trains a copy of the model
+The tiny model answers the questions of one training step. Then each algorithm trains a copy of it
 on these completions by its own train_minibatch. The page has a slider for the steps, and shows each
 token's π_θ, ratio and gradient, the derivative of the whole rollout's J by log π_θ.
 
 The algorithms differ in J alone: they get the same completions, minibatches, number of steps and
-learning rate. So there is no KL penalty (β is 0), no warm-up, and DAPO draws no group again. A flag
-that is not given has each algorithm's own default.
+learning rate. So there is no KL penalty (β is 0), no warm-up, and DAPO draws no group again.
 """
 
 import copy
 import json
 import random
-import shlex
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -36,18 +32,12 @@ import rloo_llm
 SCRIPTS = [rloo_llm, grpo_llm, dapo_llm, gspo_llm, cispo_llm]
 
 
-@dataclass
-class Args(grpo_llm.Args):
-    update_epochs: int = 8  # epochs: passes over the rollout, as far as the page's slider goes
-    picture: str = ""  # FILE.png: also draw its main part after an epoch, by headless Chromium
-
-
-def args_of(script, words, page_args):
-    """The flags that were typed, and this algorithm's own defaults for the others. A flag that only
-    other algorithms have is left out."""
-    args, _ = tyro.cli(script.Args, args=words, return_unknown_args=True)
-    args.beta, args.update_epochs = 0.0, page_args.update_epochs
-    args.num_minibatches = page_args.num_minibatches  # also of RLOO, which has no such flag
+def args_of(script, flags):
+    """The algorithm's own defaults, except for these flags, as far as it has them. The slider goes
+    to the end of eight epochs."""
+    args = script.Args(**{name: x for name, x in flags.items() if hasattr(script.Args, name)})
+    args.beta, args.update_epochs = 0.0, flags.get("update_epochs", 8)
+    args.num_minibatches = flags.get("num_minibatches", 4)  # also of RLOO, which has no such flag
     return args
 
 
@@ -190,9 +180,9 @@ def describe(g, problems, batch, rewards, tokenizer, stops, args):
     return {"question": question, "right": right, "completions": completions}
 
 
-def make_page(words):
-    """All that the page shows. The words are the flags as they were typed."""
-    args = tyro.cli(Args, args=words)
+def make_page(**flags):
+    """All that the page shows, with these flags instead of the defaults."""
+    args = args_of(grpo_llm, flags)
     verify, train_problems, _ = grpo_llm.load_task(args)
     model, tokenizer = grpo_llm.load_model(args)
     problems = random.Random(f"{args.seed} 1").sample(train_problems, args.prompts_per_step)
@@ -201,37 +191,36 @@ def make_page(words):
     batch, rewards, _ = grpo_llm.rollout(model, tokenizer, verify, problems, size, args)
     groups = choose_groups(rewards, batch["mask"].sum(1).view_as(rewards), args)
     shown = torch.arange(rewards.numel(), device=rewards.device).view_as(rewards)[groups].flatten()
-    page = {"command": shlex.join(["python", *sys.argv]), "seed": args.seed}
-    page |= {"questions": len(problems), "steps": shown_steps(args)}
+    page = {"seed": args.seed, "questions": len(problems), "steps": shown_steps(args)}
     page["epoch"] = page["steps"].index(args.num_minibatches)  # the frame that ends the first epoch
     page["groups"] = [describe(g, problems, batch, rewards, tokenizer, stops, args) for g in groups]
     page["algorithms"] = []
     for script in SCRIPTS:
-        its_args = args_of(script, words, args)
-        page["algorithms"].append(train(script, model, batch, rewards, shown, its_args))
+        args = args_of(script, flags)
+        page["algorithms"].append(train(script, model, batch, rewards, shown, args))
     rows = torch.arange(len(shown)).view(len(groups), size).tolist()
     picks = [telling_token(page["algorithms"], group, page["epoch"]) for group in rows]
     return page | {"picks": [pick[1:] for pick in picks], "first": picks.index(max(picks))}
 
 
-def main(words: list[str]) -> Path:
-    args = tyro.cli(Args, args=words)
-    page = make_page(words)
+def main(picture: str = "", output_dir: str = "runs") -> Path:
+    """--picture FILE.png: also draw the page's main part after an epoch, by headless Chromium."""
+    page = make_page()
     data = json.dumps(page).replace("<", "\\u003c")  # so that no token ends the script
-    path = Path(args.output_dir, f"rollout_page__{args.seed}__{time.time_ns()}.html").resolve()
+    path = Path(output_dir, f"rollout_page__{time.time_ns()}.html").resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(Path(__file__).with_suffix(".html").read_text().replace("/*DATA*/null", data))
-    if args.picture:
+    if picture:
         command = ["chromium-headless-shell", "--headless", "--no-sandbox", "--hide-scrollbars"]
         command += ["--window-size=1180,304", "--force-device-scale-factor=1.5"]
-        command += [f"--screenshot={args.picture}", f"{path.as_uri()}#{page['epoch']}-picture"]
+        command += [f"--screenshot={picture}", f"{path.as_uri()}#{page['epoch']}-picture"]
         subprocess.run(command, check=True, timeout=100)
-        few = Image.open(args.picture).convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE)
-        few.save(args.picture, optimize=True)
+        few = Image.open(picture).convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE)
+        few.save(picture, optimize=True)
     print(f"Open this file in a browser:\n{path}")
     return path
 
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(errors="replace")  # for terminals without UTF-8
-    main(sys.argv[1:])
+    tyro.cli(main)
