@@ -179,7 +179,7 @@ CONSTANTS = {
     # the lesson's probabilities, rewards, ratios and advantages, all worked by hand or typed
     "tests/learn/GRPO.md": "0.25 0.75 0.33 0.125 0.016 0.094 0.109 0.875 0.119 100.25 0.5 0.5774 "
     "0.9 1.5 2.25 1.1 0.8 1.2 0.3 0.4 1.35 0.67 0.2 0.001 0.499",
-    EXAMPLES: "0.0 0.1 0.5 0.9 1.0",  # rewards, a size, 1 − (3/4)^8, a judgment
+    EXAMPLES: "0.0 0.5 0.9 1.0",  # rewards, 1 − (3/4)^8, a judgment
     # a temperature, rewards, γ, δ, the clip
     "tests/learn/ANSWERS.md": "0.5 0.6 0.7 0.8 0.9 1.2",
     # limits that we recommend; a fault's temperature and rewards
