@@ -8,6 +8,7 @@ import tomllib
 import pytest
 from scripts import (
     CLASSIC_SCRIPTS,
+    FAMILY,
     LLM_SCRIPTS,
     MARKER,
     PATHS,
@@ -26,7 +27,7 @@ def test_below_the_marker_all_scripts_are_the_same(scripts):
     assert not differing, f"below the marker not as {scripts[0]}.py: {', '.join(differing)}"
 
 
-GRPO = ["grpo_llm", *(n for n in LLM_SCRIPTS if n not in ("rloo_llm", "grpo_llm", "dapo_llm"))]
+GRPO = [name for name in FAMILY if "grpo_llm" in (name, FAMILY[name]) and name != "dapo_llm"]
 SAME = [("main", GRPO), ("token_weights", ["rloo_llm", "dapo_llm", "cispo_llm"])]
 SAME += [(part, ["dapo_llm", *GRPO]) for part in ("compute_advantages", "kl_k3", "train_minibatch")]
 SAME += [("compute_advantages", CLASSIC_SCRIPTS[2:])]
