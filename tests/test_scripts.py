@@ -59,8 +59,7 @@ def test_every_script_at_the_top_is_known():
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_functions_fit_on_a_screen_and_flags_have_their_help(name):
-    """main, the lesson, may have 100 lines. A flag's help is a comment of four words or more, above
-    the flag or behind it."""
+    """main, the lesson, may have 100 lines. A flag's help is a comment above it or behind it."""
     functions = [n for n in ast.walk(ast.parse(source(name))) if isinstance(n, ast.FunctionDef)]
     lengths = {node.name: node.end_lineno - node.lineno + 1 for node in functions}
     for function, length in lengths.items():
@@ -68,8 +67,7 @@ def test_functions_fit_on_a_screen_and_flags_have_their_help(name):
         assert length <= limit, f"`{function}` has {length} lines; at most {limit}"
     for field, text in parts(source(name)).items():
         if field.startswith("Args.") and field != "Args.__post_init__":
-            words = len(" ".join(re.findall("# (.+)", text)).split())
-            assert words >= 4, f"the help of `{field}` has {words} words; at least 4"
+            assert re.search(r"# \w", text), f"`{field}` has no comment, which is its help"
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
