@@ -15,7 +15,6 @@ import tyro
 from conftest import ROOT, script
 from exercise import blanked
 from launch import Launched, is_ours
-from launch import run as launch
 from scripts import PATHS, parts, source
 
 ROWS = re.findall(r"^\| `(\w+)` in (\w+)\.py.*? \| `(tests/.+?)` \|", exercise.PAGE, re.M)
@@ -84,17 +83,6 @@ def test_a_bug_is_planted_and_its_row_fits(number, tmp_path, monkeypatch, capsys
     compile((tmp_path / PATHS[name]).read_text(), name, "exec")
     command = re.search(rf"    python {name}.py (.*)", capsys.readouterr().out)[1]
     tyro.cli(script(name).Args, args=shlex.split(command))
-
-
-def test_answers_are_shown_one_by_one_and_are_on_another_page():
-    """One for each bug and each question."""
-    questions = re.findall(r"^(\d)\. ", exercise.PAGE.partition("## Questions")[2], re.M)
-    expected = [("cause", str(n)) for n in BUGS] + [("solution", n) for n in questions]
-    assert questions and list(exercise.EXPLAINED) == expected
-    for text in exercise.EXPLAINED.values():
-        assert "details>" not in text and text not in exercise.PAGE
-    shown = launch(ROOT / "tests/learn/exercise.py", "--cause", "7").stdout
-    assert shown.strip() == exercise.EXPLAINED["cause", "7"]
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import tomllib
 import pytest
 from scripts import (
     CLASSIC_SCRIPTS,
+    FAMILY,
     LLM_SCRIPTS,
     MARKER,
     PATHS,
@@ -26,7 +27,7 @@ def test_below_the_marker_all_scripts_are_the_same(scripts):
     assert not differing, f"below the marker not as {scripts[0]}.py: {', '.join(differing)}"
 
 
-GRPO = ["grpo_llm", *(n for n in LLM_SCRIPTS if n not in ("rloo_llm", "grpo_llm", "dapo_llm"))]
+GRPO = [name for name in FAMILY if "grpo_llm" in (name, FAMILY[name]) and name != "dapo_llm"]
 SAME = [("main", GRPO), ("token_weights", ["rloo_llm", "dapo_llm", "cispo_llm"])]
 SAME += [(part, ["dapo_llm", *GRPO]) for part in ("compute_advantages", "kl_k3", "train_minibatch")]
 SAME += [("compute_advantages", CLASSIC_SCRIPTS[2:])]
@@ -58,8 +59,7 @@ def test_every_script_at_the_top_is_known():
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_functions_fit_on_a_screen_and_flags_have_their_help(name):
-    """main, the lesson, may have 100 lines. A flag's help is a comment of four words or more, above
-    the flag or behind it."""
+    """main, the lesson, may have 100 lines. A flag's help is a comment above it or behind it."""
     functions = [n for n in ast.walk(ast.parse(source(name))) if isinstance(n, ast.FunctionDef)]
     lengths = {node.name: node.end_lineno - node.lineno + 1 for node in functions}
     for function, length in lengths.items():
@@ -67,8 +67,7 @@ def test_functions_fit_on_a_screen_and_flags_have_their_help(name):
         assert length <= limit, f"`{function}` has {length} lines; at most {limit}"
     for field, text in parts(source(name)).items():
         if field.startswith("Args.") and field != "Args.__post_init__":
-            words = len(" ".join(re.findall("# (.+)", text)).split())
-            assert words >= 4, f"the help of `{field}` has {words} words; at least 4"
+            assert re.search(r"# \w", text), f"`{field}` has no comment, which is its help"
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -2,8 +2,6 @@
 
 python tests/learn/exercise.py rloo_llm compute_advantages   # deletes the function's body
 python tests/learn/exercise.py --bug 1                       # plants a bug for you to find
-python tests/learn/exercise.py --cause 1                     # prints the cause of bug 1
-python tests/learn/exercise.py --solution 1                  # prints a solution of question 1
 
 `git checkout rloo_llm.py` brings the script back.
 """
@@ -18,10 +16,6 @@ import bugs
 from scripts import PATHS, ROOT
 
 PAGE = (ROOT / "tests/learn/EXERCISES.md").read_text()
-ANSWERS = (ROOT / "tests/learn/ANSWERS.md").read_text()
-FOLDED = r"<summary>The (\w+) of \w+ (\d+)</summary>\n\n(.*?)\n\n</details>"
-# ("cause" or "solution", number) → text
-EXPLAINED = {(kind, n): text for kind, n, text in re.findall(FOLDED, ANSWERS, re.S)}
 # Of each bug: number, command, the values to look at, what the bug does to them, the test to run
 CASES = re.findall(r"^\| (\d+) \| `(.+?)` \| (.+?) \| (.+?) \| `(.+?)` \|$", PAGE, re.M)
 
@@ -43,7 +37,7 @@ def plant(number):
     print(f"{path.name} now has bug {number}. Run\n\n    {command}\n")
     print(f"and look at {look}. What the bug does: {effect}.")
     print(f"Once you have fixed it, this passes: python -m pytest -q {test}")
-    print(f"And when you have named the cause: python tests/learn/exercise.py --cause {number}")
+    print(f"And when you have named the cause, unfold bug {number} in tests/learn/ANSWERS.md")
 
 
 def load_problems(split):
@@ -63,8 +57,6 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["--bug", number] if number in [case[0] for case in CASES]:
             plant(number)
-        case ["--cause" | "--solution" as kind, number] if (kind[2:], number) in EXPLAINED:
-            print(EXPLAINED[kind[2:], number])
         case [script, function] if script.removesuffix(".py") in PATHS:
             path = ROOT / PATHS[script.removesuffix(".py")]
             path.write_text(blanked(path.read_text(), function))
