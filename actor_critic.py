@@ -75,10 +75,10 @@ def compute_advantages(rollout, values, next_values, args):
 
 def main(args):
     """A run from top to bottom. Returns its last mean return, and where the agent is saved."""
+    may_be_0 = ["ent_coef", "gamma", "seed"]
     for flag, value in vars(args).items():
-        positive = flag.startswith(("cg", "clip", "learning", "max", "num", "total", "update"))
-        if positive and value <= 0 or flag in ("gamma", "gae_lambda") and not 0 <= value <= 1:
-            sys.exit(f"--{flag.replace('_', '-')} {value}: must be above 0, γ and λ up to 1")
+        if type(value) in (int, float) and not (value > 0 or value == 0 and flag in may_be_0):
+            sys.exit(f"--{flag.replace('_', '-')} {value}: must be larger")
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)  # more would only slow down networks this small
     envs = vector.RecordEpisodeStatistics(make_envs(args.env_id, args.num_envs), stats_key="total")

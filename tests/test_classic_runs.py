@@ -211,7 +211,8 @@ def test_a_run_that_meets_nan_stops_and_keeps_a_finite_agent(name, run, tmp_path
 
 FLAGS = [("trpo", flag, 0) for flag in ("max_kl", "cg_steps", "num_steps", "total_timesteps")]
 FLAGS += [("ppo", flag, 0) for flag in ("clip_coef", "update_epochs", "num_envs", "learning_rate")]
-FLAGS += [("ppo", "gae_lambda", 9.8), ("ppo", "max_grad_norm", -1.0), ("reinforce", "gamma", 1.1)]
+FLAGS += [("ppo", "beta", -1.0), ("ppo", "max_grad_norm", -1.0), ("reinforce", "gamma", -0.1)]
+FLAGS += [("actor_critic", "learning_rate", np.nan)]
 FLAGS += [("ppo", "env_id", "CartPoll-v1"), ("actor_critic", "env_id", "nowhere:X-v0")]
 
 
