@@ -12,8 +12,3 @@ def write_block(page, name, lines):
     if count != 1:
         raise ValueError(f"{page.name} has {count} blocks with the name {name}; it should have one")
     page.write_text(written)
-
-
-def without_blocks(text):
-    """The text of a page, without the content of its blocks."""
-    return re.sub(r"<!-- [\w-]+ -->\n.*?<!-- end -->", "", text, flags=re.S)

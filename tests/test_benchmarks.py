@@ -3,7 +3,6 @@
 import re
 
 import bench
-import beside_trl
 import classic
 import gpu
 import methods
@@ -14,7 +13,7 @@ import torch
 from conftest import ROOT, calls_of
 from launch import Launched
 
-MODULES = [methods, real_model, classic, parity, beside_trl, gpu]
+MODULES = [methods, real_model, classic, parity, gpu]
 TOY = {"prompts_per_step": 4, "group_size": 4, "eval_problems": 4, "max_new_tokens": 4}
 
 
@@ -45,8 +44,7 @@ def page(monkeypatch, tmp_path):
     def in_processes(function, jobs, at_once=1):
         return [(job, function(**job)) for job in jobs]
 
-    for module in (bench, beside_trl):
-        monkeypatch.setattr(module, "in_processes", in_processes)
+    monkeypatch.setattr(bench, "in_processes", in_processes)
     for module in (methods, real_model):
         monkeypatch.setattr(module, "draw", lambda runs: None)
     return bench.PAGE
@@ -108,15 +106,6 @@ def test_our_side_of_parity(command, tmp_path):
         torch.set_default_dtype(torch.float32)
     rloo = command.startswith("rloo")
     assert len(steps) == (1 if rloo else 4) and (sum(step[-1] for step in steps) > 0) != rloo
-
-
-@pytest.mark.slow
-def test_beside_trl(page, monkeypatch):
-    """Our side, and TRL's if it is installed."""
-    monkeypatch.setattr(beside_trl, "SEEDS", [11])
-    monkeypatch.setattr(beside_trl, "ROLLOUTS", 2)
-    beside_trl.main()
-    assert re.search(r"\| grpo_llm.py \| [\d.]+ \| 1.00 \|", page.read_text())
 
 
 @pytest.mark.slow

@@ -1,14 +1,9 @@
-"""CURVES.md: the page names all that the scripts log, its tables are those of the kept runs,
-and each fault shows the sign that the page gives it, on two seeds (slow)."""
+"""CURVES.md: the page names all that the scripts log, and its tables are those of the kept runs."""
 
-import functools
 import re
-from statistics import mean
 
 import curves
-import pytest
-from conftest import SEED_SHIFT
-from curves import ALL, FAULTS, SEEDS, Run
+from curves import ALL, SEEDS, Run
 from scripts import LLM_SCRIPTS, SCRIPTS
 
 PAGE = curves.PAGE.read_text()
@@ -37,37 +32,3 @@ def test_the_kept_runs_have_the_flags_and_defaults_of_today():
     """If this fails: python tests/learn/curves.py, which makes them again"""
     flags = {(name, seed): vars(curves.parsed(ALL[name], seed)) for name in ALL for seed in SEEDS}
     assert {who: run["flags"] for who, run in curves.load_runs().items()} == flags
-
-
-SMALL = "--steps 12 --prompts-per-step 16 --eval-problems 16 --warmup-steps 3"
-MORE = dict.fromkeys(["cut_off", "cold", "alike", "stale"], "--steps 6")  # enough to show them
-MORE |= dict.fromkeys(["kl_sign", "healthy_held"], "--learning-rate 2e-3")  # or it needs luck
-# Of the values of a run with the fault, and of one without it.
-SIGNS = {
-    "rate_high": lambda faulty, well: faulty("kl")[-1] > 5 * well("kl")[-1],
-    "rate_low": lambda faulty, well: mean(faulty("approx_kl")) < 0.05 * mean(well("approx_kl")),
-    "cut_off": lambda faulty, well: (
-        mean(faulty("clipped_ratio")) > 0.4 > 10 * mean(well("clipped_ratio"))
-    ),
-    "cold": lambda faulty, well: mean(faulty("entropy")) < mean(well("entropy")) / 2,
-    "form": lambda faulty, well: (
-        faulty("reward")[-1] > 1 and faulty("right")[-1] < well("right")[-1] / 2
-    ),
-    "alike": lambda faulty, well: mean(faulty("zero_std")) == 1 and not any(faulty("grad_norm")),
-    "stale": lambda faulty, well: mean(faulty("approx_kl")) > 5 * mean(well("approx_kl")),
-    "kl_sign": lambda faulty, well: max(faulty("kl")) > 20 * max(well("kl")),
-}
-
-
-@functools.cache
-def short_run(name, seed):
-    """A function from a curve's name to its values."""
-    logged = curves.run(ALL[name], seed + SEED_SHIFT, f"{SMALL} {MORE.get(name, '')}")
-    return lambda curve: [value for _, value in curves.points(logged, curve)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_shows_its_sign(name, seed):
-    assert SIGNS[name](short_run(name, seed), short_run(ALL[name].beside, seed))

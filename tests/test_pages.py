@@ -1,4 +1,4 @@
-"""The pages: links, commands, flags, quoted lines, examples, and the numbers in prose."""
+"""The pages: links, commands, flags, quoted lines and examples."""
 
 import doctest
 import os
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import tyro
-from blocks import without_blocks
 from conftest import ROOT, script
 from launch import Launched
 from scripts import PATHS, code_diff
@@ -167,49 +166,3 @@ def test_every_command_runs(pretrained, tmp_path):
         file = next(word for word in command.split() if word in SMOKE)
         command = command.replace(file, f"{file} {SMOKE[file]} --output-dir {tmp_path}")
         subprocess.run(command, env=environment, shell=True, cwd=ROOT, check=True)
-
-
-# A number that comes from a run stands in a block that a program writes, in a doctest, or nowhere.
-# What may stand in the prose of a page: constants of formulas, defaults of flags, values of an
-# example, versions. Whoever adds one has read it on its page, and no run can make it false.
-CONSTANTS = {
-    README: "3.11",  # Python
-    # examples worked by hand, and the scripts' bounds
-    WALK: "0.5 0.25 0.75 1.5 0.8 0.01 0.012 0.9 1.28 1.25 1.06 1.013 0.99 0.1 1.2",
-    # the lesson's probabilities, rewards, ratios and advantages, all worked by hand or typed
-    "tests/learn/GRPO.md": "0.25 0.75 0.33 0.125 0.016 0.094 0.109 0.875 0.119 100.25 0.5 0.5774 "
-    "0.9 1.5 2.25 1.1 0.8 1.2 0.3 0.4 1.35 0.67 0.2 0.001 0.499",
-    EXAMPLES: "0.0 0.5 0.9 1.0",  # rewards, 1 − (3/4)^8, a judgment
-    # a temperature, rewards, γ, δ, the clip
-    "tests/learn/ANSWERS.md": "0.5 0.6 0.7 0.8 0.9 1.2",
-    # limits that we recommend; a fault's temperature and rewards
-    "tests/learn/CURVES.md": "0.05 0.0001 0.1 0.4 0.6 0.2 0.3 0.7",
-    "tests/learn/EXERCISES.md": "0.05 0.2 0.9",  # the usual line for p; rewards
-    "tests/benchmarks/RESULTS.md": "0.95",  # γ
-    # defaults and versions of libraries
-    "tests/learn/QUESTIONS.md": "1.16 0.01 0.5 0.98 0.95 0.001 1.2",
-    # worked by hand or in the section's doctest; λ, γ, β, KLs and probabilities that are assumed
-    "tests/learn/THEORY.md": "0.90 2.6 0.95 0.6 0.01 2.475 1.43 0.99 0.1 0.4 0.58 0.8 1.2 "
-    "2.04 2.36 1.6 0.42 0.492 1.46 0.3 0.0001 0.003 0.0002 0.04",
-    # examples worked by hand; bounds and defaults of flags
-    "tests/learn/VARIANTS.md": "0.06 1.19 1.21 2.1 0.001 0.002 0.1",
-}
-NO_PROSE = [
-    FENCED,
-    re.compile(r"(?<=\n\n)(?: {4,}.*\n)+"),  # a formula, indented
-    re.compile(r"\]\([^)\s]*\)|https?://\S+|arXiv:\d+\.\d+"),
-    re.compile(r"`[^`]*(?:--|python )[^`]*`"),  # a command or a flag
-]
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_no_number_in_prose_comes_from_a_run(name):
-    """Nor does CONSTANTS keep one that has left its page."""
-    prose = without_blocks(PAGES[name])
-    for pattern in NO_PROSE:
-        prose = pattern.sub(" ", prose)
-    decimals = re.findall(r"(?<![\w.])(?:\d+,)*\d+\.\d+(?!\w|\.\d)", prose)
-    assert {*decimals} == {*CONSTANTS.get(name, "").split()}, (
-        "A number from a run belongs in a block that a program writes, or in a doctest. Constants "
-        "of the page are listed in CONSTANTS."
-    )

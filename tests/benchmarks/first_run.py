@@ -73,8 +73,8 @@ def completions(rows):
     lines = [f"| step | eight completions of `{prompt}` | right |", "|-|-|-|"]
     for step in (min(steps), max(steps)):
         drawn = steps[step][:8]
-        texts = " ".join(f"`{row['completion']}`" + " ✓" * bool(row["reward"]) for row in drawn)
-        lines.append(f"| {step} | {texts} | {sum(row['reward'] for row in drawn):.0f} of 8 |")
+        texts = " ".join(f"`{row['completion']}`" + "\u00a0✓" * bool(row["reward"]) for row in drawn)
+        lines.append(f"| {step} | {texts} | {sum(row['reward'] for row in drawn):.0f}/8 |")
     return lines
 
 

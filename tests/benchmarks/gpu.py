@@ -1,11 +1,11 @@
-"""Is a GPU right, how fast is a training step on it, and how fast is TRL's?
+"""Is a GPU right, and how fast is a training step on it?
 
     python tests/benchmarks/gpu.py                      # an NVIDIA card; up to 10 minutes
-    timeout 240 python tests/benchmarks/gpu.py right    # or step, or trl: one part
+    timeout 240 python tests/benchmarks/gpu.py right    # or step: one part
 
 right compares log-probs and gradient of all five scripts with the CPU's. step measures a training
-step at the default flags and with others; trl the same step by TRL's GRPOTrainer, if it is
-installed. A measurement is printed and kept at once. If one fails, the exit status is 1.
+step at the default flags and with others. A measurement is printed and kept at once. If one fails,
+the exit status is 1.
 
 No hub is needed: the large model is a random one of Qwen2.5-0.5B's shape, with the tiny model's
 tokenizer. Its prompts have 56 to 170 tokens, so they are padded, as in a real run.
@@ -22,7 +22,6 @@ from functools import partial
 from unittest.mock import patch
 
 import bench
-import beside_trl
 import torch
 import transformers
 from torch.nn.utils import parameters_to_vector
@@ -46,8 +45,7 @@ def settings(**more):
 
 def random_qwen(device=DEVICE, **more):
     """A random model of Qwen2.5-0.5B's shape. A factor makes its distributions less flat, nearer to
-    a trained model's. It hardly ever draws the stop token: all trainers work on completions of the
-    same length."""
+    a trained model's. It hardly ever draws the stop token."""
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model("qwen2", **SHAPE | more, tie_word_embeddings=True)
     with torch.device(device):
@@ -152,21 +150,6 @@ def step():
     yield "16 rows, bf16", partial(our_step, micro_batch_size=16, bf16=True)
 
 
-def their_step(rows, **options):
-    """The second training step of TRL's trainer."""
-    with LARGE, patch.multiple(grpo_llm, **TASK):
-        args = settings(micro_batch_size=rows, beta=0.0)
-        _, spent = beside_trl.theirs(grpo_llm, args, 2, **options)
-    return speed(spent)
-
-
-def trl():
-    if beside_trl.WITH_TRL:
-        defaults = {"bf16": True, "gradient_checkpointing": True}
-        yield "TRL, its defaults, 8 rows per pass", partial(their_step, 8, **defaults)
-        yield "TRL, float32, no checkpoints, 16 rows", partial(their_step, 16)
-
-
 CHECKS = {"logprob_gap_max": "log-probs: largest difference, nats"}
 CHECKS |= {"gradient_error": "gradient: relative difference"}
 COLUMNS = {"s": "seconds", "rollout_s": "rollout", "train_minibatch_s": "training"}
@@ -174,7 +157,7 @@ COLUMNS |= {"completions_per_s": "completions per second", "reserved_GB": "GB"}
 
 
 def tables(runs):
-    """The largest error of each kind, and a row for each step, also of TRL's."""
+    """The largest error of each kind, and a row for each step."""
     checks = [run for run in runs.runs if "gradient_error" in run]
     steps = [run for run in runs.runs if "s" in run]
     errors = []
@@ -195,8 +178,8 @@ def main():
         sys.exit("There is no CUDA GPU here.")
     transformers.utils.logging.disable_progress_bar()
     runs, failed = bench.Kept("gpu", "transformers"), False
-    chosen = [part for part in (right, step, trl) if part.__name__ in sys.argv]
-    for row, function in (item for part in chosen or (right, step, trl) for item in part()):
+    chosen = [part for part in (right, step) if part.__name__ in sys.argv]
+    for row, function in (item for part in chosen or (right, step) for item in part()):
         gc.collect()
         torch.cuda.empty_cache()
         try:

