@@ -6,9 +6,11 @@ import bench
 import classic
 import gpu
 import methods
+import numpy as np
 import parity
 import pytest
 import real_model
+import stats
 import torch
 from conftest import ROOT, calls_of
 from launch import Launched
@@ -58,6 +60,14 @@ def test_the_rate_is_that_of_the_tuning_seeds(page):
             flags = methods.flags_of("GRPO", rate, seed)
             runs.add("GRPO", flags, {"eval/pass@1": [0.0, score]})
     assert methods.rate_of(runs, "GRPO") == 1e-3
+
+
+def test_interval_is_student_s():
+    """Of 16 numbers: t = 2.1314, from a table, times the standard error."""
+    spread = np.tile([-1.0, 1.0], 8)
+    low, high = stats.interval(3 + spread)
+    error = spread.std(ddof=1) / 4
+    assert [low, high] == pytest.approx([3 - 2.1314 * error, 3 + 2.1314 * error], abs=1e-3)
 
 
 @pytest.mark.slow

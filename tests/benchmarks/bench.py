@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,6 @@ for folder in ("tests/examples", "tests/learn", "tests", "."):
     sys.path.insert(0, str(ROOT / folder))
 
 import variants  # noqa: E402
-from blocks import write_block  # noqa: E402
 from scripts import LLM_SCRIPTS as LLM  # noqa: E402, F401
 from scripts import SCRIPTS  # noqa: E402
 
@@ -60,6 +60,17 @@ def with_footer(lines, runs):
     machines = dict.fromkeys(run["machine"] for run in runs)
     revisions = sorted({run["revision"] for run in runs})
     return [*lines, "", f"{'; '.join(machines)}; revision {', '.join(revisions)}"]
+
+
+def write_block(page, name, lines):
+    """Replace what stands on the page (a Path) from <!-- name --> to <!-- end -->."""
+    text = "\n".join([f"<!-- {name} -->", *lines, "<!-- end -->"])
+    written, count = re.subn(
+        f"<!-- {name} -->.*?<!-- end -->", lambda _: text, page.read_text(), flags=re.S
+    )
+    if count != 1:
+        raise ValueError(f"{page.name} has {count} blocks with the name {name}; it should have one")
+    page.write_text(written)
 
 
 def show(tables):

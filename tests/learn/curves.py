@@ -18,7 +18,6 @@ import tyro
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import bench
 import bugs
-from blocks import write_block
 from scripts import LLM_SCRIPTS, ROOT, source
 
 import grpo_llm
@@ -179,11 +178,11 @@ def healthy_rows(runs):
 def write_tables(page, runs):
     """Write both tables into the page."""
     header = ["", "first tenth", "last tenth", "largest"]
-    write_block(page, "healthy", bench.table(header, healthy_rows(runs)))
+    bench.write_block(page, "healthy", bench.table(header, healthy_rows(runs)))
     columns = COLUMNS.split()
     names = [name for name in ALL if name not in LONG]
     rows = [(name, *(cell(runs, name, curve) for curve in columns)) for name in names]
-    write_block(page, "faults", bench.table(["", *columns], rows))
+    bench.write_block(page, "faults", bench.table(["", *columns], rows))
 
 
 def draw(runs, name):

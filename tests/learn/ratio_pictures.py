@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 HERE = Path(__file__).parent
-for folder in ("tests", "."):
+for folder in ("tests/benchmarks", "."):
     sys.path.insert(0, str(HERE.parents[1] / folder))
 from pictures import COLORS, WORDS, figure  # noqa: E402
 

@@ -212,7 +212,7 @@ def main(picture: str = "", output_dir: str = "runs") -> Path:
     path.write_text(Path(__file__).with_suffix(".html").read_text().replace("/*DATA*/null", data))
     if picture:
         command = ["chromium-headless-shell", "--headless", "--no-sandbox", "--hide-scrollbars"]
-        command += ["--window-size=1180,304", "--force-device-scale-factor=1.5"]
+        command += ["--window-size=830,590", "--force-device-scale-factor=2"]
         command += [f"--screenshot={picture}", f"{path.as_uri()}#{page['epoch']}-picture"]
         subprocess.run(command, check=True, timeout=100)
         few = Image.open(picture).convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE)
