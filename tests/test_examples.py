@@ -1,18 +1,14 @@
 """The tasks of examples/: what their verifiers reward, and that each one checks itself."""
 
 import json
-import os
 import re
 import runpy
-import select
 import textwrap
 
 import pytest
 from conftest import ROOT, script
 
 EXAMPLES = ROOT / "tests/examples"
-F = "def f(x):\n    return x + 2"
-TESTS = ["f(1) == 3", "f(7) == 9"]
 # File: rows of an answer, a reward, and completions that earn it, with ~ between them.
 CASES = {
     "dates": [
@@ -30,12 +26,6 @@ CASES = {
     "gsm8k": [
         ("1234", 1, "#### 1,234~It is 5. ####1234.00\n~#### 7\n#### 1234"),
         ("1234", 0, "1234~#### 1234 apples~#### 1234.5~####~~#### nan~#### 1234 or 5~#### 9**9"),
-    ],
-    "functions": [
-        (TESTS, 1, f"{F}~Here it is:\n```python\n{F}\n```\nIt adds two.~f = lambda x: x + 2"),
-        (TESTS, 0, f"~def f(x): return 3~{F}\nexit()~{F}\nimport os; os._exit(0)~print(0)~é\0"),
-        (TESTS, 0, f"assert = 1~{F}\ninput()~\ud800"),
-        (TESTS, 1, f"{F}\n#{'x' * 200_000}"),  # more than Linux takes as an argument
     ],
 }
 
@@ -55,36 +45,6 @@ def test_right_and_wrong_completions(name):
             assert verify(completion, answer) == reward, (completion, answer)
 
 
-# A program that starts another one, which holds a pipe open for as long as it is alive.
-PARENT = """
-import os, time
-pipe = open({pipe!r}, "w")
-if os.fork() == 0:
-    time.sleep(60)
-    os._exit(0)
-open("left behind", "w")
-"""
-ENDS = {"": 1, "while True: print('x' * 10**6)": 0}
-
-
-@pytest.mark.parametrize("end", ENDS)
-def test_of_a_program_only_the_reward_stays(end, tmp_path, monkeypatch):
-    """No process, no file, nothing that it has printed; if it passes, and if it is stopped."""
-    functions, pipe = script("functions"), str(tmp_path / "pipe")
-    monkeypatch.setattr(functions, "SECONDS", 2 if "while" in end else 30)
-    monkeypatch.chdir(tmp_path)
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    writer = os.open(pipe, os.O_WRONLY)
-    assert functions.verify(f"{F}\n{PARENT.format(pipe=pipe)}\n{end}", TESTS) == ENDS[end]
-    os.close(writer)
-    poll = select.poll()
-    poll.register(reader, select.POLLHUP)
-    assert poll.poll(10_000), "a process holds the pipe open"
-    os.close(reader)
-    assert os.listdir() == ["pipe"]
-
-
 def rows(start):
     """Rows as GSM8K writes them."""
     for i in range(start, start + 40):
@@ -97,7 +57,7 @@ def test_each_task_checks_itself_and_can_be_trained_on(name, tmp_path):
     for split, start in (("train", 990), ("test", 2000)):
         (tmp_path / f"{split}.jsonl").write_text("".join(rows(start)))
     if name in CASES:
-        source = (EXAMPLES / f"{name}.py").read_text().replace("SECONDS = 5", "SECONDS = 2")
+        source = (EXAMPLES / f"{name}.py").read_text()
     else:
         (source,), (lines,) = blocks("def verify"), blocks("solved")
         if name == "conversations":
