@@ -63,7 +63,7 @@ def test_each_task_checks_itself_and_can_be_trained_on(name, tmp_path):
         if name == "conversations":
             end = "        problems.append("
             source = source.replace(end, textwrap.indent(lines, 8 * " ") + end)
-    path = tmp_path / f"my_{name}.py"  # as the names of the examples are taken
+    path = tmp_path / f"{name}.py"
     path.write_text(source)
     task = runpy.run_path(str(path), run_name="__main__")
     grpo = script("grpo_llm")

@@ -36,12 +36,12 @@ def run_task(tmp_path, monkeypatch):
     """Call it with a task's source, if there is to be such a file: a run of one step."""
     monkeypatch.setattr(sys, "path", [*sys.path])
 
-    def run(source, name="a_task_of_ones_own.py", **flags):
-        monkeypatch.delitem(sys.modules, "a_task_of_ones_own", raising=False)
+    def run(source, **flags):
+        path = tmp_path / "json.py"  # a name that is taken
         if source is not None:
-            (tmp_path / name).write_text(source)
+            path.write_text(source)
         small = {"steps": 1, "prompts_per_step": 4, "max_new_tokens": 4, "eval_problems": 8}
-        small |= {"task": str(tmp_path / name), "output_dir": str(tmp_path / "runs")}
+        small |= {"task": str(path), "output_dir": str(tmp_path / "runs")}
         return grpo.main(grpo.Args(**small | flags))
 
     return run
@@ -60,7 +60,6 @@ def test_a_task_file_may_yield_its_problems_and_import_its_neighbour(run_task, t
 # Of each: the task's source, the flags, and what the line must name
 MISTAKES = {
     "no file": (None, {}, "--task"),
-    "a name that is taken": (task(), {"name": "grpo_llm.py"}, "--task"),
     "no verify": (task().partition("def verify")[0], {}, "verify"),
     "no load_problems": ("def verify" + task().partition("def verify")[2], {}, "load_problems"),
     "no return": (task("None"), {}, "--task"),
@@ -161,7 +160,7 @@ NEGATIVE = ["beta", "clip_high", "steps", "warmup_steps", "seed", "overlong_toke
 ZERO = ["num_minibatches", "update_epochs", "prompts_per_step", "learning_rate", "max_grad_norm"]
 ZERO += ["temperature", "max_new_tokens", "micro_batch_size", "eval_every", "eval_problems"]
 WRONG = [*((flag, -1) for flag in NEGATIVE), *((flag, 0) for flag in ZERO), ("group_size", 1)]
-WRONG += [("device", "gpu"), ("device", "cuda")]
+WRONG += [("device", "gpu"), ("device", "cuda"), ("beta", float("nan"))]
 WRONG += [("prompts_per_step", 30)]  # 4 · 7.5
 
 

@@ -71,15 +71,15 @@ def test_same_seed_same_run(short_run, monkeypatch):
 
 def test_scores_are_means_and_all_completions_are_kept(short_run, monkeypatch, tmp_path, capsys):
     """pass@1 is of all samples, pass@8 of each problem's best; the best and the worst are shown.
-    No more problems are asked at once than in training. --steps 0 saves nothing. The shell leaves
-    the ~ of --output-dir=~/runs as it is."""
+    Not more completions are drawn at once than in training. --steps 0 saves nothing. The shell
+    leaves the ~ of --output-dir=~/runs as it is."""
     monkeypatch.setenv("HOME", str(tmp_path))
     set_task(monkeypatch, grpo, by_text)
     rollouts = calls_of(monkeypatch, grpo, "rollout")
     result = grpo.main(grpo.Args(**short_run | {"steps": 0, "output_dir": "~/runs"}))
     folder = Path(result["folder"])
     assert folder.parent == tmp_path / "runs" and not list(folder.glob("step-*"))
-    assert [(len(inputs[3]), inputs[4]) for inputs, _ in rollouts] == [(4, 8)] * 2
+    assert [(len(inputs[3]), inputs[4]) for inputs, _ in rollouts] == [(2, 8)] * 4
     rows = [json.loads(line) for line in (folder / "completions.jsonl").read_text().splitlines()]
     rewards = [by_text(row["completion"], "") for row in rows]
     assert [(row["step"], row["reward"]) for row in rows] == [(0, reward) for reward in rewards]

@@ -27,8 +27,8 @@ BUGS = {
     ),
     "equal_rewards": (
         "grpo_llm",
-        "    rewards = rewards - rewards[:, :1]  # so that equal rewards, also after rounding, give"
-        " exactly 0\n",
+        "    rewards = rewards - rewards[:, :1]  # changes no A, but equal rewards now give exactly"
+        " 0\n",
         "",
     ),
     "stop_token": (
