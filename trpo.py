@@ -67,6 +67,15 @@ class Args:
     seed: int = 1  # the same seed gives the same run, on the same machine
     output_dir: str = "runs"  # each run makes its own folder in here, for its logs and agent.pt
 
+    def __post_init__(self):
+        may_be_0 = ["damping", "gae_lambda", "gamma", "seed"]
+        for name, value in vars(self).items():
+            if type(value) in (int, float) and not (value > 0 or value == 0 and name in may_be_0):
+                bound = "0 or more" if name in may_be_0 else "above 0"
+                sys.exit(f"--{name.replace('_', '-')} {value}: must be {bound}")
+        if max(self.gamma, self.gae_lambda) > 1:
+            sys.exit("--gamma, --gae-lambda: must be at most 1")
+
 
 # -------------------------------------------------------------------------------------- Algorithm
 def compute_advantages(rollout, values, next_values, args):
@@ -158,10 +167,6 @@ def trust_region_step(agent, batch, args):
 
 def main(args):
     """A run from top to bottom. Returns its last mean return, and where the agent is saved."""
-    may_be_0 = ["damping", "gae_lambda", "gamma", "seed"]
-    for flag, value in vars(args).items():
-        if type(value) in (int, float) and not (value > 0 or value == 0 and flag in may_be_0):
-            sys.exit(f"--{flag.replace('_', '-')} {value}: must be larger")
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)  # more would only slow down networks this small
     envs = vector.RecordEpisodeStatistics(make_envs(args.env_id, args.num_envs), stats_key="total")

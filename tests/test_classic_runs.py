@@ -211,15 +211,20 @@ def test_a_run_that_meets_nan_stops_and_keeps_a_finite_agent(name, run, tmp_path
 
 FLAGS = [("trpo", flag, 0) for flag in ("max_kl", "cg_steps", "num_steps", "total_timesteps")]
 FLAGS += [("ppo", flag, 0) for flag in ("clip_coef", "update_epochs", "num_envs", "learning_rate")]
-FLAGS += [("ppo", "beta", -1.0), ("ppo", "max_grad_norm", -1.0), ("reinforce", "gamma", -0.1)]
+FLAGS += [
+    ("ppo", "beta", -1.0),
+    ("ppo", "max_grad_norm", -1.0),
+    ("reinforce", "gamma", -0.1),
+    ("ppo", "gamma", 1.1),
+]
 FLAGS += [("actor_critic", "learning_rate", np.nan)]
 FLAGS += [("ppo", "env_id", "CartPoll-v1"), ("actor_critic", "env_id", "nowhere:X-v0")]
 
 
 @pytest.mark.parametrize("name,flag,value", FLAGS)
 def test_a_bad_flag_ends_in_one_line(name, flag, value):
-    line = refused(script(name).main, script(name).Args(**{flag: value}))
-    assert line.startswith(f"--{flag.replace('_', '-')} {value}: ")
+    line = refused(lambda: script(name).main(script(name).Args(**{flag: value})))
+    assert line.startswith(f"--{flag.replace('_', '-')}")
 
 
 @pytest.mark.parametrize("space", [Box(-1, 1, ()), MultiDiscrete([2, 2]), None], ids=str)
