@@ -196,7 +196,7 @@ def main(args):
                 "next_obs": next_obs,  # also after a last step: the reset comes a step later
                 "actions": actions,  # (N,) or (N, A)
                 "rewards": rewards.astype(np.float32),  # (N,), like all below
-                "earned": earned,  # discounted sum so far, as in gymnasium's NormalizeReward
+                "earned": earned,  # discounted sum so far, whose std will scale the rewards
                 "terminated": terminated.astype(bool),  # no reward could follow
                 "done": done,  # terminated, or cut off by a time limit
                 "real": real,  # False after `done`: there gymnasium only resets
@@ -259,7 +259,7 @@ class RunningNorm(nn.Module):
     def __init__(self, size):
         super().__init__()
         guess = torch.tensor([[1.0], [0.0], [1.0]]).double()  # sums of 1, x and x² over one row
-        self.register_buffer("sums", 1e-12 * guess.repeat(1, size))
+        self.register_buffer("sums", 1e-12 * guess.repeat(1, size))  # so std() is 1 at first
 
     def update(self, x):
         x = x.double()
