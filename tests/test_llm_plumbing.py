@@ -21,7 +21,7 @@ def test_a_sum_must_stand_at_the_end_behind_a_hash(reward, completions):
     assert {grpo.verify(completion, "16") for completion in completions.split("~")} == {reward}
 
 
-def task(problems="[(f'{split} {i}', i) for i in range(20)]", reward="1.0"):
+def task(problems="[(f'{len(split)}{i}', i) for i in range(20)]", reward="1.0"):
     return f"""
 def load_problems(split):
     return {problems}
@@ -50,7 +50,7 @@ def run_task(tmp_path, monkeypatch):
 def test_a_task_file_may_yield_its_problems_and_import_its_neighbour(run_task, tmp_path):
     """Its answers reach the verifier as they are."""
     (tmp_path / "beside_the_task.py").write_text("HALF = 0.5\n")
-    problems = "([f'{split} {i}', {(1, 2): i}] for i in range(20))"
+    problems = "([f'{len(split)}{i}', {(1, 2): i}] for i in range(20))"
     source = "from beside_the_task import HALF\n" + task(problems, "HALF * ((1, 2) in answer)")
     result = run_task(source)
     assert result["eval/pass@1"] == 0.5
@@ -66,6 +66,7 @@ MISTAKES = {
     "dicts": (task("[{'prompt': '1', 'answer': 2}] * 9"), {}, "load_problems"),
     "three columns": (task("[('1', 2, 3)] * 9"), {}, "load_problems"),
     "an empty prompt": (task("[('', 2)] * 9"), {}, "load_problems"),
+    "a prompt that the tiny model cannot read": (task("[(split, 1)] * 9"), {}, "--model"),
     "no content": (task("[([{'role': 'user', 'text': '1'}], 2)] * 9"), {}, "content"),
     "one list for both splits": (task("[(f'{i}', i) for i in range(20)]"), {}, "only in train"),
     "no test split": (task("[(f'{i}', i) for i in range(20) if split == 'train']"), {}, "test"),
