@@ -26,12 +26,12 @@ PICTURE = RESULTS / "nine.png"
 SEEDS = 1, 2, 3
 LOG = {  # a name in the log: what to look for
     "reward": "should rise",
-    "eval/pass@1": "share right on new questions; flat while `reward` rises: learned by heart",
+    "eval/pass@1": "share right on new questions; if flat while `reward` rises, it learns by heart",
     "frac_reward_zero_std": "groups whose A are all 0; near 1, questions are too hard or easy",
     "approx_kl": "distance from π_old per token; falls with the learning rate; above 0.05, cut it",
     "clipfrac": "tokens stopped by the clip; above 0.1, the steps are too large",
     "completions/clipped_ratio": "not the clip: completions cut off at `--max-new-tokens`",
-    "entropy": "mean −log π of the tokens; near 0 early, completions are alike",
+    "entropy": "mean −log π of the tokens; if near 0 early, completions are alike",
     "kl": "distance from π_ref per token; above 2, the initial model would hardly write this",
 }
 
@@ -57,15 +57,11 @@ def run(script, seed, *flags):
 
 # --------------------------------------------------------------------------------------- Blocks
 def completions(rows):
-    """A table: first and last evaluation of one question, the first of five terms or more that goes
-    from one right completion of eight to seven or eight."""
+    """A table: first and last evaluation of the first question of five terms or more."""
     questions = defaultdict(lambda: defaultdict(list))  # prompt → step → completions
     for row in rows:
         questions[row["prompt"]][row["step"]].append(row)
-    for prompt, steps in questions.items():
-        first, *_, last = [sum(row["reward"] for row in steps[step][:8]) for step in steps]
-        if prompt.count("+") >= 4 and first == 1 and last >= 7:
-            break
+    prompt, steps = next(item for item in questions.items() if item[0].count("+") >= 4)
     lines = [f"| step | eight completions of `{prompt}` | right |", "|-|-|-|"]
     for step in (min(steps), max(steps)):
         drawn = steps[step][:8]
