@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 # the same tests on every machine; tests/benchmarks/gpu.py is for GPUs
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
-for room in (".", "tests/benchmarks", "tests/examples", "tests/learn"):
-    sys.path.insert(0, str(ROOT / room))
-
 SEED_SHIFT = int(os.environ.get("SEED_SHIFT", 0))  # see tests/README.md
 if SEED_SHIFT:
     manual_seed = torch.manual_seed

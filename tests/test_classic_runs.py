@@ -239,5 +239,5 @@ def test_an_environment_in_the_current_folder_and_its_neighbour(tmp_path):
     for name, text in (("mine", "import neighbour"), ("neighbour", "import classic_envs")):
         (tmp_path / f"{name}.py").write_text(text)
     command = [sys.executable, ROOT / "ppo.py", "--env-id", "mine:Diary-v0", "--output-dir", "runs"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests/helpers")}
     subprocess.run([*command, "--total-timesteps", "1"], cwd=tmp_path, env=environment, check=True)

@@ -121,7 +121,7 @@ def draw_weights():
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "pictures"
     for name, draw in {"clip": draw_clip, "weights": draw_weights}.items():
         picture = io.BytesIO()
         draw().savefig(picture)

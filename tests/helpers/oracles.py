@@ -65,7 +65,7 @@ ORACLES = {
 def expected(name, logprobs, old, advantages, mask, args, ref=None):
     """Of each token, (B, T): its weight; its objective (with a reference β k3 less) and the
     objective's derivative by log π; whether the clip changes it; r, and s of its completion."""
-    assert name in ORACLES, f"write {name} as plain loops in ORACLES, tests/oracles.py"
+    assert name in ORACLES, f"write {name} as plain loops in ORACLES, tests/helpers/oracles.py"
     oracle, lengths = ORACLES[name], mask.sum(1).int().tolist()
     free = {"clip_low": 1.0, "clip_high": math.inf}  # bounds that no ratio reaches
     free = replace(args, **{bound: x for bound, x in free.items() if hasattr(args, bound)})
