@@ -113,7 +113,7 @@ def main(args):
                 "next_obs": next_obs,  # also after a last step: the reset comes a step later
                 "actions": actions,  # (N,) or (N, A)
                 "rewards": rewards.astype(np.float32),  # (N,), like all below
-                "earned": earned,  # discounted sum so far, whose std will scale the rewards
+                "earned": earned,  # discounted sum, as in NormalizeReward: its std scales rewards
                 "terminated": terminated.astype(bool),  # no reward could follow
                 "done": done,  # terminated, or cut off by a time limit
                 "real": real,  # False after `done`: there gymnasium only resets
@@ -134,6 +134,7 @@ def main(args):
         rollout |= {"advantages": advantages, "targets": targets}
         batch = {key: column[rollout["real"]] for key, column in rollout.items()}  # (B, …)
         # While V is too low everywhere, every action looks good, so the mean goes: a small bias.
+        # (Many also divide by the std, which blows up a good policy's small advantages.)
         batch["advantages"] -= batch["advantages"].mean()
 
         # -------------------------------------------------------------------------------- Update

@@ -74,6 +74,8 @@ class Args:
             if type(value) in (int, float) and not (value > 0 or value == 0 and name in may_be_0):
                 bound = "0 or more" if name in may_be_0 else "above 0"
                 sys.exit(f"--{name.replace('_', '-')} {value}: must be {bound}")
+        if self.kl_target > 0 and self.beta == 0:
+            sys.exit("--kl-target: needs a --beta above 0, which it doubles or halves")
         if max(self.gamma, self.gae_lambda) > 1:
             sys.exit("--gamma, --gae-lambda: must be at most 1")
 
@@ -83,10 +85,10 @@ def compute_advantages(rollout, values, next_values, args):
     """GAE(γ, λ) and the critic's targets, V + GAE: all (T, N). No reward follows a termination. An
     episode that a time limit or the rollout's end cut off would have gone on, and V(s_{t+1}) stands
     in for the rest of it."""
-    delta = rollout["rewards"] + args.gamma * next_values * ~rollout["terminated"] - values
+    td_error = rollout["rewards"] + args.gamma * next_values * ~rollout["terminated"] - values
     decay = args.gamma * args.gae_lambda
-    advantages = delta.clone()
-    for t in reversed(range(len(delta) - 1)):  # at `done` the sum stops
+    advantages = td_error.clone()
+    for t in reversed(range(len(td_error) - 1)):  # at `done` the sum stops
         advantages[t] += decay * advantages[t + 1] * ~rollout["done"][t]
     return advantages, values + advantages
 
@@ -138,7 +140,7 @@ def main(args):
                 "next_obs": next_obs,  # also after a last step: the reset comes a step later
                 "actions": actions,  # (N,) or (N, A)
                 "rewards": rewards.astype(np.float32),  # (N,), like all below
-                "earned": earned,  # discounted sum so far, whose std will scale the rewards
+                "earned": earned,  # discounted sum, as in NormalizeReward: its std scales rewards
                 "terminated": terminated.astype(bool),  # no reward could follow
                 "done": done,  # terminated, or cut off by a time limit
                 "real": real,  # False after `done`: there gymnasium only resets

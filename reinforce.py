@@ -124,7 +124,7 @@ def main(args):
                 "next_obs": next_obs,  # also after a last step: the reset comes a step later
                 "actions": actions,  # (N,) or (N, A)
                 "rewards": rewards.astype(np.float32),  # (N,), like all below
-                "earned": earned,  # discounted sum so far, whose std will scale the rewards
+                "earned": earned,  # discounted sum, as in NormalizeReward: its std scales rewards
                 "terminated": terminated.astype(bool),  # no reward could follow
                 "done": done,  # terminated, or cut off by a time limit
                 "real": real,  # False after the episode, while others still play

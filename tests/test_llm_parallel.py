@@ -73,7 +73,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("parallel")
     one = run(partial(make_runs, folder))
     first, second = side_by_side(partial(make_runs, folder))
-    rewards = [re.findall("step 1 of 1: .*", process.stdout) for process in (one, first)]
+    rewards = [re.findall(r"step 1 of 1: reward \S+", process.stdout) for process in (one, first)]
     assert rewards[0][:5] == rewards[1][:5] and len({*rewards[0]}) > 1
     for line in ("Args(", "step 0: eval/pass@1", "step 1: eval/pass@1", "model and logs in"):
         assert first.stdout.count(line) == len(LLM_SCRIPTS) + 1
