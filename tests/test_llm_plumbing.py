@@ -68,11 +68,12 @@ MISTAKES = {
     "an empty prompt": (task("[('', 2)] * 9"), {}, "load_problems"),
     "a prompt that the tiny model cannot read": (task("[(split, 1)] * 9"), {}, "--model"),
     "no content": (task("[([{'role': 'user', 'text': '1'}], 2)] * 9"), {}, "content"),
-    "one list for both splits": (task("[(f'{i}', i) for i in range(20)]"), {}, "only in train"),
+    "one list for both splits": (task("[(f'{i}', i) for i in range(20)]"), {}, "not in test"),
     "no test split": (task("[(f'{i}', i) for i in range(20) if split == 'train']"), {}, "test"),
     "too few": (task(), {"prompts_per_step": 24}, "--prompts-per-step"),
     "a text": (task(reward="'right'"), {}, "verify("),
     "no reward": (task(reward="None"), {}, "verify("),
+    "an exception": (task(reward="{}[answer]"), {}, "KeyError"),
     "NaN": (task(reward="float('nan')"), {}, "verify("),
     "infinite": (task(reward="-float('inf')"), {}, "verify("),
 }
