@@ -159,7 +159,7 @@ def test_every_command_runs(pretrained, tmp_path):
     environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
     for command in TRAINING:
         command = re.sub(r"(?:Qwen|HuggingFaceTB)/\S+", pretrained, command)
-        command = command.replace("--steps 25", "--steps 2")
+        command = command.replace("--steps 12", "--steps 2")
         file = next(word for word in command.split() if word in SMOKE)
         command = command.replace(file, f"{file} {SMOKE[file]} --output-dir {tmp_path}")
         subprocess.run(command, env=environment, shell=True, cwd=ROOT, check=True)
