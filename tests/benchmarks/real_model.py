@@ -3,7 +3,8 @@
     python tests/benchmarks/real_model.py --task dates --scripts grpo_llm --seeds 1 --bf16
     python tests/benchmarks/real_model.py --task products --steps 12   # all five, three seeds
 
-A run of 25 rollouts takes about a quarter of an hour of one core. A GPU with 80 GB has room for --jobs 10.
+A run of 25 rollouts takes about a quarter of an hour of one core. A GPU with 80 GB has room for
+--jobs 10.
 
 Each rollout has 64 completions. DAPO, which redraws groups, has two fifths as many rollouts, of up
 to four times 64. The learning rate is that of an earlier run of GRPO, so the table does not say
