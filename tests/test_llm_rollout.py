@@ -140,3 +140,15 @@ def test_what_the_model_reads_and_the_verifier_does_not(pretrained):
     tokenizer.chat_template = None
     assert read("3+8 {A}:") == ["<s>3+8 {A}:"]
     assert "--model" in refused(read, chat)
+
+
+@pytest.mark.parametrize("name", ["max_position_embeddings", "original_max_position_embeddings"])
+def test_prompts_beyond_the_models_longest_are_refused(name):
+    """Frequencies that change there (longrope) would change log π of the batch's other rows."""
+    args = grpo.Args(max_new_tokens=4)
+    model, tokenizer = grpo.load_model(args)
+    setattr(model.config, name, 9)
+    inputs = model, tokenizer, lambda *_: 0
+    grpo.rollout(*inputs, [("1+2+3", ""), ("1", "")], 1, args)
+    line = refused(grpo.rollout, *inputs, [("1+2+3=", ""), ("1", "")], 1, args)
+    assert "--max-new-tokens" in line and "10" in line
