@@ -217,7 +217,7 @@ FLAGS += [
     ("reinforce", "gamma", -0.1),
     ("ppo", "gamma", 1.1),
 ]
-FLAGS += [("actor_critic", "learning_rate", np.nan)]
+FLAGS += [("actor_critic", "learning_rate", np.nan), ("ppo", "kl_target", 0.01)]
 FLAGS += [("ppo", "env_id", "CartPoll-v1"), ("actor_critic", "env_id", "nowhere:X-v0")]
 
 
