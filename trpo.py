@@ -217,7 +217,6 @@ def main(args):
         rollout |= {"advantages": advantages, "targets": targets}
         batch = {key: column[rollout["real"]] for key, column in rollout.items()}  # (B, …)
         # While V is too low everywhere, every action looks good, so the mean goes: a small bias.
-        # (Many also divide by the std, which blows up a good policy's small advantages.)
         batch["advantages"] -= batch["advantages"].mean()
 
         # -------------------------------------------------------------------------------- Update

@@ -27,8 +27,8 @@ BUGS = {
     ),
     "equal_rewards": (
         "grpo_llm",
-        "    rewards = rewards - rewards[:, :1]  # changes no A, but equal rewards now give exactly"
-        " 0\n",
+        "    rewards = rewards - rewards[:, :1]  # no A changes, but equal rewards give 0 despite"
+        " rounding\n",
         "",
     ),
     "stop_token": (
